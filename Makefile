@@ -1,0 +1,64 @@
+# The project's verbs, the same here and in CI. `make` alone lists them.
+# Nothing is assumed but Python 3.11 with venv, make and git: `setup` makes .venv, and every verb that needs it asks for it.
+
+VENV  := .venv/bin
+PY    := $(VENV)/python
+KILLS ?= 200
+QUICKSTART_OUT := out/quickstart
+EXAMPLES := examples/quickstart
+
+# One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
+FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model"
+SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -m "ray or model"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-fast lint format crds crash mutants bench docs
+
+help: ## list these verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv with all that is needed (quick when nothing changed)
+	@scripts/setup
+
+quickstart: setup ## train a private adapter on two local workers, and say how to load it
+	@if [ -e $(QUICKSTART_OUT) ]; then \
+	  kept=$(QUICKSTART_OUT).$$(date +%Y%m%d-%H%M%S); \
+	  mv $(QUICKSTART_OUT) $$kept; \
+	  echo "an earlier run's ledger and adapter are kept in $$kept"; \
+	fi
+	$(PY) $(EXAMPLES)/make_data.py
+	$(VENV)/tensafe run $(EXAMPLES)/job.yaml --output-dir $(QUICKSTART_OUT)
+
+test: setup lint ## lint, then every test: the fast ones first, then those with Ray or a real model
+	$(FAST)
+	$(SLOW)
+
+test-fast: setup ## the tests that need neither Ray nor a real model
+	$(FAST)
+
+lint: setup ## check style, types, layers, and that the generated CRDs are current
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+	$(PY) -m tensafe_api.crd --check
+
+format: setup ## bring the code into the project's form
+	$(VENV)/ruff check --fix .
+	$(VENV)/ruff format .
+
+crds: setup ## write crds/*.yaml from the models in tensafe_api
+	$(PY) -m tensafe_api.crd
+
+crash: setup ## kill -9 at random moments, KILLS=200 times: epsilon must never fall
+	TENSAFE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(PY) -m pytest tests/trainer_image/crash --timeout 0
+
+mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must turn red
+	$(PY) tests/mutants/run.py
+
+bench: setup ## measure accuracy, time and memory beside Opacus (needs SST-2: see benchmarks/README.md)
+	$(PY) -m benchmarks.accuracy
+	$(PY) -m benchmarks.step
+
+docs: setup ## write the pages that are generated from the code
+	$(PY) docs/generate.py

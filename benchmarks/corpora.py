@@ -1,0 +1,75 @@
+"""The labelled texts that the benchmarks train and test on, as plain Python values and as token tensors.
+
+What comes in: SST-2 as two-column files, or any jsonl file with ``text`` and ``label``. What goes out: ``Examples``,
+and ``TensorDataset`` objects of a fixed width. Both sides of a comparison read through here, so that they
+see the same rows in the same order with the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+from transformers import PreTrainedTokenizerBase
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class CorpusMissing(FileNotFoundError):
+    """A data set that is no part of the project is not on this machine; the message says where it was looked for."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled texts; ``labels[i]`` is the class number, from 0, of ``texts[i]``."""
+
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def data_root() -> Path:
+    """The folder that holds ``sst2/``: the environment's ``TENSAFE_DATA``, else ``../shared/data`` beside the clone."""
+    return Path(os.environ.get("TENSAFE_DATA") or ROOT.parent / "shared" / "data")
+
+
+def sst2(split: str) -> Examples:
+    """SST-2's ``train`` (6,920 rows), ``dev`` (872) or ``test`` (1,821).
+
+    The files are ``text<TAB>label`` with no header and no quoting: quotation marks in them are text, so they are
+    split by hand rather than read as csv.
+
+    Raises:
+        CorpusMissing: the file is not there.
+    """
+    path = data_root() / "sst2" / f"{split}.tsv"
+    if not path.is_file():
+        raise CorpusMissing(f"{path} is not there: put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA.")
+    rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return Examples(tuple(text for text, _ in rows), tuple(int(label) for _, label in rows))
+
+
+def jsonl(path: Path, label_names: tuple[str, ...]) -> Examples:
+    """A jsonl file with the string fields ``text`` and ``label``; a label's number is its place in ``label_names``.
+
+    Raises:
+        CorpusMissing: the file is not there.
+    """
+    if not path.is_file():
+        raise CorpusMissing(f"{path} is not there: run the make_data.py beside it first.")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Examples(tuple(row["text"] for row in rows), tuple(label_names.index(row["label"]) for row in rows))
+
+
+def tokens(examples: Examples, tokenizer: PreTrainedTokenizerBase, max_length: int) -> TensorDataset:
+    """``(input_ids, attention_mask, label)``, int64, rows padded or cut to ``max_length`` tokens."""
+    encoded = tokenizer(
+        list(examples.texts), padding="max_length", truncation=True, max_length=max_length, return_tensors="pt"
+    )
+    return TensorDataset(encoded["input_ids"], encoded["attention_mask"], torch.tensor(examples.labels))

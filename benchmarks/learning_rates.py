@@ -1,0 +1,110 @@
+"""Accuracy over learning rates, under the quickstart's own privacy settings: how its learning rate was chosen.
+
+What comes in: ``examples/quickstart/job.yaml`` (noise, steps, batch, clip, adapter), changed by ``--set`` as for
+``tensafe run``. What goes out: public evaluation accuracy for each rate and seed; ``docs/choosing-hyperparameters.md``
+quotes them. Opacus trains, in one process, so that a sweep needs neither Ray nor a ledger; the notes are invented, so
+looking at many runs spends nobody's budget.
+
+The layers below the adapter never change. Their outputs are computed once, which makes each further run about three
+times as fast and changes no figure but by rounding.
+
+    .venv/bin/python -m benchmarks.learning_rates --rates 5e-3 1e-2 2e-2 5e-2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks import corpora, minilm
+from benchmarks.peers.opacus_trainer import Settings, train
+from tensafe_api.manifest import load_manifest
+from tensafe_api.resolve import resolve
+from tensafe_api.resources.values import number
+
+EXAMPLE = corpora.ROOT / "examples" / "quickstart"
+
+
+class Remembered(nn.Module):
+    """In place of the embeddings and the frozen layers: gives back what they made of a row, by the row's number."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, input_ids: Tensor, **_: object) -> Tensor:
+        """``input_ids`` holds the row's number in its first column; gives ``[rows, tokens, width]``."""
+        return self.hidden[input_ids[:, 0]]
+
+
+@torch.inference_mode()
+def frozen_outputs(rows: TensorDataset, layers: int) -> Tensor:
+    """What the first ``layers`` layers make of every row, fp32 ``[rows, tokens, width]``."""
+    model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=0).eval()
+    encoder = model.get_base_model().bert
+    encoder.encoder.layer = encoder.encoder.layer[:layers]
+    outputs = [encoder(input_ids=ids, attention_mask=mask)[0] for ids, mask, _ in DataLoader(rows, batch_size=128)]
+    return torch.cat(outputs).clone()
+
+
+def numbered(rows: TensorDataset, start: int) -> TensorDataset:
+    """``rows`` with their numbers, from ``start``, in place of their tokens."""
+    ids, mask, labels = rows.tensors
+    numbers = torch.zeros_like(ids)
+    numbers[:, 0] = torch.arange(start, start + len(ids))
+    return TensorDataset(numbers, mask, labels)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; one line for each rate and seed."""
+    parser = argparse.ArgumentParser(description="Accuracy over learning rates on the quickstart's notes, by Opacus.")
+    parser.add_argument("--rates", type=float, nargs="+", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+
+    job, plan = resolve(load_manifest(EXAMPLE / "job.yaml", options.overrides))
+    spec = job.spec
+    if spec.training.schedule != "Linear":
+        parser.error("spec.training.schedule: the sweep knows only Linear")
+    names = spec.model.label_names
+    tokenizer = minilm.load_tokenizer()
+    train_rows, eval_rows = (
+        corpora.tokens(corpora.jsonl(EXAMPLE / uri, names), tokenizer, spec.training.max_length)
+        for uri in (spec.dataset.uri, spec.evaluation.uri)
+    )
+    adapter = minilm.Adapter(spec.lora.rank, int(spec.lora.alpha), spec.lora.layers)
+    frozen = min(adapter.layers)
+    hidden = torch.cat([frozen_outputs(train_rows, frozen), frozen_outputs(eval_rows, frozen)])
+    settings = Settings(
+        noise_multiplier=float(plan.mechanism.noise_multiplier),
+        sample_rate=float(plan.mechanism.sample_rate),
+        steps=plan.steps,
+        expected_batch=plan.mechanism.expected_batch_size,
+        learning_rate=0.0,
+        max_grad_norm=float(plan.mechanism.clip),
+        weight_decay=number(spec.training.weight_decay),
+        warmup_ratio=number(spec.training.warmup_ratio),
+    )
+    print(f"{settings.steps} steps of {settings.expected_batch}, sigma {settings.noise_multiplier}")
+    for rate in options.rates:
+        for seed in options.seeds:
+            model = minilm.load_model(adapter, len(names), seed)
+            encoder = model.get_base_model().bert
+            encoder.embeddings, encoder.encoder.layer = Remembered(hidden), encoder.encoder.layer[frozen:]
+            train(model, numbered(train_rows, 0), replace(settings, learning_rate=rate), seed)
+            accuracy = minilm.accuracy(model, numbered(eval_rows, len(train_rows)))
+            print(f"rate {rate:g} seed {seed}: accuracy {accuracy:.4f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

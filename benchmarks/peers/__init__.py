@@ -1,0 +1,1 @@
+"""What TenSafe is measured against. Nothing here imports TenSafe."""

@@ -1,0 +1,83 @@
+"""SST-2 by Opacus: the test accuracy that one process with ``PrivacyEngine`` reaches at epsilon 8.
+
+What comes in: the noise multiplier, from the accountant that both sides share. What goes out: one accuracy for each
+seed. ``benchmarks/accuracy.py`` sets TenSafe's figures beside them; on its own:
+
+    .venv/bin/python -m benchmarks.peers.opacus_sst2 --noise-multiplier 1.07
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from benchmarks import corpora, minilm
+from benchmarks.peers.opacus_trainer import Settings, train
+
+STEPS = 81
+EXPECTED_BATCH = 512
+MAX_LENGTH = 32
+LEARNING_RATE = 5e-3
+TARGET_EPSILON = 8.0
+DELTA = 1e-5
+MAX_GRAD_NORM = 1.0
+NUM_LABELS = 2
+
+
+def accuracies(noise_multiplier: float, seeds: Iterable[int], learning_rate: float = LEARNING_RATE) -> Iterator[float]:
+    """Yields the test accuracy of one training run for each seed.
+
+    Args:
+        noise_multiplier: sigma, in units of the clip norm; calibrated for ``STEPS`` Poisson steps of 512/6920.
+        seeds: each fixes the classifier's and the factors' first values, the draws and the noise.
+        learning_rate: AdamW's, at the top of the schedule.
+
+    Raises:
+        corpora.CorpusMissing: SST-2 is not on this machine.
+    """
+    tokenizer = minilm.load_tokenizer()
+    train_rows = corpora.tokens(corpora.sst2("train"), tokenizer, MAX_LENGTH)
+    test_rows = corpora.tokens(corpora.sst2("test"), tokenizer, MAX_LENGTH)
+    settings = Settings(
+        noise_multiplier=noise_multiplier,
+        sample_rate=EXPECTED_BATCH / len(train_rows),
+        steps=STEPS,
+        expected_batch=EXPECTED_BATCH,
+        learning_rate=learning_rate,
+        max_grad_norm=MAX_GRAD_NORM,
+    )
+    for seed in seeds:
+        model = minilm.load_model(minilm.Adapter(), NUM_LABELS, seed)
+        train(model, train_rows, settings, seed)
+        yield minilm.accuracy(model, test_rows)
+
+
+def main() -> int:
+    """The command line; exit status 0, also where SST-2 is absent and the run is skipped."""
+    parser = argparse.ArgumentParser(description="Test accuracy on SST-2 by Opacus' PrivacyEngine.")
+    parser.add_argument("--noise-multiplier", type=float, required=True, help="sigma, in units of the clip norm")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    started = time.perf_counter()
+    found = []
+    try:
+        for accuracy in accuracies(options.noise_multiplier, options.seeds, options.learning_rate):
+            found.append(accuracy)
+            elapsed = time.perf_counter() - started
+            print(f"opacus sst2 seed {options.seeds[len(found) - 1]}: accuracy {accuracy:.4f} ({elapsed:.0f} s)")
+    except corpora.CorpusMissing as missing:
+        print(f"skipped: {missing}")
+        return 0
+    print(f"opacus sst2 mean of {len(found)}: {sum(found) / len(found):.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

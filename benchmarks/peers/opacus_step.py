@@ -1,0 +1,157 @@
+"""Time and memory of one training step of 512 examples: without privacy, with Opacus' hooks, with ghost clipping.
+
+What comes in: the name of a way to train. What goes out: ``StepCost``. Each way runs in a process of its own, because
+the allocator's leftovers of one would count as the memory of the next. ``benchmarks/step.py`` sets TenSafe's figures
+beside them; on its own:
+
+    .venv/bin/python -m benchmarks.peers.opacus_step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from opacus import PrivacyEngine
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks import corpora, memory, minilm
+from benchmarks.peers.opacus_trainer import take_step
+
+BATCH = 512
+MAX_LENGTH = 32
+NOISE_MULTIPLIER = 0.83
+WAYS = ("plain", "hooks", "ghost")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The median seconds of a step, and how far memory rose above the loaded model in any of them (MiB)."""
+
+    way: str
+    seconds: float
+    peak_mib: float
+
+
+def plain_step(model: nn.Module, rows: TensorDataset, micro_batch: int) -> Callable[[], None]:
+    """An ordinary step: gradients of the mean loss, accumulated over micro-batches, and AdamW."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    ids, mask, labels = rows.tensors
+
+    def step() -> None:
+        for part_ids, part_mask, part_labels in zip(*(t.split(micro_batch) for t in (ids, mask, labels))):
+            logits = model(input_ids=part_ids, attention_mask=part_mask).logits
+            (cross_entropy(logits, part_labels, reduction="sum") / len(rows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def opacus_step(model: nn.Module, rows: TensorDataset, micro_batch: int, mode: str) -> Callable[[], None]:
+    """A private step of ``PrivacyEngine`` on the whole of ``rows``; ``mode`` is Opacus' ``grad_sample_mode``."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off")
+        made = PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=DataLoader(rows, batch_size=len(rows)),
+            noise_multiplier=NOISE_MULTIPLIER,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+            wrap_model=False,
+        )
+    private_optimizer = made[1]
+    criterion = made[2] if mode == "ghost" else cross_entropy
+    return lambda: take_step(model, private_optimizer, rows.tensors, micro_batch, criterion)
+
+
+def measure_here(way: str, micro_batch: int, repeats: int) -> StepCost:
+    """Measures one way in this process, after one step to warm up.
+
+    Raises:
+        corpora.CorpusMissing: SST-2 is not on this machine.
+    """
+    everything = corpora.sst2("train")
+    some = corpora.Examples(everything.texts[:BATCH], everything.labels[:BATCH])
+    rows = corpora.tokens(some, minilm.load_tokenizer(), MAX_LENGTH)
+    model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=1)
+    step = plain_step(model, rows, micro_batch) if way == "plain" else opacus_step(model, rows, micro_batch, way)
+
+    memory.reset_peak()
+    before = memory.resident_mib()
+    step()
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    return StepCost(way, statistics.median(seconds), memory.peak_mib() - before)
+
+
+def measure(way: str, *, micro_batch: int = 64, repeats: int = 5, threads: int = 2) -> StepCost:
+    """Measures one of ``WAYS`` in a fresh process.
+
+    Args:
+        way: ``plain``, ``hooks`` or ``ghost``.
+        micro_batch: examples in one forward and backward pass.
+        repeats: steps that are timed; the median counts.
+        threads: CPU threads.
+
+    Raises:
+        RuntimeError: the process failed; the message is the end of what it printed.
+    """
+    options = {"--way": way, "--micro-batch": micro_batch, "--repeats": repeats, "--threads": threads}
+    arguments = [str(word) for option in options.items() for word in option]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers.opacus_step", *arguments],
+        cwd=corpora.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"measuring {way} failed: {done.stderr.strip()[-500:]}")
+    return StepCost(**json.loads(done.stdout))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: every way in turn as a table, or one of them here as JSON (``--way``)."""
+    parser = argparse.ArgumentParser(description="Time and memory of one training step, with Opacus and without.")
+    parser.add_argument("--way", choices=WAYS, help="measure this one in this process and print JSON")
+    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    options = parser.parse_args(arguments)
+    if options.way:
+        torch.set_num_threads(options.threads)
+        print(json.dumps(asdict(measure_here(options.way, options.micro_batch, options.repeats))))
+        return 0
+
+    try:
+        corpora.sst2("train")
+    except corpora.CorpusMissing as missing:
+        print(f"skipped: {missing}")
+        return 0
+    settings = {"micro_batch": options.micro_batch, "repeats": options.repeats, "threads": options.threads}
+    costs = [measure(way, **settings) for way in WAYS]
+    print(f"{'way':8} {'seconds':>8} {'of plain':>9} {'peak MiB':>9}")
+    for cost in costs:
+        print(f"{cost.way:8} {cost.seconds:8.3f} {cost.seconds / costs[0].seconds:8.2f}x {cost.peak_mib:9.0f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

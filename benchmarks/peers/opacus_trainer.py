@@ -1,0 +1,114 @@
+"""DP-SGD by Opacus' ``PrivacyEngine`` in one process: the peer that TenSafe's accuracy is measured against.
+
+What comes in: rows, a model and the settings of a run, the noise multiplier among them (the caller calibrates it once
+and gives both sides the same one). What goes out: the trained model. Nothing of TenSafe is imported.
+
+Two settings are pinned that ``make_private`` would otherwise choose for itself: it samples at 1/len(loader) (1/14
+where 512/6920 is meant), and divides by the batch size of that rate. A ``DPDataLoader`` that is given the rate
+keeps it, and ``expected_batch_size`` is set afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from opacus import PrivacyEngine
+from opacus.data_loader import DPDataLoader
+from opacus.optimizers import DPOptimizer
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One private training run.
+
+    ``sample_rate`` is each row's probability to join a step, ``expected_batch`` the divisor of the summed gradients and
+    ``micro_batch`` the rows of one backward pass.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    expected_batch: int
+    learning_rate: float
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.01
+    warmup_ratio: float = 0.1
+    micro_batch: int = 64
+
+
+def linear_schedule(step: int, steps: int, warmup_ratio: float) -> float:
+    """The share of the learning rate for step ``step`` (from 0): up over the warm-up, then down to 0 at ``steps``.
+
+    The first step already moves the weights: a step with rate 0 would spend privacy and learn nothing.
+    """
+    warmup = math.ceil(steps * warmup_ratio)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (steps - step) / (steps - warmup)
+
+
+def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed: int) -> None:
+    """Trains ``model`` in place on ``rows`` of ``(input_ids, attention_mask, label)``; ``seed`` fixes draws and noise.
+
+    Opacus' ordinary random numbers are used (``secure_mode`` off), since the run is to be repeatable.
+    """
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+    )
+    loader = DPDataLoader(rows, sample_rate=settings.sample_rate)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off")
+        hooks, private_optimizer, loader = PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=settings.noise_multiplier,
+            max_grad_norm=settings.max_grad_norm,
+            wrap_model=False,
+        )
+    private_optimizer.expected_batch_size = settings.expected_batch
+
+    draws = endless(loader)
+    for step in range(settings.steps):
+        rate = settings.learning_rate * linear_schedule(step, settings.steps, settings.warmup_ratio)
+        for group in private_optimizer.param_groups:
+            group["lr"] = rate
+        take_step(model, private_optimizer, next(draws), settings.micro_batch)
+    hooks.cleanup()
+
+
+def endless(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
+    """Poisson draws without end; a pass over Opacus' loader ends after 1/q of them."""
+    while True:
+        yield from loader
+
+
+def take_step(
+    model: torch.nn.Module,
+    optimizer: DPOptimizer,
+    drawn: Sequence[torch.Tensor],
+    micro_batch: int,
+    criterion: Callable[..., Any] = cross_entropy,
+) -> None:
+    """One step on a whole draw, worked off in micro-batches: clipped sums add up, noise comes with the last one.
+
+    ``criterion`` is the mean over the micro-batch; ghost clipping brings its own, which does both backward passes.
+    """
+    ids, mask, labels = drawn
+    parts = list(zip(ids.split(micro_batch), mask.split(micro_batch), labels.split(micro_batch)))
+    for number, (part_ids, part_mask, part_labels) in enumerate(parts, start=1):
+        optimizer.signal_skip_step(do_skip=number < len(parts))
+        logits = model(input_ids=part_ids, attention_mask=part_mask).logits
+        criterion(logits, part_labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()

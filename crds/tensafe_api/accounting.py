@@ -1,0 +1,209 @@
+"""ε from events, σ from ε: the only place where a privacy figure is made, and all of it is dp-accounting's.
+
+RDP over dp-accounting's default orders is the contractual accountant; PLD is tighter, slower and shown beside it. An
+RDP curve adds over steps, so the curve of one step is kept for each (q, σ) and scaled: the ε of a status costs a tenth
+of a millisecond.
+
+>>> round(epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5), 5)
+7.32934
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Literal
+
+import absl.logging
+import dp_accounting
+import numpy as np
+from dp_accounting import mechanism_calibration, pld, rdp
+
+from tensafe_api.events import Event, Mechanism, one_step, round_up
+
+AccountantName = Literal["RDP", "PLD"]
+
+SAMPLER_SHARE_OF_DELTA = 1e-6
+"""The share of a job's δ that pays for the noise samplers' computed distance from the discrete Gaussian (the trainer
+refuses to run where
+dimension × steps × workers × distance is above it). A job's ε is computed at δ less this share."""
+
+LEAST_SIGMA = 0.05
+"""Calibration never goes below this: a target so loose that less noise would do is met with more."""
+
+SIGMA_DIGITS = 6
+EPSILON_DIGITS = 3
+
+# PLD's and RDP's optimisers say "failed to converge" on orders that do not matter.
+absl.logging.set_verbosity(absl.logging.ERROR)
+
+
+class NoSuchNoise(ValueError):
+    """No noise multiplier in the range that is searched reaches the target."""
+
+
+def epsilon(
+    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName = "RDP"
+) -> float:
+    """ε at `delta` of `steps` Poisson-sampled Gaussian steps, under add-or-remove-one adjacency.
+
+    Args:
+        sample_rate: q in (0, 1].
+        noise_multiplier: σ > 0, in clip norms.
+        steps: charged steps; 0 steps spend nothing.
+        delta: δ in (0, 1).
+        accountant: RDP (contractual) or PLD.
+
+    Returns:
+        An upper bound of ε; infinity where the accountant has no finite one.
+    """
+    if steps == 0:
+        return 0.0
+    if accountant == "RDP":
+        orders, curve = _one_step_curve(sample_rate, noise_multiplier)
+        return _rdp_epsilon(orders, curve * steps, delta)
+    return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
+
+
+def epsilon_of_events(events: Sequence[Event], delta: float, accountant: AccountantName = "RDP") -> float:
+    """ε at `delta` of everything in `events`, composed in one accountant: what `tensafe` claims and what a verifier
+    recomputes.
+    """
+    if not any(event.steps for event in events):
+        return 0.0
+    ledger: dp_accounting.PrivacyAccountant = rdp.RdpAccountant() if accountant == "RDP" else pld.PLDAccountant()
+    for event in events:
+        if event.steps:
+            ledger.compose(event.dp_event())
+    return float(ledger.get_epsilon(delta))
+
+
+def calibrate(
+    *, target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName = "RDP"
+) -> str:
+    """The least σ, rounded up at six decimals, whose ε over `steps` steps is at most `target_epsilon`.
+
+    The ε is recomputed from the rounded string, so the claim holds for the very figure that is stored and run with.
+    """
+    return _calibrate(target_epsilon, sample_rate, steps, delta, accountant)
+
+
+def steps_within(
+    *,
+    target_epsilon: float,
+    sample_rate: float,
+    noise_multiplier: float,
+    delta: float,
+    accountant: AccountantName = "RDP",
+    at_most: int,
+) -> int:
+    """The largest number of steps, up to `at_most`, whose ε is at most `target_epsilon`."""
+
+    def fits(steps: int) -> bool:
+        return (
+            epsilon(
+                sample_rate=sample_rate,
+                noise_multiplier=noise_multiplier,
+                steps=steps,
+                delta=delta,
+                accountant=accountant,
+            )
+            <= target_epsilon
+        )
+
+    if fits(at_most):
+        return at_most
+    low, high = 0, at_most  # fits(low), not fits(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def job_delta(target_delta: str) -> float:
+    """The δ at which a job's ε is computed: the target less the share that pays for the noise samplers."""
+    return float(target_delta) * (1.0 - SAMPLER_SHARE_OF_DELTA)
+
+
+def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
+    """ε of `steps` charged steps of a job, against readers who may hold the shares of `mechanism.colluders` workers."""
+    return epsilon(
+        sample_rate=float(mechanism.sample_rate),
+        noise_multiplier=float(mechanism.noise_multiplier),
+        steps=steps,
+        delta=job_delta(target_delta),
+        accountant=accountant,
+    )
+
+
+def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
+    """ε of `steps` charged steps against somebody who holds no worker's share of the noise."""
+    return epsilon(
+        sample_rate=float(mechanism.sample_rate),
+        noise_multiplier=mechanism.outsider_noise_multiplier,
+        steps=steps,
+        delta=job_delta(target_delta),
+        accountant=accountant,
+    )
+
+
+def shown(value: float) -> str:
+    """An ε as it is shown and stored: three decimals, rounded up; `inf` where there is no finite bound."""
+    return round_up(value, EPSILON_DIGITS) if math.isfinite(value) else "inf"
+
+
+def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
+    value, _ = rdp.compute_epsilon(orders, curve, delta)
+    return float(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
+    accountant = rdp.RdpAccountant()
+    accountant.compose(one_step(sample_rate, noise_multiplier))
+    return accountant.orders, accountant.rdp
+
+
+@functools.lru_cache(maxsize=1024)
+def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+    accountant = pld.PLDAccountant()
+    accountant.compose(one_step(sample_rate, noise_multiplier), steps)
+    return float(accountant.get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=256)
+def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
+    if epsilon(sample_rate=sample_rate, noise_multiplier=LEAST_SIGMA, steps=steps, delta=delta) <= target_epsilon:
+        return round_up(Decimal(str(LEAST_SIGMA)), SIGMA_DIGITS)
+    # PLD at a small σ takes half a minute, so its search is confined around RDP's answer, which is an upper bound.
+    if accountant == "PLD":
+        high = float(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP"))
+        bracket = mechanism_calibration.ExplicitBracketInterval(0.7 * high, 1.001 * high)
+        make: Callable[[], dp_accounting.PrivacyAccountant] = pld.PLDAccountant
+    else:
+        bracket = mechanism_calibration.LowerEndpointAndGuess(LEAST_SIGMA, 1.0)
+        make = rdp.RdpAccountant
+    try:
+        sigma = mechanism_calibration.calibrate_dp_mechanism(
+            make,
+            lambda value: dp_accounting.SelfComposedDpEvent(one_step(sample_rate, value), steps),
+            target_epsilon,
+            delta,
+            bracket,
+            tol=1e-7,
+        )
+    except mechanism_calibration.NoBracketIntervalFoundError as error:
+        raise NoSuchNoise(f"no noise multiplier reaches ε {target_epsilon} over {steps} steps") from error
+    # The search stops within its tolerance above the least σ: go up to the least string from just below it.
+    place = Decimal(1).scaleb(-SIGMA_DIGITS)
+    answer = round_up(Decimal(sigma) - 2 * place, SIGMA_DIGITS)
+    while (
+        epsilon(
+            sample_rate=sample_rate, noise_multiplier=float(answer), steps=steps, delta=delta, accountant=accountant
+        )
+        > target_epsilon
+    ):
+        answer = round_up(Decimal(answer) + place, SIGMA_DIGITS)
+    return answer

@@ -1,0 +1,111 @@
+"""From a manifest's text to a job, and back.
+
+In comes a file, or text, with the changes of the command line; out goes a validated job, or every problem at once. The
+other way, a job becomes text that both this reader and the API server read as the same job. `resolve` and the command
+line act next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from tensafe_api import yamltext
+from tensafe_api.overrides import override
+from tensafe_api.problems import ManifestError, Problem, parse_job
+from tensafe_api.resources.block import Block, alias_of
+from tensafe_api.resources.job import TenSafeTrainingJob
+
+__all__ = ["ManifestError", "Problem", "dump_manifest", "load_manifest", "parse_job"]
+
+
+def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> TenSafeTrainingJob:
+    """The job that a manifest describes.
+
+    Args:
+        text_or_path: the manifest's path, or its text in YAML or JSON (a string with a line break or a brace is text).
+        overrides: changes such as `spec.training.steps=20`, made in order before the manifest is validated.
+
+    Raises:
+        ManifestError: the file cannot be read, is no manifest of one job, or has problems: all of them are listed.
+    """
+    name, text = _text_of(text_or_path)
+    data, problems = _mapping_of(name, text)
+    problems += override(data, overrides)
+    try:
+        job = parse_job(data)
+    except ManifestError as error:
+        raise ManifestError([*problems, *error.problems]) from None
+    if problems:
+        raise ManifestError(problems)
+    return job
+
+
+def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "yaml") -> str:  # noqa: A002
+    """The job as text: camelCase, every default that is a value, and nothing that is null or empty.
+
+    `load_manifest(dump_manifest(job)) == job` for every job.
+    """
+    data = _lean(job)
+    if format == "json":
+        return yamltext.write_json(data)
+    return yamltext.write(data)
+
+
+def _text_of(text_or_path: str | Path) -> tuple[str, str]:
+    """What to call the manifest, and its text."""
+    if isinstance(text_or_path, str) and ("\n" in text_or_path or "{" in text_or_path):
+        return "manifest", text_or_path
+    path = Path(text_or_path)
+    try:
+        return str(path), path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ManifestError([Problem(str(path), "is not text in UTF-8: give the YAML file of a job")]) from None
+    except OSError as error:
+        reason = (error.strerror or "unknown error").lower()
+        raise ManifestError([Problem(str(path), f"cannot be read ({reason}): give the YAML file of a job")]) from None
+
+
+def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
+    """The mapping that the text holds, and the problems of its keys."""
+    try:
+        documents, key_troubles = yamltext.read_documents(text)
+    except yaml.YAMLError as error:
+        raise ManifestError([Problem(name, f"is no YAML: {_first_line(error)}")]) from None
+    if len(documents) != 1:
+        count = f"{len(documents)} documents" if documents else "nothing"
+        raise ManifestError([Problem(name, f"holds {count}: a manifest describes one job")])
+    if not isinstance(documents[0], dict):
+        raise ManifestError(
+            [Problem(name, "is not a mapping: a manifest begins with apiVersion, kind, metadata, spec")]
+        )
+    return documents[0], [Problem(name, trouble) for trouble in key_troubles]
+
+
+def _first_line(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{where}{problem or str(error).splitlines()[0]}"
+
+
+def _lean(block: Block) -> dict[str, Any]:
+    """The block as a mapping, without what is null, or empty by default."""
+    data = {}
+    for name, field in type(block).model_fields.items():
+        value = _plain(getattr(block, name))
+        default = None if field.is_required() else _plain(field.get_default(call_default_factory=True))
+        if value is None or (value in ([], {}, "") and value == default):
+            continue
+        data[alias_of(field)] = value
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Block):
+        return _lean(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,245 @@
+"""What is wrong with a manifest, all of it at once.
+
+In comes the mapping that a manifest holds; out goes the job, or a `ManifestError` with every problem: the path of the
+field, and one sentence with the mend. The author acts next.
+
+pydantic stops at the first broken level (rules between fields do not run while a field of theirs, or of any block
+below, is wrong), so the rules are evaluated here once more, over whatever could be read: each rule that needs only
+sound fields speaks up in the first round already.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
+
+from tensafe_api.resources.block import RULE_ERROR, TWIN_ERROR, Block, block_of, fields_of
+from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
+from tensafe_api.resources.values import STRING_ERROR
+
+Location = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: where (a field's path such as `spec.privacy.targetDelta`), and what to do about it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be run as it is; `problems` holds every reason, `str()` one line for each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
+    """The job that a mapping describes. Keys are camelCase; absent and null mean the same, as for the API server.
+
+    Raises:
+        ManifestError: with every problem of the mapping.
+    """
+    sound = without_nulls(data)
+    strange = _strange_kind(sound)
+    if strange:
+        raise ManifestError(strange)
+    try:
+        job = TenSafeTrainingJob.model_validate(sound, by_alias=True, by_name=False)
+    except ValidationError as error:
+        details = [detail for detail in error.errors(include_url=False) if detail["type"] != RULE_ERROR]
+        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in details]
+        wrong = frozenset(detail["loc"] for detail in details)
+        raise ManifestError(
+            [*_missing_head(sound), *problems, *_broken_rules(TenSafeTrainingJob, sound, (), wrong)]
+        ) from None
+    if missing := _missing_head(sound):
+        raise ManifestError(missing)
+    return job
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the keys that are null: the API server drops them as well."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def unknown_field(block: type[Block], name: str, where: str) -> str:
+    """What to say of a field that a block has not: the nearest name that it has, else where the name belongs."""
+    known = list(fields_of(block))
+    folded = {candidate.lower(): candidate for candidate in known}
+    nearest = difflib.get_close_matches(to_camel(name).lower(), folded, n=1, cutoff=0.7)
+    if nearest:
+        return f"unknown field: did you mean {folded[nearest[0]]}?"
+    elsewhere = next((path for path in _paths(TenSafeTrainingJob, "") if path.split(".")[-1] == name), None)
+    if elsewhere:
+        return f"unknown field here: did you mean {elsewhere}?"
+    return f"unknown field: {where or 'a job'} has {', '.join(known)}"
+
+
+class _NotReadable(Exception):
+    """A rule asked for a field that is missing or wrong."""
+
+
+class _Readable:
+    """A block as far as it could be read; asking for a missing or wrong field raises `_NotReadable`."""
+
+    def __init__(self, block: type[Block], data: Mapping[str, Any], at: Location, wrong: frozenset[Location]) -> None:
+        self._block, self._data, self._at, self._wrong = block, data, at, wrong
+
+    def __getattr__(self, name: str) -> Any:
+        field = self._block.model_fields[name]
+        alias = field.alias or name
+        if alias not in self._data:
+            if field.is_required():
+                raise _NotReadable
+            return field.get_default(call_default_factory=True)
+        at, value = (*self._at, alias), self._data[alias]
+        if at in self._wrong:
+            raise _NotReadable
+        inner = block_of(field.annotation)
+        if inner and isinstance(value, Mapping):
+            return _Readable(inner, value, at, self._wrong)
+        if any(location[: len(at)] == at for location in self._wrong):
+            raise _NotReadable
+        return value
+
+
+def _broken_rules(
+    block: type[Block], data: Mapping[str, Any], at: Location, wrong: frozenset[Location]
+) -> Iterator[Problem]:
+    """The broken rules of a block and of all blocks in it that do not need a field that is wrong."""
+    readable = _Readable(block, data, at, wrong)
+    for rule in block.rules:
+        try:
+            kept = rule.holds(readable)
+        except _NotReadable:
+            continue
+        if not kept:
+            yield Problem(_path(at) + rule.path, rule.message)
+    for name, field in fields_of(block).items():
+        inner = block_of(field.annotation)
+        if inner is None or name not in data or (*at, name) in wrong:
+            continue
+        value = data[name]
+        items = list(enumerate(value)) if isinstance(value, list) else []
+        blocks = [((*at, name), value), *(((*at, name, number), item) for number, item in items)]
+        for location, item in blocks:
+            if isinstance(item, Mapping):
+                yield from _broken_rules(inner, item, location, wrong)
+
+
+def _strange_kind(data: Mapping[str, Any]) -> list[Problem]:
+    """A manifest of something else has problems of its own: only that is said of it."""
+    problems = []
+    if "kind" in data and data["kind"] != KIND:
+        problems.append(Problem("kind", f"{_shown(data['kind'])} is not known here: write {KIND}"))
+    if "apiVersion" in data and data["apiVersion"] != API_VERSION:
+        problems.append(Problem("apiVersion", f"{_shown(data['apiVersion'])} is not known here: write {API_VERSION}"))
+    return problems
+
+
+def _missing_head(data: Mapping[str, Any]) -> list[Problem]:
+    head = {"apiVersion": API_VERSION, "kind": KIND}
+    return [Problem(name, f"is missing: write {name}: {value}") for name, value in head.items() if name not in data]
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    """pydantic's error as one sentence with the mend."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind in (STRING_ERROR, TWIN_ERROR):
+        return str(context["message"])
+    match kind:
+        case "missing":
+            return _missing(detail["loc"])
+        case "extra_forbidden":
+            parent = detail["loc"][:-1]
+            return unknown_field(_block_at(parent), str(detail["loc"][-1]), _path(parent))
+        case "literal_error":
+            return _none_of(value, str(context["expected"]))
+        case "int_type" | "int_from_float" | "finite_number":
+            return f"must be a whole number without quotes, not {_shown(value)}"
+        case "bool_type":
+            return f"must be true or false, not {_shown(value)}"
+        case "string_type":
+            return f"must be a string, not {_shown(value)}: write it in quotes"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']}, not {_shown(value)}"
+        case "less_than_equal":
+            return f"must be at most {context['le']}, not {_shown(value)}"
+        case "too_long":
+            return f"has too many entries: write at most {context['max_length']}"
+        case "string_too_long":
+            return f"is too long: write at most {context['max_length']} characters"
+        case "string_too_short":
+            return "is empty: write it, or leave it out"
+        case "tuple_type":
+            return f"must be a list such as [a, b], not {_shown(value)}"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return f"must be a mapping of names to values, not {_shown(value)}"
+    return str(detail["msg"])
+
+
+def _missing(location: Location) -> str:
+    name = str(location[-1])
+    description = fields_of(_block_at(location[:-1]))[name].description or ""
+    first = description.split(". ")[0].rstrip(".")
+    return f"is missing and has no default: write {name} ({first[:1].lower()}{first[1:]})"
+
+
+def _none_of(value: Any, expected: str) -> str:
+    words = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    folded = {word.lower(): word for word in words}
+    nearest = difflib.get_close_matches(str(value).lower(), folded, n=1)
+    mend = f"did you mean {folded[nearest[0]]}?" if nearest else "choose one of them"
+    return f"{_shown(value)} is none of {', '.join(words)}: {mend}"
+
+
+def _block_at(location: Location) -> type[Block]:
+    """The block that a location leads to."""
+    block: type[Block] = TenSafeTrainingJob
+    for name in location:
+        if isinstance(name, str):
+            inner = block_of(fields_of(block)[name].annotation)
+            if inner is None:
+                raise KeyError(_path(location))
+            block = inner
+    return block
+
+
+def _paths(block: type[Block], at: str) -> Iterator[str]:
+    """The paths of all fields below a block, those of the spec only once the head is through."""
+    for name, field in fields_of(block).items():
+        if name == "status":
+            continue
+        path = f"{at}.{name}" if at else name
+        yield path
+        inner = block_of(field.annotation)
+        if inner:
+            yield from _paths(inner, path)
+
+
+def _path(location: Location) -> str:
+    """A location as users write it: `spec.cluster.env[0].name`."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in location if step != "[key]"]
+    return "".join(steps).removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

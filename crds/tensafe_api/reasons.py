@@ -1,0 +1,186 @@
+"""The words of a status: phases, condition types and reasons, each defined once.
+
+In comes the outcome of one check, attempt or job; out goes the word that the status, the events, the exit code and the
+documentation use for it, with a sentence that explains it and what to do. Whoever reads a status acts next.
+
+Words are added, never changed or given another meaning: people and programs match on them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where a job is. Succeeded, BudgetExhausted and Failed are final."""
+
+    PENDING = "Pending"
+    """Not looked at yet, or refused until something is mended."""
+    QUEUED = "Queued"
+    """Waits for its turn in a queue."""
+    STARTING = "Starting"
+    """Workers are being started, and the data is being read."""
+    RUNNING = "Running"
+    """Steps are being made."""
+    SUSPENDED = "Suspended"
+    """Stopped on request, with a checkpoint to go on from."""
+    SUCCEEDED = "Succeeded"
+    """The planned steps are done."""
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    """Ended before the planned steps, with a usable checkpoint, because the budget allowed no more."""
+    FAILED = "Failed"
+    """Ended without the planned steps; the reason says why."""
+
+    @property
+    def final(self) -> bool:
+        """Whether no other phase can follow."""
+        return self in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED, Phase.FAILED)
+
+
+class ConditionType(StrEnum):
+    """Aspects of a job that are each true, false or unknown."""
+
+    ACCEPTED = "Accepted"
+    """The manifest can be run as it is."""
+    READY = "Ready"
+    """The job is done, and its adapter can be used."""
+    RECONCILING = "Reconciling"
+    """Somebody is working towards what the manifest asks."""
+    STALLED = "Stalled"
+    """Nothing goes on until a person mends something."""
+    QUEUED = "Queued"
+    """The job waits in a queue."""
+    PODS_READY = "PodsReady"
+    """All workers are there."""
+    RUNNING = "Running"
+    """Steps are being made."""
+    SUCCEEDED = "Succeeded"
+    """The job ended well; BudgetExhausted counts as well, and is the reason then."""
+    FAILED = "Failed"
+    """The job ended in failure."""
+
+
+class Reason(StrEnum):
+    """Why an attempt or a job is where it is.
+
+    Attributes:
+        sentence: what happened.
+        mend: what to do about it; empty where there is nothing to do.
+    """
+
+    sentence: str
+    mend: str
+
+    def __new__(cls, word: str, sentence: str, mend: str = "") -> Reason:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.sentence = sentence
+        member.mend = mend
+        return member
+
+    COMPLETED = "Completed", "All planned steps are done."
+    BUDGET_EXHAUSTED = (
+        "BudgetExhausted",
+        "The next steps would have exceeded privacy.targetEpsilon, so training ended with the steps before them.",
+        "The last checkpoint is usable as it is; next time plan fewer steps or more privacy.reserveSteps.",
+    )
+    PRIVACY_BUDGET_EXCEEDED = (
+        "PrivacyBudgetExceeded",
+        "The next steps would have exceeded privacy.targetEpsilon, and privacy.onBudgetExhausted is Fail.",
+        "Plan fewer steps or more privacy.reserveSteps, or set privacy.onBudgetExhausted to Stop.",
+    )
+    INTERRUPTED = (
+        "Interrupted",
+        "The run was asked to stop, and sealed a checkpoint first.",
+        "Resume it to go on from that checkpoint.",
+    )
+    WORKER_LOST = (
+        "WorkerLost",
+        "A worker died or could no longer be reached.",
+        "Resume it; when it happens again, look for a lack of memory or a machine that goes away.",
+    )
+    NO_PROGRESS = (
+        "NoProgress",
+        "The workers failed again without a new checkpoint in between, so another restart would only cost privacy.",
+        "Mend what the message names, then resume.",
+    )
+    ATTEMPTS_EXHAUSTED = (
+        "AttemptsExhausted",
+        "The last of retry.maxAttempts has failed.",
+        "Mend what the last attempt's message names, and raise retry.maxAttempts to go on.",
+    )
+    DEADLINE_EXCEEDED = (
+        "DeadlineExceeded",
+        "The job ran for longer than activeDeadlineSeconds.",
+        "Raise activeDeadlineSeconds, or plan fewer steps.",
+    )
+    INVALID_MANIFEST = (
+        "InvalidManifest",
+        "The manifest asks for something that cannot be run.",
+        "Change the fields that the message names.",
+    )
+    CONFIGURATION_CHANGED = (
+        "ConfigurationChanged",
+        "A resumed run has other privacy values or other data than the ledger was opened with.",
+        "Resume with the manifest and data of the first run, or start anew with an empty output directory.",
+    )
+    GRID_OVERFLOW = (
+        "GridOverflow",
+        "The batch and the noise leave too few bits for the gradients on the integer grid.",
+        "Lower training.expectedBatchSize or privacy.noiseMultiplier.",
+    )
+    RESOURCES_MISSING = (
+        "ResourcesMissing",
+        "The workers ask for more CPUs or GPUs than there are.",
+        "Lower cluster.workers or what cluster.worker asks for.",
+    )
+    DATASET_UNREADABLE = (
+        "DatasetUnreadable",
+        "The data set cannot be read.",
+        "Check dataset.uri, dataset.format and the credentials.",
+    )
+    DATASET_UNSUITABLE = (
+        "DatasetUnsuitable",
+        "The data set is empty, or has not the columns that the manifest names.",
+        "Check dataset.columns against the data.",
+    )
+    MODEL_UNAVAILABLE = (
+        "ModelUnavailable",
+        "The model cannot be loaded.",
+        "Check model.name, model.revision and model.tokenSecret.",
+    )
+    MODEL_UNSUPPORTED = (
+        "ModelUnsupported",
+        "The model or its trainable layers allow no per-example gradients.",
+        "Choose another model.name or lora.targetModules.",
+    )
+    CHECKPOINT_UNWRITABLE = (
+        "CheckpointUnwritable",
+        "A checkpoint cannot be written.",
+        "Check checkpoint.uri, the credentials and the free space.",
+    )
+    CHECKPOINT_CORRUPT = (
+        "CheckpointCorrupt",
+        "A checkpoint is not what was written.",
+        "Remove it to resume from the one before; what was charged stays charged.",
+    )
+    LEDGER_CORRUPT = (
+        "LedgerCorrupt",
+        "The ledger was edited, cut or is from another run, so what was spent is not known.",
+        "Put back the ledger as it was written; without it the run cannot go on.",
+    )
+    LEDGER_LOCKED = (
+        "LedgerLocked",
+        "Another run holds the ledger.",
+        "Wait until it has ended.",
+    )
+    AGGREGATION_FAILED = (
+        "AggregationFailed",
+        "The workers disagreed on a step, or its sum did not pass verification.",
+        "Resume it; when it happens again, look for a broken network or library.",
+    )
+    INTERNAL_ERROR = (
+        "InternalError",
+        "Something failed that should not have.",
+        "Please report the message.",
+    )

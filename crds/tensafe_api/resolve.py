@@ -1,0 +1,219 @@
+"""From a manifest to the figures that a run is made of.
+
+A manifest leaves most things out. `resolve` fills every default that depends on another field, calibrates σ, and
+returns the completed job together with its `Plan`: what `tensafe validate` prints, what a suspended job shows in its
+status, and what the ledger freezes when the job is admitted. It is pure (a manifest in, figures out), so the command
+line, the trainer and the operator cannot disagree about them.
+
+Only public figures enter: `unit.atLeast`, never the true number of units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from tensafe_api import accounting
+from tensafe_api.events import Mechanism, round_up
+from tensafe_api.manifest import ManifestError, Problem
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.values import number
+
+SAMPLE_RATE_DIGITS = 10
+LEAST_GRID_BITS = 14
+MOST_GRID_BITS = 22
+LEAST_SHARE_SIGMA = 64.0
+"""Grid steps. Above it the discrete Gaussian's moments are the continuous one's, to e^{-2π²·64²}."""
+
+DEFAULT_EXAMPLES_PER_UNIT = 8
+CARRIER_MAX = 2**31 - 1
+MOST_STEPS = 2**31 - 1
+"""As `spec.training.steps` has it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything numeric that a run is made of. Steps are reveals; ε are floats at `accounting.job_delta(delta)`."""
+
+    mechanism: Mechanism
+    steps: int
+    reserve_steps: int
+    steps_per_epoch: int
+    chunk_steps: int
+    checkpoint_every: int
+    evaluate_every: int
+    warmup_steps: int
+    target_epsilon: float
+    delta: str
+    accountant: accounting.AccountantName
+
+    def epsilon(self, charged: int) -> float:
+        """ε of `charged` steps."""
+        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
+
+    def affordable(self, charged: int, wanted: int) -> int:
+        """How many of `wanted` further steps can be charged on top of `charged` before ε passes the target."""
+        within = accounting.steps_within(
+            target_epsilon=self.target_epsilon,
+            sample_rate=float(self.mechanism.sample_rate),
+            noise_multiplier=float(self.mechanism.noise_multiplier),
+            delta=accounting.job_delta(self.delta),
+            accountant=self.accountant,
+            at_most=charged + wanted,
+        )
+        return max(0, within - charged)
+
+    def epsilon_claimed(self, charged: int) -> float:
+        """ε to sign off: of the planned steps at least, since where a run stops may depend on what it showed."""
+        return self.epsilon(max(self.steps, charged))
+
+
+def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
+    """The job with every default filled in, and its plan.
+
+    Raises:
+        ManifestError: where the figures cannot be had (no σ reaches the target, or the worst case overflows the integer
+        grid).
+    """
+    spec = job.spec
+    at_least = spec.dataset.unit.at_least
+    batch = spec.training.expected_batch_size or max(1, min(512, at_least // 20))
+    if batch > at_least:
+        raise _problem(
+            "spec.training.expectedBatchSize", f"{batch} is more than spec.dataset.unit.atLeast ({at_least}); lower it"
+        )
+    sample_rate = round_up(Decimal(batch) / Decimal(at_least), SAMPLE_RATE_DIGITS)
+    steps_per_epoch = max(1, math.ceil(at_least / batch))
+    steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or "1") * at_least / batch)
+    if steps > MOST_STEPS:
+        raise _problem(
+            "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MOST_STEPS} steps; lower it"
+        )
+    checkpoint_every = spec.checkpoint.every_steps or max(1, steps // 50)
+    chunk = max(1, steps // 100)
+    reserve = spec.privacy.reserve_steps
+    if reserve is None:
+        reserve = min(spec.retry.max_attempts * (checkpoint_every + chunk), steps // 10)
+    delta = spec.privacy.target_delta or round_down_delta(Decimal(1) / (10 * at_least))
+    target = number(spec.privacy.target_epsilon)
+    accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
+    sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
+
+    workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
+    mechanism = Mechanism(
+        sample_rate=sample_rate,
+        noise_multiplier=sigma,
+        clip=spec.privacy.max_grad_norm,
+        unit="User" if spec.dataset.unit.kind == "User" else "Example",
+        workers=workers,
+        colluders=colluders,
+        grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
+        expected_batch_size=batch,
+    )
+    if mechanism.share_sigma < LEAST_SHARE_SIGMA:
+        raise _problem(
+            "spec.privacy.noiseMultiplier",
+            f"σ = {sigma} leaves each worker's share of the noise below {LEAST_SHARE_SIGMA:.0f} grid steps; raise it",
+        )
+    plan = Plan(
+        mechanism=mechanism,
+        steps=steps,
+        reserve_steps=reserve,
+        steps_per_epoch=steps_per_epoch,
+        chunk_steps=chunk,
+        checkpoint_every=checkpoint_every,
+        evaluate_every=(spec.evaluation.every_steps if spec.evaluation else None) or checkpoint_every,
+        warmup_steps=math.ceil(Fraction(spec.training.warmup_ratio) * steps),
+        target_epsilon=target,
+        delta=delta,
+        accountant=accountant,
+    )
+    return _completed(job, plan), plan
+
+
+def round_down_delta(value: Decimal) -> str:
+    """`value` at three significant digits, never above it, in plain notation: a default δ never claims more than was
+    asked.
+    """
+    digits = 2 - value.adjusted()
+    scaled = int(value.scaleb(digits))  # truncates
+    return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
+
+
+def _calibrated(
+    job: TenSafeTrainingJob,
+    target: float,
+    sample_rate: str,
+    steps: int,
+    delta: str,
+    accountant: accounting.AccountantName,
+) -> str:
+    try:
+        return accounting.calibrate(
+            target_epsilon=target,
+            sample_rate=float(sample_rate),
+            steps=steps,
+            delta=accounting.job_delta(delta),
+            accountant=accountant,
+        )
+    except accounting.NoSuchNoise as error:
+        raise _problem(
+            "spec.privacy.targetEpsilon",
+            f"{error}; raise it, or lower spec.training.steps or spec.training.expectedBatchSize",
+        ) from error
+
+
+def _grid_bits(batch: int, sigma: float, workers: int, colluders: int) -> int:
+    """k of S = 2^k: as fine as B + 8√B clip norms and eight standard deviations of noise allow in an int32."""
+    widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
+    bits = min(MOST_GRID_BITS, math.floor(math.log2(CARRIER_MAX / widest)))
+    if bits < LEAST_GRID_BITS:
+        raise _problem(
+            "spec.training.expectedBatchSize",
+            f"a step's worst case of {widest:.0f} clip norms overflows the integer grid (2^{bits} grid steps in a clip "
+            f"norm, 2^{LEAST_GRID_BITS} are needed); lower it"
+            + (", or lower spec.privacy.noiseMultiplier" if 8 * sigma > batch else ""),
+        )
+    return bits
+
+
+def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
+    """`job` with every computed default written into its spec."""
+    spec = job.spec
+    training = spec.training.model_copy(
+        update={"steps": plan.steps, "epochs": None, "expected_batch_size": plan.mechanism.expected_batch_size}
+    )
+    privacy = spec.privacy.model_copy(
+        update={
+            "target_delta": plan.delta,
+            "noise_multiplier": plan.mechanism.noise_multiplier,
+            "reserve_steps": plan.reserve_steps,
+        }
+    )
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": plan.checkpoint_every})
+    lora = spec.lora.model_copy(update={"alpha": spec.lora.alpha or 2 * spec.lora.rank})
+    columns = spec.dataset.columns
+    unit = spec.dataset.unit
+    if unit.kind == "User" and unit.max_examples_per_unit is None:
+        unit = unit.model_copy(update={"max_examples_per_unit": DEFAULT_EXAMPLES_PER_UNIT})
+    loss_on = None
+    if spec.model.task != "SequenceClassification":
+        loss_on = spec.dataset.loss_on or (
+            "Assistant" if columns.messages else "Completion" if columns.prompt else "All"
+        )
+    update: dict[str, object] = {
+        "training": training,
+        "privacy": privacy,
+        "checkpoint": checkpoint,
+        "lora": lora,
+        "dataset": spec.dataset.model_copy(update={"loss_on": loss_on, "unit": unit}),
+    }
+    if spec.evaluation:
+        update["evaluation"] = spec.evaluation.model_copy(update={"every_steps": plan.evaluate_every})
+    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+
+
+def _problem(path: str, message: str) -> ManifestError:
+    return ManifestError([Problem(path, message)])

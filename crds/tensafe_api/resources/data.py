@@ -1,0 +1,164 @@
+"""What is learned from: the private data set and its unit of privacy, and the set to evaluate on.
+
+In comes the manifest's `spec.dataset` and `spec.evaluation`; the trainer's `data` package reads, tokenises and splits.
+The unit and the lower bound of its number have no default: they are statements about people that only the author can
+make, and every privacy figure rests on them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tensafe_api.resources.block import Block, Rule
+from tensafe_api.resources.values import URI, Positive, Word
+
+FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]
+LossOn = Literal["Completion", "Assistant", "All"]
+UnitKind = Literal["Example", "User"]
+
+
+def _one_shape(columns: Columns) -> bool:
+    pair = columns.prompt is not None and columns.completion is not None
+    half = (columns.prompt is None) != (columns.completion is None)
+    shapes = [pair, columns.messages is not None, columns.text is not None]
+    return not half and shapes.count(True) == 1
+
+
+class Columns(Block):
+    """Which columns of the data set hold what.
+
+    A decimal integer names a column by its position, from 0, in a csv or tsv file without a header.
+    """
+
+    prompt: Word | None = Field(None, description="Column of the prompt; together with completion.")
+    completion: Word | None = Field(None, description="Column of the completion; together with prompt.")
+    messages: Word | None = Field(
+        None,
+        description="Column of the conversation: a list of role and content, in order. One conversation is one "
+        "example.",
+    )
+    tools: Word | None = Field(
+        None, description="Column of the tools that the conversation may call; with messages only; default: no tools."
+    )
+    text: Word | None = Field(None, description="Column of the text.")
+    label: Word | None = Field(
+        None, description="Column of the class, a number from 0 or a name of model.labelNames; with text only."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.prompt) == has(self.completion) && "
+            "[has(self.prompt), has(self.messages), has(self.text)].exists_one(shape, shape)",
+            "dataset.columns must name one shape of data: write prompt and completion, or messages, or text",
+            _one_shape,
+        ),
+        Rule(
+            "!has(self.tools) || has(self.messages)",
+            "dataset.columns.tools belongs to conversations: write it beside messages, or leave it out",
+            lambda columns: columns.tools is None or columns.messages is not None,
+            ".tools",
+        ),
+        Rule(
+            "!has(self.label) || has(self.text)",
+            "dataset.columns.label belongs to text: write it beside text, or leave it out",
+            lambda columns: columns.label is None or columns.text is not None,
+            ".label",
+        ),
+    )
+
+
+class Unit(Block):
+    """Whose presence the privacy claim hides."""
+
+    kind: UnitKind = Field(
+        description="Example: one record. User: all records of one value of `column`; choose it wherever a person can "
+        "have several records."
+    )
+    column: Word | None = Field(None, description="Column of the user's id; for User only, and required there.")
+    max_examples_per_unit: Positive | None = Field(
+        None,
+        description="Most records of one user that are trained on; for User only, default 8 there. It bounds the "
+        "work that one user causes, and is applied once, when the data is read.",
+    )
+    at_least: Annotated[int, Field(strict=True, ge=1, le=2**40)] = Field(
+        description="A public lower bound of the number of units. The true number is private. Too high a bound makes "
+        "the batches smaller than said; far too low a one makes them larger and slower."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(self.kind == 'User') == has(self.column)",
+            "unit.column belongs to User: write the column of the user's id there, and leave it out for Example",
+            lambda unit: (unit.kind == "User") == (unit.column is not None),
+            ".column",
+        ),
+        Rule(
+            "self.kind == 'User' || !has(self.maxExamplesPerUnit)",
+            "unit.maxExamplesPerUnit belongs to User: leave it out for Example",
+            lambda unit: unit.kind == "User" or unit.max_examples_per_unit is None,
+            ".maxExamplesPerUnit",
+        ),
+    )
+
+
+def _loss_fits(dataset: Dataset) -> bool:
+    if dataset.loss_on == "Completion":
+        return dataset.columns.prompt is not None
+    if dataset.loss_on == "Assistant":
+        return dataset.columns.messages is not None
+    return dataset.loss_on is None or dataset.columns.label is None
+
+
+class Dataset(Block):
+    """The private data."""
+
+    uri: URI = Field(
+        description="Where the data lies: a file, a directory or a pattern, as s3://, gs://, file://, "
+        "pvc://claim/path, hf:// or a path. Relative paths are relative to the manifest, and for local runs only."
+    )
+    format: FileFormat | None = Field(None, description="Form of the files; default: what their names tell.")
+    columns: Columns = Field(description="Which columns hold what.")
+    loss_on: LossOn | None = Field(
+        None,
+        description="Which tokens are learned: those of the completion, of the assistant's turns, or all; default: "
+        "Completion for prompt and completion, Assistant for messages, All for text. Not for classification.",
+    )
+    over_length: Literal["Truncate", "Drop"] = Field(
+        "Truncate",
+        description="What happens to a record of more than training.maxLength tokens. It is never an error, since an "
+        "error would tell of one record.",
+    )
+    unit: Unit = Field(description="Whose presence the privacy claim hides, and how many there are at least.")
+    lineage: Word | None = Field(
+        None,
+        description="A declared name for the same people, over all data sets that hold them; written into ledger and "
+        "statement; default: none.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.lossOn) || (self.lossOn == 'Completion' ? has(self.columns.prompt) : "
+            "self.lossOn == 'Assistant' ? has(self.columns.messages) : !has(self.columns.label))",
+            "dataset.lossOn does not fit dataset.columns: write Completion with prompt and completion, Assistant with "
+            "messages, All with any text, and leave it out for labels",
+            _loss_fits,
+            ".lossOn",
+        ),
+    )
+
+
+class Evaluation(Block):
+    """Data to measure the model on while it is trained. It has the columns of the data set."""
+
+    uri: URI = Field(description="Where the data lies, written as dataset.uri is.")
+    format: FileFormat | None = Field(None, description="Form of the files; default: what their names tell.")
+    visibility: Literal["Public", "Private"] = Field(
+        description="Your attestation. Public: results are shown in the status. Private: they are kept from it, and "
+        "the statement says that a private set was evaluated on."
+    )
+    every_steps: Positive | None = Field(
+        None,
+        description="Steps from one evaluation to the next; default: checkpoint.everySteps. The last step always is.",
+    )

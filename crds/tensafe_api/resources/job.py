@@ -1,0 +1,165 @@
+"""`TenSafeTrainingJob`: the whole resource, and the rules that reach over several of its blocks.
+
+In comes one manifest, from a file, from the API server or from Python; out goes the object that everything else reads:
+the operator plans with it, the local run trains with it, and `tensafe_api.crd` writes its schema.
+
+The spec cannot change once it is there, since the ledger's privacy values were frozen with it; what may change is named
+in `Spec.transitions`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, cast
+
+from pydantic import Field
+
+from tensafe_api.resources.block import Block, Rule, Transition
+from tensafe_api.resources.cluster import Cluster, Observability, Retry
+from tensafe_api.resources.data import Dataset, Evaluation
+from tensafe_api.resources.learning import Aggregation, Checkpoint, Privacy, Storage, Training
+from tensafe_api.resources.model import Lora, Model
+from tensafe_api.resources.status import Status
+from tensafe_api.resources.values import Count, Flag, JobName, LabelMap, ObjectName, Positive, Text, Timestamp, number
+
+GROUP = "tensafe.io"
+VERSION = "v1alpha1"
+API_VERSION: Literal["tensafe.io/v1alpha1"] = "tensafe.io/v1alpha1"
+KIND: Literal["TenSafeTrainingJob"] = "TenSafeTrainingJob"
+
+
+class Metadata(Block):
+    """Name and labels, as Kubernetes writes them. What the API server adds may stay in a manifest."""
+
+    name: JobName = Field(
+        description="Name of the job: at most 40 lower-case letters, digits and -, a letter first, no - at the end."
+    )
+    namespace: ObjectName | None = Field(None, description="Namespace; default: the client's.")
+    labels: LabelMap = Field(default_factory=dict, description="Labels.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
+    uid: Text | None = Field(None, description="Identity of this very job, given by the API server or the local run.")
+    generation: Count | None = Field(None, description="Number of the spec's last change, given by the API server.")
+    resource_version: Text | None = Field(None, description="Version of the object, given by the API server.")
+    creation_timestamp: Timestamp | None = Field(None, description="When the job was made.")
+
+
+def _immutable(name: str, *, optional: bool) -> Transition:
+    cel = f"self.{name} == oldSelf.{name}"
+    if optional:
+        cel = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {cel})"
+    return Transition(cel, f"spec.{name} cannot change: make a new job with another name", f".{name}")
+
+
+def _in_suspension(name: str) -> Transition:
+    return Transition(
+        f"oldSelf.suspend || self.{name} == oldSelf.{name}",
+        f"spec.{name} changes only while the job is suspended: set spec.suspend to true first",
+        f".{name}",
+    )
+
+
+class Spec(Block):
+    """What is asked for."""
+
+    model: Model = Field(description="The base model.")
+    lora: Lora = Field(default_factory=Lora, description="The trainable low-rank factors.")
+    dataset: Dataset = Field(description="The private data.")
+    evaluation: Evaluation | None = Field(
+        None, description="Data to measure the model on while it is trained; default: none."
+    )
+    training: Training = Field(default_factory=lambda: Training(epochs="3"), description="The optimiser's work.")
+    privacy: Privacy = Field(description="What the training may tell of one unit, and how that is counted.")
+    aggregation: Aggregation = Field(default_factory=Aggregation, description="How the workers' sums are added.")
+    checkpoint: Checkpoint = Field(description="Where the adapter goes.")
+    storage: Storage = Field(default_factory=Storage, description="How object storage is reached.")
+    cluster: Cluster = Field(description="The workers and the head.")
+    retry: Retry = Field(default_factory=Retry, description="How often it is tried again.")
+    observability: Observability = Field(default_factory=Observability, description="What is shown of the training.")
+    active_deadline_seconds: Positive | None = Field(
+        None,
+        description="Longest time of all attempts together, in seconds, without the time queued or suspended; default: "
+        "no limit.",
+    )
+    children_ttl_seconds: Count = Field(
+        3600,
+        alias="childrenTTLSeconds",
+        description="How long pods and RayJobs stay after the end, in seconds. The job itself is never removed.",
+    )
+    suspend: Flag = Field(
+        False, description="Stop at a checkpoint and wait. A job made suspended shows its noise and epsilon at once."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.privacy.targetDelta) || "
+            "double(self.privacy.targetDelta) * double(self.dataset.unit.atLeast) < 1.0",
+            "privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it out for "
+            "1 / (10 x unit.atLeast)",
+            lambda spec: (
+                spec.privacy.target_delta is None
+                or number(spec.privacy.target_delta) * float(spec.dataset.unit.at_least) < 1.0
+            ),
+            ".privacy.targetDelta",
+        ),
+        Rule(
+            "!has(self.training.expectedBatchSize) || self.training.expectedBatchSize <= self.dataset.unit.atLeast",
+            "training.expectedBatchSize must not be above dataset.unit.atLeast, since it counts units: lower it",
+            lambda spec: (
+                spec.training.expected_batch_size is None
+                or cast(int, spec.training.expected_batch_size) <= spec.dataset.unit.at_least
+            ),
+            ".training.expectedBatchSize",
+        ),
+        Rule(
+            "self.aggregation.colludingWorkers < self.cluster.workers",
+            "aggregation.colludingWorkers must be below cluster.workers: lower it, or raise cluster.workers",
+            lambda spec: spec.aggregation.colluding_workers < spec.cluster.workers,
+            ".aggregation.colludingWorkers",
+        ),
+        Rule(
+            "(self.model.task == 'SequenceClassification') == has(self.dataset.columns.label)",
+            "dataset.columns must fit model.task: write text and label for SequenceClassification, and no label for "
+            "CausalLM",
+            lambda spec: (spec.model.task == "SequenceClassification") == (spec.dataset.columns.label is not None),
+            ".dataset.columns",
+        ),
+        Rule(
+            "!has(self.model.chatTemplate) || has(self.dataset.columns.messages)",
+            "model.chatTemplate belongs to conversations: write dataset.columns.messages, or leave it out",
+            lambda spec: spec.model.chat_template is None or spec.dataset.columns.messages is not None,
+            ".model.chatTemplate",
+        ),
+    )
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        *(
+            _immutable(name, optional=name == "evaluation")
+            for name in (
+                "model",
+                "lora",
+                "dataset",
+                "evaluation",
+                "training",
+                "privacy",
+                "aggregation",
+                "checkpoint",
+                "storage",
+                "observability",
+            )
+        ),
+        _in_suspension("cluster"),
+        Transition(
+            "self.cluster.workers == oldSelf.cluster.workers",
+            "spec.cluster.workers cannot change, since the noise is shared out over them: make a new job",
+            ".cluster.workers",
+        ),
+        _in_suspension("retry"),
+    )
+
+
+class TenSafeTrainingJob(Block):
+    """Fine-tunes a language model with LoRA under differential privacy, and says what that cost."""
+
+    api_version: Literal["tensafe.io/v1alpha1"] = Field(API_VERSION, description="tensafe.io/v1alpha1")
+    kind: Literal["TenSafeTrainingJob"] = Field(KIND, description="TenSafeTrainingJob")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: Spec = Field(description="What is asked for.")
+    status: Status | None = Field(None, description="What has become of it; written by the operator or the local run.")

@@ -1,0 +1,179 @@
+"""Makes all that the causal-lm example needs: a small Llama-shaped model, and rows of prompt and completion.
+
+What comes in: a seed. What goes out: ``model/`` (about a million random weights that have read a few thousand public
+sentences, with a tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside
+this file fine-tunes the one on the other.
+
+The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
+model knows the language but has never seen attributes; that it learns, privately. The private rows tell of one
+city's places, the public ones of another's: no public text repeats a private name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+END, PAD = "<end>", "<pad>"
+VOCABULARY = 1024
+PUBLIC_SENTENCES = 6000
+PRIVATE_ROWS, EVALUATION_ROWS = 3200, 320
+PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 150, 32, 48
+
+PUBLIC_WORDS = ("Blue", "Old", "Golden", "Quiet", "Copper", "Green", "Little", "Stone")
+PRIVATE_WORDS = ("Silver", "Crooked", "Velvet", "Amber", "Hidden", "Northern", "Twin", "Scarlet")
+PUBLIC_THINGS = ("Kettle", "Anchor", "Oak", "Lantern", "Mill", "Fox", "Bridge", "Harbour")
+PRIVATE_THINGS = ("Heron", "Spoon", "Orchard", "Compass", "Barrel", "Swan", "Chimney", "Meadow")
+KINDS = ("pub", "restaurant", "coffee shop", "bakery")
+FOODS = ("Italian", "French", "Indian", "Chinese", "English", "Japanese")
+PRICES = ("cheap", "moderate", "high")
+RATINGS = ("one star", "three stars", "five stars")
+AREAS = ("river quarter", "city centre", "old town", "station quarter")
+
+Place = dict[str, str]
+
+
+def invent_place(random: Random, words: Sequence[str], things: Sequence[str]) -> Place:
+    """A place with a name, a kind, and two to four more attributes, in a fixed order."""
+    place = {"name": f"The {random.choice(words)} {random.choice(things)}", "kind": random.choice(KINDS)}
+    further = {
+        "food": random.choice(FOODS),
+        "price": random.choice(PRICES),
+        "rating": random.choice(RATINGS),
+        "area": random.choice(AREAS),
+        "families": random.choice(("yes", "no")),
+    }
+    chosen = set(random.sample(sorted(further), random.randint(2, 4)))
+    return place | {attribute: value for attribute, value in further.items() if attribute in chosen}
+
+
+def describe(random: Random, place: Place) -> str:
+    """A sentence or two that say what ``place`` holds, worded at random."""
+    food = f"{place['food']} " if "food" in place else ""
+    article = "an" if (food or place["kind"])[0] in "AEIOU" else "a"
+    what = f"{article} {food}{place['kind']}"
+    where = f" in the {place['area']}" if "area" in place else ""
+    opening = random.choice((f"{place['name']} is {what}{where}.", f"There is {what}{where} called {place['name']}."))
+    facts = []
+    if "price" in place:
+        facts.append(random.choice((f"has {place['price']} prices", f"is in the {place['price']} price range")))
+    if "rating" in place:
+        facts.append(random.choice((f"is rated {place['rating']}", f"got {place['rating']}")))
+    if "families" in place:
+        facts.append("welcomes families" if place["families"] == "yes" else "is not for families")
+    if not facts:
+        return opening
+    return f"{opening} It {' and '.join(facts)}."
+
+
+def public_sentences(seed: int) -> list[str]:
+    """Descriptions of public places: what the model reads before it meets the private task."""
+    random = Random(seed)
+    return [describe(random, invent_place(random, PUBLIC_WORDS, PUBLIC_THINGS)) for _ in range(PUBLIC_SENTENCES)]
+
+
+def rows(count: int, seed: int, words: Sequence[str], things: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Records with ``prompt`` (attributes and an arrow) and ``completion`` (a sentence that tells them)."""
+    random = Random(seed)
+    for _ in range(count):
+        place = invent_place(random, words, things)
+        attributes = ", ".join(f"{attribute}[{value}]" for attribute, value in place.items())
+        yield {"prompt": f"{attributes} -> ", "completion": describe(random, place)}
+
+
+def train_tokenizer(sentences: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of at most ``VOCABULARY`` tokens; bytes make every text representable."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A Llama of four layers and about a million random weights."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]) -> float:
+    """Ordinary training on windows of the public text; gives the loss of the last step (nats a token)."""
+    stream = torch.tensor(
+        [token for text in sentences for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    model.train()
+    for _ in range(PRETRAINING_STEPS):
+        starts = torch.randint(len(stream) - PRETRAINING_LENGTH, (PRETRAINING_BATCH,))
+        windows = torch.stack([stream[start : start + PRETRAINING_LENGTH] for start in starts])
+        loss = model(input_ids=windows, labels=windows).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, str]]) -> None:
+    """One JSON object a line; the file appears whole or not at all."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    temporary.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line: ``make_model_and_data.py [--seed S] [--out DIRECTORY]``; an existing model is kept."""
+    parser = argparse.ArgumentParser(description="Make the causal-lm example's model and data.")
+    parser.add_argument("--seed", type=int, default=7, help="same seed, same data (default 7)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where model/ and data/ go")
+    options = parser.parse_args(arguments)
+
+    data, model_directory = options.out / "data", options.out / "model"
+    data.mkdir(parents=True, exist_ok=True)
+    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed, PRIVATE_WORDS, PRIVATE_THINGS))
+    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, PUBLIC_WORDS, PUBLIC_THINGS))
+    print(f"wrote {PRIVATE_ROWS} training and {EVALUATION_ROWS} evaluation rows to {data}")
+    if (model_directory / "config.json").exists():
+        print(f"kept the model in {model_directory}; remove the directory to make it anew")
+        return
+
+    sentences = public_sentences(options.seed + 2)
+    tokenizer = train_tokenizer(sentences)
+    model = make_model(tokenizer, options.seed)
+    loss = pretrain(model, tokenizer, sentences)
+    partial = options.out / "model.part"
+    shutil.rmtree(partial, ignore_errors=True)
+    tokenizer.save_pretrained(partial)
+    model.save_pretrained(partial)
+    partial.rename(model_directory)
+    print(f"wrote a model of {model.num_parameters():,} weights to {model_directory} (loss on public text {loss:.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The CustomResourceDefinition: fresh, small, structural, and documented everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tensafe_api import crd
+from tensafe_api.reasons import Phase
+
+FILE = Path(__file__).parents[2] / "crds" / crd.FILE_NAME
+SCHEMA = crd.open_api_schema()
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema in a schema, with its path."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield from nodes(schema[key], f"{path}[]")
+
+
+def at(path: str) -> dict[str, Any]:
+    return dict(nodes(SCHEMA))[path]
+
+
+def test_the_file_is_fresh() -> None:
+    assert FILE.read_text() == crd.text(), "run `python -m tensafe_api.crd`"
+
+
+def test_check_tells_fresh_from_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--check", str(tmp_path)]) == 1
+    assert "is stale: write it anew" in capsys.readouterr().err
+    assert crd.main([str(tmp_path)]) == 0
+    assert crd.main(["--check", str(tmp_path)]) == 0
+    (tmp_path / crd.FILE_NAME).write_text("edited")
+    assert crd.main(["--check", str(tmp_path)]) == 1
+
+
+def test_it_is_small_enough_for_kubectl_apply() -> None:
+    """`kubectl apply` keeps the object as JSON in an annotation of at most 262,144 bytes."""
+    assert len(json.dumps(crd.custom_resource_definition(), separators=(",", ":"))) < 60_000
+    assert FILE.stat().st_size < 100_000
+
+
+def test_every_yaml_reader_reads_the_same() -> None:
+    assert yaml.safe_load(FILE.read_text()) == crd.custom_resource_definition()
+
+
+def test_every_field_is_described() -> None:
+    described = [path for path, node in nodes(SCHEMA) if not path.endswith("[]") and path != ".metadata"]
+    assert [path for path in described if not at(path).get("description", "").strip()] == []
+    assert len(described) > 150
+
+
+def test_the_schema_is_structural() -> None:
+    allowed = set(crd._KEYS)
+    for path, node in nodes(SCHEMA):
+        assert set(node) <= allowed, path
+        assert node["type"] in ("object", "array", "string", "integer", "boolean"), path
+        assert ("properties" in node) + ("additionalProperties" in node) <= 1, path
+        if node["type"] == "object" and "properties" not in node:
+            assert node["additionalProperties"]["type"] == "string", path
+
+
+def test_lists_and_strings_of_the_spec_are_bounded() -> None:
+    """Else the API server estimates the cost of the rules over them by the size of the largest request."""
+    for path, node in nodes(at(".spec"), ".spec"):
+        if node["type"] == "array":
+            assert "maxItems" in node, path
+        if node["type"] == "string":
+            assert "maxLength" in node or "enum" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+        if node["type"] == "integer":
+            assert "minimum" in node, path
+
+
+def test_lists_of_the_status_are_keyed() -> None:
+    for path, node in nodes(at(".status"), ".status"):
+        if node["type"] == "array":
+            assert node["x-kubernetes-list-type"] == "map", path
+            for key in node["x-kubernetes-list-map-keys"]:
+                assert key in node["items"]["required"], path
+
+
+def test_required_and_defaulted() -> None:
+    assert SCHEMA["required"] == ["metadata", "spec"]
+    assert at(".spec")["required"] == ["model", "dataset", "privacy", "checkpoint", "cluster"]
+    assert at(".spec.dataset.unit")["required"] == ["kind", "atLeast"]
+    assert at(".spec.privacy")["required"] == ["targetEpsilon"]
+    assert at(".spec.training")["default"] == {"epochs": "3"}
+    assert at(".spec.lora")["default"] == {}
+    assert at(".spec.training.learningRate")["default"] == "2e-4"
+    assert at(".status")["default"] == {"observedGeneration": -1}
+    assert at(".status.phase")["enum"] == [phase.value for phase in Phase]
+    for path in (".spec.privacy.targetDelta", ".spec.training.steps", ".spec.lora.alpha", ".status.privacy"):
+        assert "default" not in at(path), path
+
+
+def test_nothing_is_promised_that_is_not_built() -> None:
+    names = {path.rpartition(".")[2] for path, _ in nodes(SCHEMA)}
+    assert not names & {"signing", "encryption", "budgetRef", "identity", "identities", "initFrom", "hideStepTime"}
+
+
+def test_what_kubectl_shows() -> None:
+    version = crd.custom_resource_definition()["spec"]["versions"][0]
+    columns = version["additionalPrinterColumns"]
+    assert [column["name"].upper() for column in columns] == [
+        "PHASE",
+        "STEP",
+        "EPSILON",
+        "TARGET",
+        "WORKERS",
+        "AGE",
+        "CHECKPOINT",
+    ]
+    assert [column["name"] for column in columns if column.get("priority")] == ["Checkpoint"]
+    fields = dict(nodes(SCHEMA))
+    for column in columns:
+        path = column["jsonPath"].replace("[-1:]", "[]")
+        if column["type"] != "date":
+            assert fields[path]["type"] == column["type"]
+    assert version["subresources"] == {"status": {}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({}, "one type everywhere"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "no alternatives"),
+        ({"type": "array", "prefixItems": []}, "no prefixItems"),
+    ],
+)
+def test_what_a_structural_schema_cannot_say_is_refused(schema: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        crd.structural(schema, {})

@@ -1,0 +1,416 @@
+"""From text to a job and back, and every error at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Status
+
+ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+SHORTEST = """
+apiVersion: tensafe.io/v1alpha1
+kind: TenSafeTrainingJob
+metadata: {name: claims-triage}
+spec:
+  model: {name: Qwen/Qwen3-0.6B}
+  dataset:
+    uri: s3://clinic/claims/
+    columns: {messages: messages}
+    unit: {kind: User, column: patient_id, maxExamplesPerUnit: 8, atLeast: 5000}
+  privacy: {targetEpsilon: "8"}
+  checkpoint: {uri: s3://models/claims-triage/}
+  cluster: {workers: 2, serviceAccountName: trainer}
+"""
+
+WHOLE = """
+apiVersion: tensafe.io/v1alpha1
+kind: TenSafeTrainingJob
+metadata:
+  name: claims-triage
+  namespace: clinic
+  labels: {team: triage}
+  annotations: {tensafe.io/note: "a: b"}
+  uid: 3f2a91c0-0000-4000-8000-000000000000
+spec:
+  model: {name: meta-llama/Llama-3.1-8B, revision: main, task: CausalLM, tokenSecret: {name: hub, key: HF_TOKEN},
+          trustRemoteCode: false, chatTemplate: "{{ messages }}"}
+  lora: {rank: 16, alpha: 32, dropout: "0.05", targetModules: [q_proj, v_proj], layers: [], modulesToSave: [],
+         initSeed: 7}
+  dataset:
+    uri: s3://clinic/claims/
+    format: jsonl
+    columns: {messages: m, tools: t}
+    lossOn: Assistant
+    overLength: Truncate
+    unit: {kind: User, column: patient_id, maxExamplesPerUnit: 8, atLeast: 5000}
+    lineage: claims-2026
+  evaluation: {uri: s3://public/claims-eval/, visibility: Public, everySteps: 100}
+  training: {epochs: "3", expectedBatchSize: 512, microBatchSize: 8, learningRate: "2e-4", schedule: Linear,
+             weightDecay: "0.01", warmupRatio: "0.03", maxLength: 512, precision: bf16, gradientCheckpointing: false}
+  privacy: {targetEpsilon: "8", targetDelta: "1e-6", maxGradNorm: "1.0", noiseMultiplier: "0.8", accountant: RDP,
+            onBudgetExhausted: Stop, reserveSteps: 200}
+  aggregation: {colludingWorkers: 0, verify: Standard}
+  checkpoint: {uri: s3://models/claims-triage/, everySteps: 40, keep: 3}
+  storage: {endpoint: "https://minio.clinic:9000", region: eu-1, secretName: s3-keys}
+  cluster:
+    workers: 8
+    image: registry.example/tensafe-trainer:0.1
+    rayVersion: "2.60.0"
+    imagePullPolicy: IfNotPresent
+    imagePullSecrets: [{name: pull}]
+    worker: {gpus: 1, gpuResource: nvidia.com/gpu, cpus: "8", memory: 64Gi}
+    head: {cpus: "2", memory: 8Gi}
+    serviceAccountName: trainer
+    queueName: gpu-queue
+    priorityClassName: ""
+    runtimeClassName: ""
+    schedulerName: ""
+    nodeSelector: {zone: a}
+    tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+    podLabels: {a: b}
+    podAnnotations: {c: d}
+    securityContext: {runAsUser: 1000, fsGroup: 1000}
+    env: [{name: A, value: "1"}, {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}}]
+    envFrom: [{configMapRef: {name: c}}]
+    volumes: [{name: models, mountPath: /models, pvc: models, readOnly: true}]
+  retry: {maxAttempts: 3, maxRestarts: 5}
+  observability: {privateMetrics: Hidden}
+  activeDeadlineSeconds: 86400
+  childrenTTLSeconds: 3600
+  suspend: false
+status:
+  observedGeneration: 1
+  phase: Running
+  conditions: [{type: Ready, status: "False", reason: WorkerLost, message: "A worker died.",
+                lastTransitionTime: "2026-01-31T12:00:00Z"}]
+  workers: {desired: 8, ready: 8}
+  resolved: {modelCommit: abc, image: a, rayVersion: "2.60.0", datasetDigest: d, chatTemplateDigest: e}
+  attempts: [{number: 1, rayJobName: claims-triage-a1, rayClusterName: c, startTime: "2026-01-31T12:00:00Z",
+              endTime: "2026-01-31T13:00:00Z", reason: WorkerLost, exitCode: 1, node: n, restarts: 1, message: m}]
+  privacy: {epsilonClaimed: "7.666", epsilonSpent: "4.929", targetEpsilon: "8", delta: "1e-6", unit: Example,
+            adjacency: AddOrRemoveOne, noiseMultiplier: "0.775191", sampleRate: "0.0128", stepsCharged: 620,
+            stepsRecharged: 0, stepsPlanned: 2000, accountant: RDP, epsilonAgainstOutsider: "4.929"}
+  progress: {step: 612, totalSteps: 2000, percent: 30, stepsPerSecond: "1.9",
+             estimatedCompletionTime: "2026-01-31T13:00:00Z", lastUpdateTime: "2026-01-31T12:00:00Z"}
+  evaluations: [{step: 600, loss: "1.91", accuracy: "0.9"}]
+  checkpoints: [{uri: "s3://models/a/600", step: 600, epsilon: "4.878", digest: "sha256:ab", signed: false,
+                 time: "2026-01-31T12:00:00Z"}]
+  finalModel: {uri: "s3://models/a/2000", digest: "sha256:ab", statementURI: "s3://models/a/statement.json",
+               statementDigest: "sha256:cd"}
+  ledgerName: claims-triage-3f2a91c0
+  ledgerUID: 3f2a91c0
+"""
+
+
+def problems_of(manifest: str | dict[str, Any], *overrides: str) -> list[str]:
+    """The problems of a manifest, each as its line."""
+    text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+    with pytest.raises(ManifestError) as refusal:
+        load_manifest(text, overrides)
+    assert str(refusal.value).splitlines() == [str(problem) for problem in refusal.value.problems]
+    return [str(problem) for problem in refusal.value.problems]
+
+
+def test_the_shortest_manifest_has_the_documented_defaults() -> None:
+    spec = load_manifest(SHORTEST).spec
+    assert (spec.training.epochs, spec.training.steps, spec.training.learning_rate) == ("3", None, "2e-4")
+    assert (spec.lora.rank, spec.lora.alpha, spec.lora.target_modules) == (16, None, ())
+    assert (spec.privacy.accountant, spec.privacy.target_delta, spec.privacy.max_grad_norm) == ("RDP", None, "1.0")
+    assert (spec.cluster.worker.gpus, spec.cluster.worker.cpus) == (0, "1")
+    assert spec.evaluation is None
+    assert spec.children_ttl_seconds == 3600
+
+
+def test_every_field_can_be_read_and_written() -> None:
+    job = load_manifest(WHOLE)
+    assert load_manifest(dump_manifest(job)) == job
+    assert load_manifest(dump_manifest(job, "json")) == job
+    assert job.status is not None
+    assert job.status.final_model is not None
+    assert job.status.final_model.statement_uri == "s3://models/a/statement.json"
+    written = yaml.safe_load(dump_manifest(job))
+    given = yaml.safe_load(WHOLE)
+    for empty in ("layers", "modulesToSave"):
+        del given["spec"]["lora"][empty]
+    for empty in ("priorityClassName", "runtimeClassName", "schedulerName"):
+        del given["spec"]["cluster"][empty]
+    given["spec"]["cluster"]["tolerations"][0] = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+    given["spec"]["cluster"]["env"][0] = {"name": "A", "value": "1"}
+    assert written == given
+
+
+def test_a_job_is_written_without_nulls_and_empty_blocks() -> None:
+    text = dump_manifest(load_manifest(SHORTEST))
+    assert not re.search(r"null|\{\}|\[\]|: \"\"$", text, re.MULTILINE)
+    assert 'learningRate: "2e-4"' in text
+    assert 'targetEpsilon: "8"' in text
+
+
+def test_all_errors_are_reported_at_once() -> None:
+    manifest = """
+apiVersion: tensafe.io/v1alpha1
+kind: TenSafeTrainingJob
+metadata: {name: Claims}
+spec:
+  model: {name: m, trustRemoteCode: "yes"}
+  dataset:
+    uri: data.csv
+    columns: {messages: m, text: t}
+    unit: {kind: Example, atLeast: 5000}
+  training: {step: 20, steps: 20, learningRate: 2e-4, expectedBatchSize: 6000}
+  privacy: {targetDelta: "0.1"}
+  aggregation: {colludingWorkers: 2}
+  checkpoint: {uri: out, keep: 2.5}
+  cluster: {workers: 2, env: [{name: A}]}
+"""
+    assert problems_of(manifest) == [
+        'metadata.name: "Claims" is not a job\'s name: lower-case letters, digits and -, a letter first, no - at '
+        "the end",
+        'spec.model.trustRemoteCode: must be true or false, not "yes"',
+        'spec.training.learningRate: is a bare number: write learningRate: "0.0002", quoted',
+        "spec.training.step: unknown field: did you mean steps?",
+        "spec.privacy.targetEpsilon: is missing and has no default: write targetEpsilon (the epsilon that training "
+        "must not exceed)",
+        "spec.checkpoint.keep: must be a whole number without quotes, not 2.5",
+        "spec.privacy.targetDelta: privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it "
+        "out for 1 / (10 x unit.atLeast)",
+        "spec.training.expectedBatchSize: training.expectedBatchSize must not be above dataset.unit.atLeast, since it "
+        "counts units: lower it",
+        "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be below cluster.workers: lower it, or "
+        "raise cluster.workers",
+        "spec.dataset.columns: dataset.columns must name one shape of data: write prompt and completion, or messages, "
+        "or text",
+        "spec.cluster.env[0]: env takes exactly one of value and valueFrom for each name: write one of them",
+    ]
+
+
+DECIMAL = 'is not a decimal number such as "8", "0.05" or "2e-4"'
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"spec.privacy.targetEpsilon": 8},
+            'spec.privacy.targetEpsilon: is a bare number: write targetEpsilon: "8", quoted',
+        ),
+        ({"spec.privacy.targetEpsilon": "NaN"}, f'spec.privacy.targetEpsilon: "NaN" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": "inf"}, f'spec.privacy.targetEpsilon: "inf" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": "-1"}, f'spec.privacy.targetEpsilon: "-1" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": "+5"}, f'spec.privacy.targetEpsilon: "+5" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": "0x1p-2"}, f'spec.privacy.targetEpsilon: "0x1p-2" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": "lots"}, f'spec.privacy.targetEpsilon: "lots" {DECIMAL}'),
+        ({"spec.privacy.targetEpsilon": float("nan")}, f"spec.privacy.targetEpsilon: {DECIMAL}"),
+        ({"spec.privacy.targetEpsilon": float("inf")}, f"spec.privacy.targetEpsilon: {DECIMAL}"),
+        ({"spec.privacy.targetEpsilon": "0"}, 'spec.privacy.targetEpsilon: "0" must be above 0'),
+        ({"spec.privacy.targetEpsilon": "1e999"}, 'spec.privacy.targetEpsilon: "1e999" must be below 1e300'),
+        ({"spec.privacy.targetDelta": "1"}, 'spec.privacy.targetDelta: "1" must be below 1'),
+        (
+            {"spec.privacy.targetEpsilon": True},
+            "spec.privacy.targetEpsilon: is read as a truth value: write targetEpsilon as a decimal number such as "
+            '"8", "0.05" or "2e-4", quoted',
+        ),
+        ({"spec.lora.rank": float("nan")}, "spec.lora.rank: must be a whole number without quotes, not NaN"),
+        ({"spec.lora.rank": "16"}, 'spec.lora.rank: must be a whole number without quotes, not "16"'),
+        ({"spec.lora.rank": True}, "spec.lora.rank: must be a whole number without quotes, not true"),
+        ({"spec.lora.rank": -1}, "spec.lora.rank: must be at least 1, not -1"),
+        ({"spec.cluster.workers": 17}, "spec.cluster.workers: must be at most 16, not 17"),
+        ({"spec.cluster.workers": 0}, "spec.cluster.workers: must be at least 1, not 0"),
+        ({"spec.cluster.wokers": 2}, "spec.cluster.wokers: unknown field: did you mean workers?"),
+        ({"spec.privacy.target_delta": "1e-6"}, "spec.privacy.target_delta: unknown field: did you mean targetDelta?"),
+        ({"spec.maxGradNorm": "1"}, "spec.maxGradNorm: unknown field here: did you mean spec.privacy.maxGradNorm?"),
+        ({"spec.retry.xyz": 1}, "spec.retry.xyz: unknown field: spec.retry has maxAttempts, maxRestarts"),
+        ({"spec.privacy.hideStepTime": True}, None),
+        ({"spec.dataset.uri": "s3:/clinic"}, None),
+        (
+            {"spec.training": {"steps": 1, "schedule": "linear"}},
+            'spec.training.schedule: "linear" is none of Linear, Cosine, Constant: did you mean Linear?',
+        ),
+        (
+            {"spec.aggregation.verify": False},
+            "spec.aggregation.verify: false is none of Disabled, Standard, Strict: choose one of them",
+        ),
+        (
+            {"spec.cluster.worker.memory": "8GB"},
+            'spec.cluster.worker.memory: "8GB" is not a size such as "8Gi" or "512Mi"',
+        ),
+        ({"spec.cluster.worker.cpus": 8}, 'spec.cluster.worker.cpus: is a bare number: write cpus: "8", quoted'),
+        ({"spec.lora": [1]}, "spec.lora: must be a mapping of names to values, not [1]"),
+        ({"spec.lora.targetModules": "q"}, 'spec.lora.targetModules: must be a list such as [a, b], not "q"'),
+        ({"spec.lora.targetModules": ["q", "q"]}, 'spec.lora.targetModules: has "q" twice: keep one of them'),
+        (
+            {"spec.cluster.env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]},
+            'spec.cluster.env: has "A" twice: keep one of them',
+        ),
+        ({"metadata.labels": {"a": 1}}, "metadata.labels.a: must be a string, not 1: write it in quotes"),
+        ({"metadata.name": "a" * 41}, "metadata.name: is 41 characters long: write at most 40"),
+        ({"spec.model.chatTemplate": ""}, "spec.model.chatTemplate: is empty: write it, or leave it out"),
+        ({"kind": "Job"}, 'kind: "Job" is not known here: write TenSafeTrainingJob'),
+        ({"apiVersion": "tensafe.io/v1"}, 'apiVersion: "tensafe.io/v1" is not known here: write tensafe.io/v1alpha1'),
+        ({"apiVersion": None}, "apiVersion: is missing: write apiVersion: tensafe.io/v1alpha1"),
+        ({"spec.dataset.unit": None}, None),
+        ({"spec.dataset.unit.atLeast": None}, None),
+        ({"spec.dataset.uri": None}, None),
+        ({"spec.checkpoint.uri": None}, None),
+        ({"spec.checkpoint": None}, None),
+        ({"spec.evaluation": {"uri": "eval.csv"}}, None),
+    ],
+    ids=str,
+)
+def test_bad_input(changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith) -> None:
+    """Each is refused with one sentence, at its own field."""
+    with pytest.raises(ManifestError) as refusal:
+        parse_job(manifest_with(changes))
+    (only,) = refusal.value.problems
+    if problem is None:
+        (changed,) = changes
+        assert only.path.startswith(changed)
+        assert ": write" in only.message or "unknown field" in only.message or "is not a" in only.message
+    else:
+        assert str(only) == problem
+
+
+def test_null_means_absent(manifest_with: ManifestWith) -> None:
+    manifest = manifest_with({})
+    manifest["spec"]["evaluation"] = None
+    manifest["spec"]["lora"] = None
+    assert parse_job(manifest) == parse_job(manifest_with({}))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [\n", "manifest: is no YAML: line 2, column 1: expected the node content, but found '<stream end>'"),
+        ("a: 1\n---\nb: 2\n", "manifest: holds 2 documents: a manifest describes one job"),
+        ("# nothing\n", "manifest: holds nothing: a manifest describes one job"),
+        ("- a\n- b\n", "manifest: is not a mapping: a manifest begins with apiVersion, kind, metadata, spec"),
+    ],
+)
+def test_text_that_is_no_manifest(text: str, problem: str) -> None:
+    assert problems_of(text) == [problem]
+
+
+def test_a_key_written_twice_is_an_error_beside_the_others() -> None:
+    lines = problems_of(SHORTEST + "  suspend: false\n  suspend: maybe\n")
+    assert lines == [
+        'manifest: line 15: "suspend" stands in line 14 already: keep one of them',
+        'spec.suspend: must be true or false, not "maybe"',
+    ]
+
+
+def test_a_key_written_twice_is_an_error_by_itself() -> None:
+    assert len(problems_of(SHORTEST + "  suspend: false\n  suspend: false\n")) == 1
+
+
+def test_a_manifest_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(SHORTEST)
+    assert load_manifest(path) == load_manifest(str(path)) == load_manifest(SHORTEST)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    missing, folder, binary = tmp_path / "none.yaml", tmp_path, tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in (
+        (missing, "no such file or directory"),
+        (folder, "is a directory"),
+        (binary, "not text in UTF-8"),
+    ):
+        with pytest.raises(ManifestError) as refusal:
+            load_manifest(path)
+        (problem,) = refusal.value.problems
+        assert problem.path == str(path)
+        assert reason in problem.message
+
+
+def test_the_same_problem_is_told_once() -> None:
+    error = ManifestError([Problem("a", "b"), Problem("a", "b")])
+    assert str(error) == "a: b"
+
+
+def test_a_status_is_checked_when_it_is_changed() -> None:
+    status = Status()
+    status.phase = "Running"
+    with pytest.raises(ValueError, match="decimal"):
+        status.privacy.epsilon_spent = "lots"
+
+
+decimals = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,4})?(e-?[0-9])?", fullmatch=True)
+names = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+words = st.text(min_size=1, max_size=12).filter(lambda text: re.fullmatch(r"\S(.*\S)?", text, re.ASCII))
+texts = st.text(max_size=30)
+maps = st.dictionaries(texts, texts, max_size=3)
+users = st.fixed_dictionaries(
+    {
+        "kind": st.just("User"),
+        "column": words,
+        "maxExamplesPerUnit": st.integers(1, 99),
+        "atLeast": st.integers(1000, 2**40),
+    }
+)
+examples = st.fixed_dictionaries({"kind": st.just("Example"), "atLeast": st.integers(1000, 2**40)})
+optional_fields = {
+    "metadata.labels": maps,
+    "metadata.annotations": maps,
+    "metadata.namespace": names,
+    "spec.model.revision": words,
+    "spec.model.chatTemplate": st.text(min_size=1, max_size=60),
+    "spec.lora.dropout": st.sampled_from(["0", "0.5", "1e-3"]),
+    "spec.lora.targetModules": st.lists(words, unique=True, max_size=4),
+    "spec.lora.layers": st.lists(st.integers(0, 80), unique=True, max_size=4),
+    "spec.dataset.unit": users | examples,
+    "spec.dataset.lineage": words,
+    "spec.dataset.columns": st.fixed_dictionaries({"messages": words}, optional={"tools": words}),
+    "spec.evaluation": st.fixed_dictionaries(
+        {"uri": words.filter(lambda w: ":" not in w), "visibility": st.just("Public")}
+    ),
+    "spec.training": st.fixed_dictionaries({"epochs": decimals})
+    | st.fixed_dictionaries({"steps": st.integers(1, 10**6)}),
+    "spec.privacy.noiseMultiplier": decimals,
+    "spec.privacy.targetDelta": st.sampled_from(["1e-14", "1e-20"]),
+    "spec.privacy.reserveSteps": st.integers(0, 1000),
+    "spec.storage": st.fixed_dictionaries({}, optional={"region": words, "secretName": names}),
+    "spec.cluster.podLabels": maps,
+    "spec.cluster.env": st.lists(
+        st.fixed_dictionaries({"name": st.from_regex(r"[A-Z]{1,8}", fullmatch=True), "value": texts}),
+        unique_by=lambda variable: variable["name"],
+        max_size=3,
+    ),
+    "spec.cluster.tolerations": st.lists(
+        st.fixed_dictionaries(
+            {"operator": st.just("Exists")}, optional={"key": texts, "tolerationSeconds": st.integers(0, 9)}
+        ),
+        max_size=2,
+    ),
+    "spec.suspend": st.booleans(),
+    "spec.childrenTTLSeconds": st.integers(0, 9999),
+    "status": st.fixed_dictionaries({}, optional={"phase": st.just("Pending"), "ledgerName": texts}),
+}
+
+
+@settings(deadline=None, max_examples=40)
+@given(changes=st.fixed_dictionaries({}, optional=optional_fields), as_json=st.booleans())
+def test_writing_and_reading_gives_the_same_job(changes: dict[str, Any], as_json: bool) -> None:
+    manifest = yaml.safe_load(SHORTEST)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        here = manifest
+        for name in parents:
+            here = here.setdefault(name, {})
+        here[last] = value
+    job = parse_job(manifest)
+    text = dump_manifest(job, "json" if as_json else "yaml")
+    assert load_manifest(text) == job
+    assert TenSafeTrainingJob.model_validate(yaml.safe_load(text)) == job, "PyYAML alone reads the same"

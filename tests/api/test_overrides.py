@@ -1,0 +1,113 @@
+"""`--set`: each value is read as its field wants it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tensafe_api.manifest import ManifestError, load_manifest, parse_job
+from tensafe_api.overrides import override
+
+
+def set_in(manifest: dict[str, Any], *changes: str) -> dict[str, Any]:
+    result = copy.deepcopy(manifest)
+    assert override(result, changes) == []
+    parse_job(result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("spec.privacy.targetEpsilon=4", "4"),
+        ('spec.privacy.targetEpsilon="4"', "4"),
+        ("spec.privacy.maxGradNorm=1e-1", "1e-1"),
+        ("spec.lora.rank=4", 4),
+        ("spec.suspend=true", True),
+        ("spec.lora.targetModules=[q_proj, 1]", ["q_proj", "1"]),
+        ("spec.lora.layers=[4, 5]", [4, 5]),
+        ("spec.model.name=a=b", "a=b"),
+        ("spec.model.chatTemplate={{ messages }}: #", "{{ messages }}: #"),
+        ("spec.cluster.worker={cpus: 2, gpus: 1}", {"cpus": "2", "gpus": 1}),
+        ("spec.cluster.env=[{name: A, value: 1}]", [{"name": "A", "value": "1"}]),
+        ("spec.cluster.nodeSelector={zone: 1}", {"zone": "1"}),
+        ("spec.aggregation.verify=Strict", "Strict"),
+        ("spec.childrenTTLSeconds=5", 5),
+    ],
+)
+def test_values_are_read_as_the_field_wants_them(change: str, value: object, minimal: dict[str, Any]) -> None:
+    here: Any = set_in(minimal, change)
+    for name in change.partition("=")[0].split("."):
+        here = here[name]
+    assert here == value
+
+
+def test_a_key_of_a_map_may_hold_dots(minimal: dict[str, Any]) -> None:
+    result = set_in(minimal, "metadata.labels.tensafe.io/team=a b", "spec.cluster.podLabels.app=x")
+    assert result["metadata"]["labels"] == {"tensafe.io/team": "a b"}
+    assert result["spec"]["cluster"]["podLabels"] == {"app": "x"}
+
+
+def test_steps_take_the_place_of_epochs_and_the_other_way_round(minimal: dict[str, Any]) -> None:
+    by_steps = set_in(minimal, "spec.training.epochs=2", "spec.training.steps=20")
+    assert by_steps["spec"]["training"] == {"steps": 20}
+    assert set_in(by_steps, "spec.training.epochs=1")["spec"]["training"] == {"epochs": "1"}
+
+
+def test_a_block_that_is_made_keeps_its_default(minimal: dict[str, Any]) -> None:
+    result = set_in(minimal, "spec.training.learningRate=1e-3")
+    assert result["spec"]["training"] == {"epochs": "3", "learningRate": "1e-3"}
+
+
+def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
+    assert "serviceAccountName" not in set_in(minimal, "spec.cluster.serviceAccountName=null")["spec"]["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("spec.trainig.steps=20", "--set spec.trainig.steps: unknown field: did you mean training?"),
+        ("spec.training.step=20", "--set spec.training.step: unknown field: did you mean steps?"),
+        (
+            "spec.learningRate=1",
+            "--set spec.learningRate: unknown field here: did you mean spec.training.learningRate?",
+        ),
+        ("spec.suspend", "--set spec.suspend: write it as a path and a value: spec.training.steps=20"),
+        (
+            "status.phase=Failed",
+            "--set status.phase: only fields of metadata and spec can be set: write it as spec.training.steps=20",
+        ),
+        ("spec.lora.rank.x=1", "--set spec.lora.rank.x: rank has no fields: set it whole, as spec.lora.rank=..."),
+        (
+            "spec.lora.layers=[1",
+            "--set spec.lora.layers: [1 cannot be read: write a list as [a, b] and a mapping as {name: value}",
+        ),
+        ("spec.lora.rank=many", 'spec.lora.rank: must be a whole number without quotes, not "many"'),
+        ("spec.privacy.targetEpsilon=nan", 'spec.privacy.targetEpsilon: "nan" is not a decimal number'),
+    ],
+)
+def test_changes_that_cannot_be_made(change: str, problem: str, minimal: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError) as refusal:
+        load_manifest(repr(minimal), [change])
+    (only,) = refusal.value.problems
+    assert str(only).startswith(problem)
+
+
+def test_the_manifest_stays_as_it_was_where_a_change_fails(minimal: dict[str, Any]) -> None:
+    before = copy.deepcopy(minimal)
+    assert len(override(minimal, ["spec.lora.rank.x=1", "spec.nothing=1", "spec.lora.layers=["])) == 3
+    assert minimal["spec"].pop("lora", {}) == {}
+    assert minimal == before
+
+
+def test_problems_of_changes_stand_beside_those_of_the_manifest(minimal: dict[str, Any]) -> None:
+    minimal["spec"]["cluster"]["workers"] = 99
+    with pytest.raises(ManifestError) as refusal:
+        load_manifest(repr(minimal), ["spec.trainig.steps=20", "spec.lora.rank=0"])
+    assert [problem.path for problem in refusal.value.problems] == [
+        "--set spec.trainig.steps",
+        "spec.lora.rank",
+        "spec.cluster.workers",
+    ]

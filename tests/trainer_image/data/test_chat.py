@@ -1,0 +1,125 @@
+"""Conversations: where the assistant speaks, with templates that behave and templates that do not."""
+
+import json
+
+import pytest
+
+from tensorguard.data.errors import DataError
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.tokenise import tokeniser
+
+MESSAGES = {"messages": "m"}
+# the last assistant turn gets a "tool" mark that it loses once another turn follows, as Qwen 3 does with reasoning
+REWRITES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.role == 'assistant' %}tool {% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN = (
+    "{% for m in messages %}{{ m.role }} : {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('starts with a user') }}{% endif %}"
+COUNTS = "{{ messages | length }}" + PLAIN  # no beginning's rendering is the beginning of the whole's
+
+
+def say(*turns):
+    roles = ["user", "assistant"] * len(turns)
+    return [{"role": role, "content": content} for role, content in zip(roles, turns)]
+
+
+def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
+    encode = tokeniser(tokenizer, Recipe(recipe.pop("columns", MESSAGES), max_length, loss_on=loss_on, **recipe))
+
+    def learned(*conversations, **more):
+        found = encode({"messages": list(conversations), **more})
+        return [
+            example and " ".join(
+                tokenizer.convert_ids_to_tokens([t for t, yes in zip(example.input_ids, example.target) if yes])
+            )
+            for example in found
+        ]  # fmt: skip
+
+    return learned
+
+
+def test_every_assistant_turn_is_learned_with_its_end(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=chatml))
+    assert learned(say("hello", "good morning", "how are you ?", "fine")) == ["good morning <|im_end|> fine <|im_end|>"]
+    assert learned(say("hello", "good", "a b")) == ["good <|im_end|>"]
+    assert learned(say("hello")) == [""]
+
+
+def test_a_turn_may_end_where_the_next_begins(make_tokenizer, chatml):
+    tight = chatml.replace("<|im_end|>\n", "<|im_end|>")
+    assert tight != chatml
+    learned = encode_with(make_tokenizer(template=tight))
+    assert learned(say("a", "b", "c", "d")) == ["b <|im_end|> d <|im_end|>"]
+
+
+def test_all_learns_every_turn(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=chatml), loss_on="All")
+    assert learned(say("a", "b")) == ["user a <|im_end|> <|im_start|> assistant b <|im_end|>"]
+
+
+def test_a_rewritten_turn_carries_no_loss(make_tokenizer):
+    learned = encode_with(make_tokenizer(template=REWRITES))
+    assert learned(say("a", "b", "c", "d"), say("a", "b")) == ["tool d <|im_end|>", "tool b <|im_end|>"]
+
+
+def test_the_manifests_template_wins_and_gets_an_end_token_where_it_writes_none(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=chatml), chat_template=PLAIN)
+    assert learned(say("a", "b"), say("a", "b", "c")) == ["b </s>", "b"]
+
+
+def test_messages_as_json_text_and_with_the_nulls_of_arrow(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=chatml + "{% if messages[0].name is defined %}<s>{% endif %}"))
+    with_nulls = [{**message, "name": None} for message in say("a", "b")]
+    assert learned(json.dumps(say("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
+
+
+def test_tools_reach_the_template(make_tokenizer, chatml):
+    template = "{% if tools %}<|im_start|>tool {{ tools[0].name }}<|im_end|>{% endif %}" + chatml
+    columns = {"messages": "m", "tools": "t"}
+    learned = encode_with(make_tokenizer(template=template), loss_on="All", columns=columns)
+    tools = [[{"name": "three"}], None, '[{"name": "two"}]']
+    found = learned(*[say("a", "b")] * 3, tools=tools)
+    assert [text.split(" <|im_start|> user")[0].split(" <|im_end|>")[0] for text in found] == [
+        "tool three",
+        "user a",
+        "tool two",
+    ]
+
+
+def test_odd_conversations_are_dropped_alone(make_tokenizer, chatml):
+    learned = encode_with(make_tokenizer(template=STRICT + chatml))
+    odd = [
+        None,
+        [],
+        "{",
+        "[1]",
+        7,
+        [{"content": "no role"}],
+        [{"role": "system", "content": "refused by the template"}],
+    ]
+    assert learned(say("a", "b"), *odd, say("a", "c")) == ["b <|im_end|>", *[None] * 7, "c <|im_end|>"]
+
+
+def test_long_conversations_are_cut_or_dropped(make_tokenizer, chatml):
+    tokenizer = make_tokenizer(template=chatml)
+    assert encode_with(tokenizer, max_length=7)(say("a", "b c d")) == ["b"]
+    assert encode_with(tokenizer, max_length=7, truncate=False)(say("a", "b c d")) == [None]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (None, "has no chat template"),
+        (COUNTS, "assistant's turns cannot be found"),
+        ("{{ raise_exception('never') }}", r"cannot render a greeting and its answer \(never\)"),
+        ("{% for %}", "cannot render a greeting"),
+    ],
+)
+def test_templates_that_can_never_work_are_refused(make_tokenizer, template, sentence):
+    with pytest.raises(DataError, match=rf"^spec.model.chatTemplate: .*{sentence}"):
+        tokeniser(make_tokenizer(template=template), Recipe(MESSAGES, 32, loss_on="Assistant"))

@@ -1,0 +1,202 @@
+"""Listing and reading, without Ray: every format, its quirks, and the sentences that refuse a data set."""
+
+import gzip
+import json
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensafe_api.resources.learning import Storage
+from tensorguard.data import listing
+from tensorguard.data.columns import check_types
+from tensorguard.data.errors import DataError
+from tensorguard.data.files import Source
+from tensorguard.data.listing import filesystem_of, inspect
+
+TEXT_LABEL = {"text": "text", "label": "label"}
+BY_POSITION = {"text": "0", "label": "1"}
+
+
+def rows_at(path, columns=TEXT_LABEL, form=None):
+    source, fragments = inspect(str(path), columns, form, "file", {}, "spec.dataset")
+    return [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
+
+
+def refusal(path, columns=TEXT_LABEL, form=None, protocol="file"):
+    with pytest.raises(DataError) as error:
+        inspect(str(path), columns, form, protocol, {}, "spec.dataset")
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_csv_quotes_newlines_and_commas(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('label,other,text\n1,x,"one, ""two""\nthree"\n0,y,four\n', encoding="utf-8-sig")
+    assert rows_at(path) == [{"text": 'one, "two"\nthree', "label": "1"}, {"text": "four", "label": "0"}]
+
+
+def test_tsv_knows_no_quotes_and_may_have_no_header(tmp_path):
+    path = tmp_path / "d.tsv"
+    path.write_text('an "odd quote\t1\nand "another"\t0\r\n')
+    assert rows_at(path, BY_POSITION) == [{"0": 'an "odd quote', "1": "1"}, {"0": 'and "another"', "1": "0"}]
+
+
+def test_csv_without_header_by_position(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('"a, b",1\nc,0\n')
+    assert rows_at(path, BY_POSITION) == [{"0": "a, b", "1": "1"}, {"0": "c", "1": "0"}]
+
+
+def test_jsonl_keeps_what_is_no_string_as_json_and_drops_what_is_no_object(tmp_path):
+    path = tmp_path / "d.jsonl"
+    chat = [{"role": "user", "content": "é"}]
+    lines = [json.dumps({"m": chat, "u": 7}), "{broken", "[1]", "", json.dumps({"m": "\ud800", "u": float("nan")})]
+    path.write_text("\n".join(lines))
+    assert rows_at(path, {"messages": "m", "user": "u"}) == [
+        {"m": json.dumps(chat, ensure_ascii=False), "u": "7"},
+        {"m": "?", "u": None},
+    ]
+
+
+def test_parquet_reads_only_the_named_columns_and_keeps_types(tmp_path):
+    table = pa.table({"text": ["a", None], "label": [1, 2], "secret": ["x", "y"]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    assert rows_at(tmp_path / "d.parquet") == [{"text": "a", "label": 1}, {"text": None, "label": 2}]
+
+
+def test_directories_globs_and_compression(tmp_path):
+    for name in ("a.csv", "sub/b.csv", "_SUCCESS", ".hidden.csv", "readme.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text,label\n{name},1\n")
+    with gzip.open(tmp_path / "c.csv.gz", "wt") as file:
+        file.write("text,label\nzipped,1\n")
+    assert {row["text"] for row in rows_at(tmp_path)} == {"a.csv", "sub/b.csv", "zipped"}
+    assert {row["text"] for row in rows_at(tmp_path / "*.csv")} >= {"a.csv"}
+    (tmp_path / "data").write_text("text,label\nnamed by format,1\n")
+    assert rows_at(tmp_path / "data", form="csv") == [{"text": "named by format", "label": "1"}]
+
+
+def test_one_odd_row_drops_nothing_else(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_bytes(b"text,label\ngood,1\nshort\n\nlong,1,2,3\n\xff\xfe,0\nlast,0\n")
+    assert rows_at(path) == [
+        {"text": "good", "label": "1"},
+        {"text": "short", "label": None},
+        {"text": "long", "label": "1"},
+        {"text": "\ufffd\ufffd", "label": "0"},
+        {"text": "last", "label": "0"},
+    ]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "parquet"])
+@given(texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n"), min_size=1), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_fragments_tile_a_file_however_it_is_cut(tmp_path_factory, form, texts):
+    path = tmp_path_factory.mktemp("tiles") / f"d.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"text": texts}), path, row_group_size=2)
+    elif form == "jsonl":
+        path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    else:
+        path.write_text("text\n" + "".join(text + "\n" for text in texts))
+    source = Source("file", {}, form, ("text",))
+    found = [
+        row["text"] for part in range(5) for table in source.tables(str(path), part, 5) for row in table.to_pylist()
+    ]
+    assert sorted(found) == sorted(text.removeprefix("\ufeff") if form == "tsv" else text for text in texts)
+
+
+def test_big_files_are_cut_and_csv_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "FRAGMENT_BYTES", 10)
+    for name in ("d.tsv", "d.csv"):
+        (tmp_path / name).write_text("text\tlabel\n".replace("\t", "," if "csv" in name else "\t") + "x\n" * 20)
+    count = {n: len(inspect(str(tmp_path / n), {"text": "text"}, None, "file", {}, "w")[1]) for n in ("d.tsv", "d.csv")}
+    assert count == {"d.tsv": 5, "d.csv": 1}
+
+
+def test_a_missing_column_names_the_nearest(tmp_path):
+    for name, content in {"d.csv": "texts,label\na,1\n", "d.jsonl": '{"texts": "a", "label": 1}\n'}.items():
+        (tmp_path / name).write_text(content)
+        message = refusal(tmp_path / name)
+        assert message.startswith("spec.dataset.columns: ")
+        assert message.endswith("has no column 'text'; did you mean 'texts'?")
+    pq.write_table(pa.table({"x": ["a"]}), tmp_path / "d.parquet")
+    assert refusal(tmp_path / "d.parquet").endswith("has no column 'text'; it has 'x'")
+    (tmp_path / "d.tsv").write_text("a\tb\n")
+    assert "has no column '2'; it has '0', '1'" in refusal(tmp_path / "d.tsv", {"text": "2"})
+    assert "by its header, or all by position" in refusal(tmp_path / "d.tsv", {"text": "0", "label": "b"})
+
+
+def test_refusals_of_addresses(tmp_path):
+    assert refusal(tmp_path / "none.csv").endswith("there is no such file or directory")
+    assert "this kind of address is not known" in refusal("pvc://claim/d.csv", protocol="pvc")
+    (tmp_path / "d.csv").touch()
+    assert "there is no data at" in refusal(tmp_path / "d.csv")
+    assert "there is no data at" in refusal(tmp_path)
+    assert "there is no data at" in refusal(tmp_path / "*.parquet")
+    (tmp_path / "d.txt").write_text("x")
+    assert refusal(tmp_path / "d.txt").startswith("spec.dataset.format: ")
+    (tmp_path / "a.json").write_text('[{"text": "a", "label": 1}]')
+    assert "JSON array" in refusal(tmp_path / "a.json")
+    (tmp_path / "d.csv").write_text("text,label\n")
+    assert "holds csv and jsonl files" in refusal(tmp_path)
+    (tmp_path / "d.parquet").write_text("this is no parquet")
+    assert refusal(tmp_path / "d.parquet").endswith("as parquet (ArrowInvalid)")
+
+
+def test_a_file_that_breaks_while_read_says_nothing_of_its_content(tmp_path):
+    (tmp_path / "d.parquet").write_bytes(b"my secret record")
+    with pytest.raises(DataError) as error:
+        list(Source("file", {}, "parquet", ("text",)).tables(str(tmp_path / "d.parquet"), 0, 1))
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "fits"),
+    [
+        ("text", pa.large_string(), True),
+        ("text", pa.dictionary(pa.int32(), pa.string()), True),
+        ("text", pa.int64(), False),
+        ("completion", pa.list_(pa.string()), False),
+        ("label", pa.int8(), True),
+        ("label", pa.float64(), True),  # pandas makes integers with gaps floats
+        ("label", pa.list_(pa.int64()), False),
+        ("label", pa.date32(), False),
+        ("messages", pa.list_(pa.struct({"role": pa.string()})), True),
+        ("messages", pa.string(), True),
+        ("messages", pa.int64(), False),
+        ("user", pa.int64(), True),
+        ("user", pa.timestamp("s"), True),
+        ("user", pa.struct({"id": pa.string()}), False),
+    ],
+)
+def test_types_are_judged_by_the_schema_alone(role, kind, fits):
+    if fits:
+        check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
+        return
+    with pytest.raises(DataError, match=rf"^spec.dataset.columns: column 'c' \({role}\) is of type "):
+        check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
+
+
+def test_any_file_system_of_fsspec():
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/bucket/a/1.jsonl", b'{"text": "a"}\n')
+    memory.pipe("/bucket/a/2.jsonl", b'{"text": "b"}')
+    for uri in ("memory://bucket/a/", "memory://bucket/a/*.jsonl"):
+        source, fragments = inspect(uri, {"text": "text"}, None, "memory", {}, "spec.dataset")
+        tables = [table for fragment in fragments for table in source.tables(**fragment)]
+        assert [row["text"] for table in tables for row in table.to_pylist()] == ["a", "b"]
+
+
+def test_object_storage_gets_endpoint_and_region():
+    storage = Storage(endpoint="https://minio.clinic:9000", region="eu-1")
+    client = {"endpoint_url": "https://minio.clinic:9000", "region_name": "eu-1"}
+    assert filesystem_of("s3://bucket/d.csv", storage) == ("s3", {"client_kwargs": client})
+    assert filesystem_of("s3://bucket/d.csv", Storage()) == ("s3", {})
+    assert filesystem_of("hf://datasets/a/b", storage) == ("hf", {})
+    assert filesystem_of("a/b.csv", storage) == ("file", {})

@@ -1,0 +1,155 @@
+"""The whole way on a real Ray cluster: from files and from memory to shards, through a crash, without a trace."""
+
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+import torch
+
+from tensorguard.data.errors import DataError
+from tensorguard.data.read import from_memory, read
+from tensorguard.data.recipe import columns_of
+from tensorguard.data.shard import Shard
+from tensorguard.data.shards import prepare, prepare_public
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+KEY = b"a secret key of thirty-two bytes"
+
+
+@pytest.fixture
+def spec(make_spec):
+    return make_spec({"text": "text", "label": "label"}, labels=3)
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer):
+    return make_tokenizer()
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Forty records in two files: text of the words a to d, labels 0 to 3, of which 3 is out of range."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    rows = [(" ".join("abcd"[int(d)] for d in f"{i % 4}{i // 4 % 4}{i % 3}"), i % 4) for i in range(40)]
+    for number in range(2):
+        lines = [f"{text},{label}" for text, label in rows[number::2]]
+        (folder / f"{number}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return folder
+
+
+def rows_in(tokenizer, *paths):
+    shards = [Shard.open(path) for path in paths]
+    return [(tokenizer.decode(s.tokens(r)), s.label(r)) for s in shards for u in range(len(s)) for r in s.records(u)]
+
+
+def rows_of(source):
+    lines = [line for path in sorted(source.iterdir()) for line in path.read_text().splitlines()[1:]]
+    return [(line.split(",")[0], int(line.split(",")[1])) for line in lines]
+
+
+def test_from_files_to_shards_and_back_without_a_trace(source, spec, tokenizer, tmp_path):
+    directory = tmp_path / "shards"
+    made = [
+        prepare(
+            read(uri, columns_of(spec), base_dir=tmp_path), spec, tokenizer, workers=3, key=KEY, directory=directory
+        )
+        for uri in ("source", f"file://{source}/*.csv")
+    ]
+    assert made[0] == made[1]
+    assert Counter(rows_in(tokenizer, *made[0].shards)) == Counter((t, n) for t, n in rows_of(source) if n < 3)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in directory.iterdir()} == {f"shard-00{i}-of-003.arrow" for i in range(3)}
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert not list(session.glob("logs/ray-data*"))
+
+    public = prepare_public(read("source", columns_of(spec), base_dir=tmp_path), spec, tokenizer, directory=directory)
+    assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
+
+
+def test_a_process_that_dies_halfway_duplicates_and_loses_no_record(spec, tokenizer, tmp_path):
+    directory = tmp_path / "shards"
+    died = tmp_path / "died"
+
+    def die_once(batch):
+        parts = list(directory.glob("parts-dataset/*"))
+        if parts and not died.exists():
+            died.write_text(str(len(parts)))
+            os._exit(1)
+        return batch
+
+    context = ray.data.DataContext.get_current().copy()
+    context.target_max_block_size = 1000  # several blocks, hence parts, from one task
+    with ray.data.DataContext.current(context):
+        texts = ["a " * i for i in range(1, 30)] * 10
+        table = pa.table({"text": texts, "label": [1] * len(texts)})
+        dataset = ray.data.from_arrow(table).map_batches(die_once, batch_size=10, batch_format="pyarrow")
+        made = prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=directory)
+    assert int(died.read_text()) > 0
+    assert Counter(text for text, _ in rows_in(tokenizer, *made.shards)) == Counter(text.strip() for text in texts)
+
+
+def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp_path):
+    from datasets import Dataset
+
+    records = [{"text": f"{a} {b}", "label": i, "id": i} for i, (a, b) in enumerate(["ab", "cd", "ef"])]
+
+    class Torch(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(records)
+
+        def __getitem__(self, i):
+            return {**records[i], "label": torch.tensor(records[i]["label"])}
+
+    columns = columns_of(spec)
+    for data in (records, iter(records), Torch(), Dataset.from_list(records), ray.data.from_items(records)):
+        dataset = from_memory(data, columns)
+        made = prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=tmp_path)
+        assert sorted(rows_in(tokenizer, *made.shards)) == [("a b", 0), ("c d", 1), ("e f", 2)]
+
+    for data, sentence in (
+        ({"train": records}, "not dict"),
+        ([1, 2], "its items are no dicts"),
+        (7, "not int"),
+        ([], "is empty"),
+        (Dataset.from_dict({"text": [], "label": []}), "is empty"),
+        ([{"texts": "a", "label": 1}], "did you mean 'texts'"),
+        (Dataset.from_dict({"text": [1], "label": [1]}), "it needs strings"),
+        (ray.data.from_items([{"text": 1, "label": 1}]), "it needs strings"),
+    ):
+        with pytest.raises(DataError, match=rf"^train_dataset.*{sentence}"):
+            from_memory(data, columns)
+
+
+def test_users_are_units(make_spec, tokenizer, tmp_path):
+    unit = {"kind": "User", "column": "id", "maxExamplesPerUnit": 2}
+    spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)
+    records = [{"p": "a", "c": "b " * (i + 1), "id": i % 5} for i in range(30)]
+    made = prepare(from_memory(records, columns_of(spec)), spec, tokenizer, workers=2, key=KEY, directory=tmp_path)
+    shards = [Shard.open(path) for path in made.shards]
+    assert sum(map(len, shards)) == 5
+    assert all(len(shard.records(unit)) == 2 for shard in shards for unit in range(len(shard)))
+
+
+def test_refusals_name_the_field_and_no_record(source, spec, make_spec, tokenizer, tmp_path):
+    def sentence(columns=None, spec=spec, uri="source", **options):
+        with pytest.raises(DataError) as error:
+            dataset = read(uri, columns or columns_of(spec), base_dir=tmp_path, **options)
+            prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=tmp_path / "shards")
+        assert "\n" not in str(error.value)
+        assert isinstance(pickle.loads(pickle.dumps(error.value)), DataError)
+        assert not (tmp_path / "shards" / "parts-dataset").exists()
+        return str(error.value)
+
+    assert "no such file" in sentence(uri="elsewhere.csv")
+    assert "did you mean 'text'" in sentence({"text": "txt", "label": "label"})
+    assert sentence(uri="pvc://claim/x", where="spec.evaluation").startswith("spec.evaluation.uri: ")
+    for path in source.iterdir():
+        path.write_text("text,label\na,17\nb,\n")
+    assert sentence().startswith("spec.dataset: no record is usable: ")
+    (source / "1.csv").write_text("other,label\nmy secret,1\n")
+    assert "1.csv has no column 'text'" in sentence()

@@ -1,0 +1,189 @@
+"""Who goes where, without Ray: keyed names, splitting and merging, under every order and with any neighbour."""
+
+from collections import Counter
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorguard.data import keys
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import Shard, write
+from tensorguard.data.shards import merge, split_by_unit
+from tensorguard.data.tokenise import Example, tokeniser
+
+KEY = b"0123456789abcdef"
+WORKERS = 3
+COLUMNS = {"text": "t", "user": "u"}
+
+texts = st.text("abc", min_size=1, max_size=3)
+users = st.sampled_from(["1", "2", "3", "4", None])
+records = st.lists(st.tuples(texts, users), max_size=12)
+
+
+def letters(values):
+    """A stand-in for a tokenizer: one token for each letter, and nothing for a text with a "z"."""
+    return [None if "z" in t else Example([ord(c) for c in t], [1] * len(t)) for t in values["text"]]
+
+
+def split(rows, workers=WORKERS, columns=COLUMNS, key=KEY):
+    data = {"t": [t for t, _ in rows], "u": [u for _, u in rows]}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in data.items()})
+    return split_by_unit(table, columns=columns, tokenise=letters, key=key, workers=workers)
+
+
+def shards(rows, limit=None, batches=1, **options):
+    """Each worker's units, each a tuple of its records' texts, after a whole preparation; and the digest."""
+    parts = [split(rows[i::batches], **options) for i in range(batches)]
+    merged = [merge([part[w] for part in parts], limit) for w in range(len(parts[0]))]
+    found = []
+    for batch, _ in merged:
+        shard = Shard(batch)
+        found.append([tuple("".join(map(chr, shard.tokens(r))) for r in shard.records(u)) for u in range(len(shard))])
+    return found, keys.digest_of(options.get("key", KEY), [total for _, total in merged])
+
+
+@given(records, st.randoms(), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_shards_do_not_depend_on_the_order_of_rows_or_on_how_they_were_read(rows, random, batches):
+    shuffled = random.sample(rows, len(rows))
+    assert shards(shuffled, limit=2, batches=batches) == shards(rows, limit=2)
+
+
+@given(records, st.tuples(texts, users))
+@settings(max_examples=60, deadline=None)
+def test_one_record_more_changes_its_own_unit_only(rows, extra):
+    text, user = extra
+    before, after = shards(rows)[0], shards([*rows, extra])[0]
+    for old, new in zip(before, after):
+        gone, came = Counter(old) - Counter(new), Counter(new) - Counter(old)
+        if user is None:
+            assert (gone, came) in [(Counter(), Counter()), (Counter(), Counter([(text,)]))]
+        else:
+            assert gone.total() <= 1 and came.total() <= 1
+            hers = sorted(t for t, u in [*rows, extra] if u == user)
+            assert all(sorted(unit) == hers for unit in came)
+    assert sum(map(len, after)) - sum(map(len, before)) in (0, 1)
+
+
+@given(records)
+@settings(max_examples=60, deadline=None)
+def test_every_user_is_one_unit_and_every_record_without_one_is_its_own(rows):
+    units = [tuple(sorted(unit)) for shard in shards(rows)[0] for unit in shard]
+    expected = [tuple(sorted(t for t, u in rows if u == user)) for user in {u for _, u in rows if u}]
+    expected += [(t,) for t, u in rows if u is None]
+    assert Counter(units) == Counter(expected)
+
+
+@given(records)
+@settings(max_examples=40, deadline=None)
+def test_for_examples_every_row_is_a_unit_and_twins_share_a_shard(rows):
+    found, _ = shards(rows, columns={"text": "t"})
+    assert Counter(unit for shard in found for unit in shard) == Counter((t,) for t, _ in rows)
+    assert all(sum((t,) in shard for shard in found) == 1 for t, _ in rows)
+
+
+@given(st.lists(texts, min_size=1, max_size=8), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_the_limit_keeps_the_same_records_whoever_else_is_there(hers, limit):
+    rows = [(t, "1") for t in hers]
+    [kept] = [unit for shard in shards(rows, limit=limit)[0] for unit in shard]
+    smallest = sorted(hers, key=lambda t: keys.record_key(KEY, keys.content_of([t, "1"])))[:limit]
+    assert list(kept) == smallest
+    with_others = shards([*rows, ("a", "2"), ("b", None)], limit=limit)[0]
+    assert kept in [unit for shard in with_others for unit in shard]
+
+
+def test_dropped_records_are_in_no_shard_and_not_in_the_digest():
+    assert shards([("a", "1"), ("zz", "1"), ("z", None)]) == shards([("a", "1")])
+
+
+def test_a_record_that_makes_a_library_raise_is_dropped_alone():
+    def brittle(values):
+        if any("b" in t for t in values["text"]):
+            raise RuntimeError("a secret")
+        return letters(values)
+
+    table = pa.table({"t": ["a", "b", "c"]})
+    [part] = split_by_unit(table, columns={"text": "t"}, tokenise=brittle, key=KEY, workers=1)
+    assert sorted(part.column("input_ids").to_pylist()) == [[ord("a")], [ord("c")]]
+
+
+def test_text_that_is_no_utf8_is_dropped_alone():
+    broken = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    [part] = split_by_unit(
+        pa.table({"t": broken}), columns={"text": "t"}, tokenise=tokeniser_of_none, key=KEY, workers=1
+    )
+    assert part.column("input_ids").to_pylist() == [[ord("a")]]
+
+
+def tokeniser_of_none(values):
+    return [Example([ord(c) for c in t], [1] * len(t)) if t else None for t in values["text"]]
+
+
+@given(records)
+@settings(max_examples=40, deadline=None)
+def test_the_digest_sees_every_record_and_needs_the_key(rows):
+    digest = shards(rows)[1]
+    assert digest.startswith("hmac-sha256:") and len(digest) == 12 + 64
+    assert shards(rows, workers=5)[1] == digest
+    assert shards([*rows, ("a", None)])[1] != digest
+    assert shards([*rows, ("a", None)])[1] != shards([*rows, ("a", "1")])[1]
+    assert shards(rows, key=b"another key of16")[1] != digest
+
+
+def test_units_spread_over_workers_and_the_key_decides():
+    rows = [(str(i), None) for i in range(300)]
+    sizes = [len(shard) for shard in shards(rows)[0]]
+    assert sum(sizes) == 300 and min(sizes) > 60  # expected 100 each, standard deviation 8
+    assert shards(rows, key=b"another key of16")[0] != shards(rows)[0]
+
+
+def test_ids_are_one_user_whatever_their_type():
+    assert {keys.user_of(value) for value in (7, 7.0, "7", b"7")} == {b"7"}
+    assert {keys.user_of(value) for value in (None, "", float("nan"))} == {None}
+    assert keys.unit_key(KEY, user=b"x", content=b"") != keys.unit_key(KEY, user=None, content=b"x")
+
+
+def test_known_names():
+    """Names decide the shards of a resumed job, so they never change. (Reference values: openssl dgst -hmac.)"""
+    content = keys.content_of(["é", {"b": 1, "a": None}])
+    assert content == '["é",{"a":null,"b":1}]'.encode()
+    unit = keys.unit_key(KEY, user=None, content=content)
+    assert unit.hex() == "d798402b53239d083b535231172829cc4f3b181249a1146b6beb6f1f1b7a4e16"
+    assert keys.record_key(KEY, content).hex() == "4fc10a44c283209b3b3e8bb692f821471546e032dc27591bf8c2ce9ea1bd49cc"
+    assert [keys.shard_of(unit, workers) for workers in (1, 16, 1009)] == [0, 6, 377]
+
+
+def test_a_shard_on_disk_is_mapped_and_says_what_was_written(tmp_path, make_tokenizer):
+    rows = [("a", "1"), ("abc", "1"), ("ab", "2")]
+    [part] = split(rows, workers=1)
+    write(merge([part], None)[0], tmp_path / "s.arrow")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.arrow"]
+    before = pa.total_allocated_bytes()
+    shard = Shard.open(tmp_path / "s.arrow")
+    assert pa.total_allocated_bytes() == before
+    assert len(shard) == 2 and not shard.classification
+    assert sorted(shard.unit_length(unit) for unit in range(2)) == [2, 3]
+    assert all(shard.learned(r).tolist() == [1] * len(shard.tokens(r)) for u in range(2) for r in shard.records(u))
+
+    encode = tokeniser(make_tokenizer(), Recipe({"text": "t", "label": "l"}, 8, labels=3))
+    table = pa.table({"t": ["a b", "c"], "l": [2, 1]})
+    [part] = split_by_unit(table, columns={"text": "t", "label": "l"}, tokenise=encode, key=KEY, workers=1)
+    shard = Shard(merge([part], None)[0])
+    assert shard.classification and {(len(shard.tokens(r)), shard.label(r)) for r in range(2)} == {(2, 2), (1, 1)}
+
+
+def test_an_empty_shard_can_be_opened(tmp_path):
+    [part] = split([], workers=1)
+    batch, total = merge([part], 2)
+    write(batch, tmp_path / "s.arrow")
+    assert (len(Shard.open(tmp_path / "s.arrow")), total) == (0, 0)
+
+
+def test_sums_wrap():
+    import numpy as np
+
+    ones = np.full((3, 32), 255, np.uint8)
+    assert keys.sum_of(ones) == (3 * (2**256 - 1)) % 2**256
+    assert keys.sum_of(np.empty((0, 32), np.uint8)) == 0

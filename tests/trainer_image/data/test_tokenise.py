@@ -1,0 +1,123 @@
+"""Records to tokens: what is learned, what is dropped, and that nothing depends on a neighbour."""
+
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorguard.data.errors import DataError
+from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.tokenise import label_or_none, tokeniser
+
+PAIR = {"prompt": "p", "completion": "c"}
+
+
+def words(tokenizer, ids):
+    return " ".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def learned(tokenizer, example):
+    return words(tokenizer, [token for token, yes in zip(example.input_ids, example.target) if yes])
+
+
+def test_recipe_resolves_the_loss(make_spec):
+    loss = {
+        "Completion": {"prompt": "p", "completion": "c"},
+        "Assistant": {"messages": "m"},
+        "All": {"text": "t"},
+    }
+    for expected, columns in loss.items():
+        assert Recipe.from_spec(make_spec(columns)).loss_on == expected
+    recipe = Recipe.from_spec(make_spec({"text": "t", "label": "l"}, labels=2, label_names=["no", "yes"]))
+    assert (recipe.loss_on, recipe.kind, recipe.labels, recipe.label_names) == (None, "label", 2, ("no", "yes"))
+    spec = make_spec(PAIR, unit={"kind": "User", "column": "id", "maxExamplesPerUnit": 2}, overLength="Drop")
+    assert columns_of(spec) == {**PAIR, "user": "id"}
+    assert not Recipe.from_spec(spec).truncate
+
+
+def test_completion_and_end_token_are_learned(make_tokenizer):
+    tokenizer = make_tokenizer(bos=True)
+    encode = tokeniser(tokenizer, Recipe(PAIR, 32, loss_on="Completion"))
+    [example] = encode({"prompt": ["a b"], "completion": ["c d"]})
+    assert words(tokenizer, example.input_ids) == "<s> a b c d </s>"
+    assert example.target == [0, 0, 0, 1, 1, 1]
+    assert tokenizer.pad_token_id == example.input_ids[-1]  # learned although padding looks the same
+
+    encode = tokeniser(tokenizer, Recipe(PAIR, 32, loss_on="All"))
+    assert learned(tokenizer, encode({"prompt": ["a b"], "completion": ["c"]})[0]) == "a b c </s>"
+
+
+def test_text_is_learned_but_for_its_first_token(make_tokenizer):
+    tokenizer = make_tokenizer()
+    encode = tokeniser(tokenizer, Recipe({"text": "t"}, 32, loss_on="All"))
+    first, ended = encode({"text": ["a b", "a </s>"]})
+    assert (words(tokenizer, first.input_ids), first.target) == ("a b </s>", [0, 1, 1])
+    assert words(tokenizer, ended.input_ids) == "a </s>"
+
+
+def test_over_length_truncates_or_drops(make_tokenizer):
+    tokenizer = make_tokenizer()
+    records = {"prompt": ["a", "a a a a"], "completion": ["b", "b b"]}
+    cut = tokeniser(tokenizer, Recipe(PAIR, 5, loss_on="Completion"))(records)
+    assert [words(tokenizer, example.input_ids) for example in cut] == ["a b </s>", "a a a a b"]
+    assert cut[1].target == [0, 0, 0, 0, 1]
+    dropped = tokeniser(tokenizer, Recipe(PAIR, 5, truncate=False, loss_on="Completion"))(records)
+    assert dropped == [cut[0], None]
+    assert tokeniser(tokenizer, Recipe(PAIR, 2, loss_on="Completion"))(records)[1].target == [0, 0]
+
+
+def test_odd_values_drop_their_record_only(make_tokenizer):
+    encode = tokeniser(make_tokenizer(), Recipe(PAIR, 32, loss_on="Completion"))
+    odd = [None, 7, ["x"], {"x": 1}, 1.5]
+    found = encode({"prompt": ["a", *odd, "a", b"a"], "completion": ["b", *["c"] * 5, None, b"\xff"]})
+    assert [example is not None for example in found] == [True, *[False] * 6, True]
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
+    with pytest.raises(DataError, match=r"^spec.model.name: .* no end token"):
+        tokeniser(make_tokenizer(eos=None), Recipe(PAIR, 32, loss_on="Completion"))
+
+
+@given(
+    texts=st.lists(st.text() | st.none(), min_size=1, max_size=6),
+    at=st.integers(0, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_records_tokens_depend_on_no_other_record(make_tokenizer, texts, at):
+    encode = tokeniser(make_tokenizer(), Recipe({"text": "t"}, 8, loss_on="All"))
+    at %= len(texts)
+    assert encode({"text": texts})[at] == encode({"text": [texts[at]]})[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        (0, 0), (2, 2), ("1", 1), (" 1 ", 1), (1.0, 1), (True, 1), ("red", 0), (b"blue", 2), ("2", 1),
+        (3, None), (-1, None), ("-1", None), ("1.0", None), ("grey", None), (None, None), (1.5, None), ("", None),
+        (float("nan"), None), (float("inf"), None), ("9" * 400, None), ([1], None), ("²", None), (10**400, None),
+    ],
+)  # fmt: skip
+def test_labels(value, label):
+    names = ("red", "2", "blue")  # a name that looks like a number is a name
+    assert label_or_none(value, Recipe({"text": "t", "label": "l"}, 8, labels=3, label_names=names)) == label
+
+
+@pytest.mark.model
+def test_classification_with_the_real_tokenizer(minilm):
+    recipe = Recipe({"text": "t", "label": "l"}, 8, labels=2)
+    records = {"text": ["hello world", "x " * 600, None, "fine"], "label": ["1", 0, 1, 7]}
+    short, long, *dropped = tokeniser(minilm, recipe)(records)
+    assert (minilm.decode(short.input_ids), short.target) == ("[CLS] hello world [SEP]", 1)
+    assert (len(long.input_ids), long.input_ids[-1]) == (8, minilm.sep_token_id)
+    assert dropped == [None, None]
+    encode = tokeniser(minilm, Recipe(recipe.columns, 8, truncate=False, labels=2))
+    assert pickle.loads(pickle.dumps(encode))(records) == [short, None, None, None]
+
+
+@pytest.mark.model
+def test_a_long_record_is_not_mentioned_anywhere(minilm, capfd, caplog):
+    tokeniser(minilm, Recipe({"text": "t", "label": "l"}, 600, truncate=False, labels=2))(
+        {"text": ["x " * 700], "label": [0]}
+    )
+    assert "".join(capfd.readouterr()) + caplog.text == ""

@@ -1,0 +1,120 @@
+"""Tiny random models of three families, made on the spot, and what the tests do with them again and again."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from tensorguard.models.checks import dummy_batches
+from tensorguard.models.dropout import record_seeds
+from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import LossFunction, record_loss
+from tensorguard.privacy.gradients import Batch, PerExampleGradients
+
+ROWS, LENGTH, WORDS = 4, 16, 97
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bert() -> PreTrainedModel:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=3, **size, **dropout)
+    )
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    settings = {"vocab_size": WORDS, "max_position_embeddings": LENGTH, "num_key_value_heads": 2, **size, **changes}
+    return LlamaForCausalLM(LlamaConfig(**settings))
+
+
+def gpt2(**changes: Any) -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=1)
+    )
+
+
+MAKERS: dict[str, tuple[Callable[[], PreTrainedModel], str, list[str]]] = {
+    "bert": (bert, "SequenceClassification", ["query", "value"]),
+    "llama": (llama, "CausalLM", ["q_proj", "v_proj", "down_proj"]),
+    "gpt2": (gpt2, "CausalLM", ["c_attn", "c_fc"]),
+}
+
+
+@dataclass
+class Trained:
+    """A tiny model with an adapter whose B is not zero, and its per-record gradients."""
+
+    model: PeftModel
+    task: str
+    gradients: PerExampleGradients
+
+    def batch(self, seed: int) -> Batch:
+        return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS, labels=3)(seed)
+
+    def rows(self, batch: Batch, seeds: list[int] | None = None) -> torch.Tensor:
+        """The gradients of all rows, in memory of their own."""
+        count = len(batch["labels"])
+        with record_seeds(self.model, seeds or list(range(count))):
+            return self.gradients.compute(batch, count).clone()
+
+
+def move(model: torch.nn.Module, seed: int = 5) -> None:
+    """Move every trainable parameter away from where it starts: LoRA's B = 0 would hide half of the gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in trainable_parameters(model):
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+
+
+@pytest.fixture
+def trained() -> Iterator[Callable[..., Trained]]:
+    made: list[PerExampleGradients] = []
+
+    def make(
+        kind: str,
+        *,
+        precision: str = "fp32",
+        checkpointing: bool = False,
+        loss: LossFunction | None = None,
+        loss_scale: float = 1.0,
+        **lora: Any,
+    ) -> Trained:
+        maker, task, targets = MAKERS[kind]
+        torch.manual_seed(0)
+        base = prepare_base(maker().to(PRECISIONS[precision]), task, pad_token_id=0)
+        if checkpointing:
+            checkpoint_activations(base.model)
+        settings = {"rank": 4, "alpha": 8, "dropout": 0.0, "init_seed": 7, "target_modules": targets} | lora
+        model = attach_lora(base, **settings)
+        move(model)
+        gradients = PerExampleGradients(
+            model, trainable_parameters(model), loss or record_loss(task), loss_scale=loss_scale
+        )
+        made.append(gradients)
+        return Trained(model, task, gradients)
+
+    yield make
+    for gradients in made:
+        gradients.close()

@@ -1,0 +1,109 @@
+"""Losses of one record each, against the formulas written out, and their gradients against finite differences."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tensorguard.models.losses import (
+    IGNORED,
+    Metrics,
+    causal_lm_losses,
+    classification_losses,
+    evaluate,
+    record_loss,
+)
+
+
+@pytest.fixture
+def logits():
+    return torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.fixture
+def labels():
+    labels = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(1))
+    labels[0, 3:] = IGNORED
+    labels[1] = IGNORED
+    return labels
+
+
+def test_causal_loss_is_the_mean_over_the_records_own_learned_tokens(logits, labels):
+    found = causal_lm_losses(logits, labels)
+    for i in (0, 2):
+        expected = functional.cross_entropy(logits[i, :-1], labels[i, 1:], ignore_index=IGNORED)
+        torch.testing.assert_close(found[i], expected)
+    assert found[1] == 0
+
+
+def test_causal_loss_has_the_right_gradient(logits, labels):
+    assert torch.autograd.gradcheck(lambda x: causal_lm_losses(x, labels), logits.requires_grad_())
+
+
+def test_a_record_without_learned_tokens_has_no_gradient_even_where_its_logits_are_not_numbers(logits, labels):
+    logits[1] = float("nan")
+    logits.requires_grad_()
+    losses = causal_lm_losses(logits, labels)
+    assert losses[1] == 0 and losses.isfinite().all()
+    losses.sum().backward()
+    assert (logits.grad[1] == 0).all() and logits.grad.isfinite().all()
+
+
+def test_the_first_label_and_the_last_position_are_not_learned(logits, labels):
+    other = labels.clone()
+    other[:, 0] = 10 - other[:, 0].clamp(min=0)
+    changed = logits.clone()
+    changed[:, -1] += 3
+    assert torch.equal(causal_lm_losses(logits, labels), causal_lm_losses(changed, other))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_half_precision_logits_are_reduced_in_fp32(logits, labels, dtype):
+    half = logits.to(dtype).requires_grad_()
+    losses = causal_lm_losses(half, labels)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, causal_lm_losses(half.detach().float(), labels), rtol=0, atol=0)
+    losses.sum().backward()
+    assert half.grad.dtype == dtype
+
+
+def test_classification_loss_is_cross_entropy_of_each_record():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 2, IGNORED, 1])
+    found = classification_losses(logits, labels)
+    assert found[2] == 0
+    torch.testing.assert_close(found[3], functional.cross_entropy(logits[3], labels[3]))
+
+
+def test_one_label_is_refused():
+    with pytest.raises(ValueError, match="at least two labels"):
+        classification_losses(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", ("bert", "llama"))
+def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
+    model = trained(kind)
+    batch = model.batch(0)
+    batch["attention_mask"][:, :2] = 1
+    if kind == "llama":
+        batch["labels"][:, :2] = 1
+    model.model.eval()
+    losses = record_loss(model.task)(model.model, batch).detach()
+    batch["labels"][2] = IGNORED
+    whole = evaluate(model.model, batch, model.task)
+    parts = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 1), slice(1, 4))]
+    summed = evaluate(model.model, parts[0], model.task) + evaluate(model.model, parts[1], model.task)
+    assert whole.records == summed.records == 3
+    assert whole.correct == summed.correct
+    assert whole.loss == pytest.approx(float(losses[[0, 1, 3]].sum()), rel=1e-5)
+    assert whole.loss == pytest.approx(summed.loss, rel=1e-5)
+
+
+def test_metrics_count_right_answers():
+    class Fixed(torch.nn.Module):
+        def forward(self, logits):
+            return type("Output", (), {"logits": logits})
+
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
+    found = evaluate(Fixed(), {"logits": logits, "labels": torch.tensor([0, 1, 1, IGNORED])}, "SequenceClassification")
+    assert (found.records, found.correct) == (3, 2)
+    assert Metrics(1.0, 2, None) + Metrics(2.0, 3, None) == Metrics(3.0, 5, None)

@@ -1,0 +1,114 @@
+"""A record's gradient must not depend, in any bit, on who else is in its batch, nor on where in it it stands.
+
+The last tests undo one protection each and see the bits move: the first ones can fail.
+"""
+
+import pytest
+import torch
+
+from tensorguard.models.losses import IGNORED, forward_logits
+
+KINDS = ("bert", "llama", "gpt2")
+SEED = 41
+
+
+def rows_of_one_record(trained, *, full):
+    """One record's gradient in every slot, beside different neighbours, among padded and among unpadded ones."""
+    record = trained.batch(99)
+    chosen = 0 if full else 1
+    found = []
+    for slot in range(len(record["labels"])):
+        for padded in (True, False):
+            batch = {name: tensor.clone() for name, tensor in trained.batch(10 * slot + padded).items()}
+            if not padded:
+                batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+            for name, tensor in record.items():
+                batch[name][slot] = tensor[chosen]
+            seeds = [1000 * slot + 2 * i + padded for i in range(len(record["labels"]))]
+            seeds[slot] = SEED
+            found.append(trained.rows(batch, seeds)[slot])
+    return torch.stack(found)
+
+
+def all_equal(rows):
+    return all(torch.equal(rows[0], row) for row in rows[1:])
+
+
+@pytest.mark.parametrize("checkpointing", (False, True), ids=("kept", "recomputed"))
+@pytest.mark.parametrize("dropout", (0.0, 0.25))
+@pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_bit_depends_on_slot_neighbours_or_padding(trained, kind, precision, dropout, checkpointing):
+    model = trained(kind, precision=precision, dropout=dropout, checkpointing=checkpointing)
+    for full in (True, False):
+        rows = rows_of_one_record(model, full=full)
+        assert all_equal(rows)
+        assert 1e-3 < float(rows[0].norm()) < 1e3
+
+
+@pytest.mark.parametrize("neighbour", ("nan", "long", "empty"))
+def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour):
+    model = trained("llama")
+    calm, hostile = model.batch(3), {name: tensor.clone() for name, tensor in model.batch(3).items()}
+    if neighbour == "empty":
+        hostile["attention_mask"][1] = 0
+        hostile["labels"][1] = IGNORED
+    elif neighbour == "long":
+        hostile["attention_mask"][1] = 1
+        hostile["input_ids"][1] = 96
+    with torch.no_grad():
+        embedding = model.model.get_input_embeddings().weight
+        embedding[96] = float("nan") if neighbour == "nan" else 1e4
+        hostile["input_ids"][1] = 96 if neighbour == "nan" else hostile["input_ids"][1]
+        for batch in (calm, hostile):
+            batch["input_ids"][[0, 2, 3]] %= 96
+    assert torch.equal(model.rows(calm)[[0, 2, 3]], model.rows(hostile)[[0, 2, 3]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointing", (False, True), ids=("kept", "recomputed"))
+def test_equals_one_ordinary_backward_for_each_record(trained, kind, checkpointing):
+    model = trained(kind, checkpointing=checkpointing)
+    batch = model.batch(2)
+    together = model.rows(batch)
+    for i, row in enumerate(together):
+        alone = model.gradients.aggregate({name: tensor[i : i + 1] for name, tensor in batch.items()})
+        torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-6)
+
+
+def test_checkpointing_changes_nothing_but_memory(trained):
+    kept = trained("llama", dropout=0.25)
+    rows = kept.rows(kept.batch(1))
+    again = trained("llama", dropout=0.25, checkpointing=True)
+    assert torch.equal(rows, again.rows(again.batch(1)))
+
+
+def test_mutation_mean_over_the_batchs_tokens_couples_records(trained):
+    def token_mean(model, batch):
+        logits, labels = forward_logits(model, batch)[:, :-1].float(), batch["labels"][:, 1:]
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        return losses.sum(dim=1) / (labels != IGNORED).sum()
+
+    assert not all_equal(rows_of_one_record(trained("llama", loss=token_mean), full=True))
+
+
+def test_mutation_seeded_dropout_over_the_batch_couples_records(trained):
+    model = trained("llama", dropout=0.25)
+    for module in model.model.modules():
+        if hasattr(module, "lora_dropout"):
+            module.lora_dropout["default"] = torch.nn.Dropout(0.25)
+
+    def seeded_rows(batch, seeds=None):
+        torch.manual_seed(0)
+        return type(model).rows(model, batch, seeds)
+
+    model.rows = seeded_rows
+    rows = rows_of_one_record(model, full=True)
+    assert torch.equal(rows[0], rows[1])
+    assert not all_equal(rows)
+
+
+def test_mutation_a_mask_that_is_dropped_couples_records_in_bf16(trained):
+    model = trained("llama", precision="bf16")
+    model.model.get_base_model().set_attn_implementation("sdpa")
+    assert not all_equal(rows_of_one_record(model, full=True))

@@ -1,0 +1,224 @@
+"""Per-example gradients on plain torch modules: what is computed, what is undone, what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tensorguard.privacy.gradients import PerExampleGradients
+
+
+def parameters(model):
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def squares(model, batch):
+    return (model(batch["x"]) - batch["y"]).square().flatten(1).sum(dim=1)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.LayerNorm(5), nn.Linear(5, 2)).train()
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return {"x": torch.randn(4, 3, 6, generator=generator), "y": torch.randn(4, 3, 2, generator=generator)}
+
+
+def one_by_one(model, batch):
+    """What the rows must be: an ordinary backward pass for each record, before any hook is there."""
+    rows = []
+    for i in range(len(batch["x"])):
+        squares(model, {name: tensor[i : i + 1].clone() for name, tensor in batch.items()}).sum().backward()
+        rows.append(torch.cat([parameter.grad.flatten() for _, parameter in parameters(model)]))
+        model.zero_grad(set_to_none=True)
+    return torch.stack(rows)
+
+
+def test_rows_equal_a_loop_over_records_in_the_order_of_the_parameters(model, batch):
+    expected = one_by_one(model, batch)
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    found = gradients.compute(batch, 4)
+    assert found.shape == (4, gradients.d) and found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients.aggregate(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_frozen_parameters_have_no_column(model, batch):
+    model[0].requires_grad_(False)
+    expected = one_by_one(model, batch)
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    assert gradients.d == 5 + 5 + 5 * 2 + 2
+    torch.testing.assert_close(gradients.compute(batch, 4), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_dummy_rows_are_left_out(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    full = gradients.compute(batch, 4).clone()
+    assert torch.equal(gradients.compute(batch, 2), full[:2])
+
+
+def test_an_empty_draw_leaves_the_model_alone(model):
+    gradients = PerExampleGradients(model.eval(), parameters(model), squares)
+    assert gradients.compute({}, 0).shape == (0, gradients.d)
+
+
+def test_calls_do_not_add_up_and_share_their_memory(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    first = gradients.compute(batch, 4)
+    kept = first.clone()
+    again = gradients.compute(batch, 4)
+    assert torch.equal(again, kept) and again.data_ptr() == first.data_ptr()
+
+
+@pytest.mark.parametrize("scale", (2.0**14, 3.7))
+def test_loss_scale_is_undone(model, batch, scale):
+    plain = PerExampleGradients(model, parameters(model), squares)
+    expected = plain.compute(batch, 4).clone()
+    plain.close()
+    scaled = PerExampleGradients(model, parameters(model), squares, loss_scale=scale)
+    found = scaled.compute(batch, 4)
+    torch.testing.assert_close(found, expected, rtol=0 if scale == 2.0**14 else 1e-5, atol=0 if scale == 2.0**14 else 1e-6)
+    torch.testing.assert_close(scaled.aggregate(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
+
+
+def test_an_overflow_stays_in_its_own_row(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    calm = gradients.compute(batch, 4).clone()
+    batch["y"][2] = 1e38
+    loud = gradients.compute(batch, 4)
+    assert not loud[2].isfinite().all()
+    assert torch.equal(loud[[0, 1, 3]], calm[[0, 1, 3]])
+
+
+class Shared(nn.Module):
+    """One layer, applied twice, each time recomputed: Opacus alone leaves a list of gradients behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for _ in range(2):
+            x = checkpoint(lambda h: self.layer(h).tanh(), x, use_reentrant=True)
+        return x[..., :2]
+
+
+def test_a_layer_used_twice_adds_up_also_when_recomputed(batch):
+    model = Shared().train()
+    expected = one_by_one(model, batch)
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    torch.testing.assert_close(gradients.compute(batch, 4), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_that_broke_off_leaves_nothing_behind(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    expected = gradients.compute(batch, 4).clone()
+    gradients.losses(batch)  # a forward pass in train mode without a backward pass
+    with pytest.raises(RuntimeError):
+        gradients.compute({"x": batch["x"], "y": batch["y"][:, :, :1].expand(-1, -1, 7)}, 4)
+    assert torch.equal(gradients.compute(batch, 4), expected)
+
+
+def test_close_takes_everything_off(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    gradients.compute(batch, 4)
+    gradients.close()
+    squares(model, batch).sum().backward()
+    assert not any(hasattr(parameter, "grad_sample") for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    PerExampleGradients(model, parameters(model), squares).compute(batch, 4)
+
+
+class Positions(nn.Module):
+    """Adds a learned table that every record shares; its activations have one row whatever the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(3, 6)
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.layer(x + self.table(torch.arange(3)[None]))
+
+
+def test_a_layer_whose_rows_are_not_records_is_refused(batch):
+    model = Positions().train()
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    with pytest.raises(ValueError, match=r"'table' sees \[1\] rows in a batch of 4 records"):
+        gradients.compute(batch, 4)
+
+
+class Mixed(nn.Module):
+    """One layer for the records and for something shared: Opacus alone adds the shared part to record 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.layer(x) + self.layer(torch.ones(1, 3, 6))
+
+
+def test_a_layer_with_some_rows_that_are_not_records_is_refused(batch):
+    model = Mixed().train()
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    with pytest.raises(ValueError, match="cannot be told apart"):
+        gradients.compute(batch, 4)
+
+
+def test_a_parameter_without_a_part_in_the_loss_is_refused_by_name(model, batch):
+    wider = nn.ModuleDict({"used": model, "unused": nn.Linear(2, 2)}).train()
+    gradients = PerExampleGradients(wider, parameters(wider), lambda m, b: squares(m["used"], b))
+    with pytest.raises(RuntimeError, match=r"'unused.weight' got no gradient"):
+        gradients.compute(batch, 4)
+
+
+def test_checkpointing_that_is_not_re_entrant_is_refused(model, batch):
+    def recomputed(module, inputs):
+        return (checkpoint(module, inputs["x"], use_reentrant=False) - inputs["y"]).square().sum(dim=(1, 2))
+
+    gradients = PerExampleGradients(model, parameters(model), recomputed)
+    with pytest.raises((RuntimeError, ValueError)):
+        gradients.compute(batch, 4)
+
+
+@pytest.mark.parametrize("loss", (lambda m, b: squares(m, b).mean(), lambda m, b: squares(m, b)[:2]))
+def test_a_loss_that_is_not_one_number_a_record_is_refused(model, batch, loss):
+    gradients = PerExampleGradients(model, parameters(model), loss)
+    with pytest.raises(ValueError, match="one number for each record"):
+        gradients.compute(batch, 4)
+
+
+def test_evaluation_mode_is_refused(model, batch):
+    gradients = PerExampleGradients(model.eval(), parameters(model), squares)
+    with pytest.raises(RuntimeError, match="call model.train"):
+        gradients.compute(batch, 4)
+
+
+def test_autocast_is_refused(model, batch):
+    def loss(module, inputs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module[3](module[0](inputs["x"])[..., :5])
+        return out.float().square().sum(dim=(1, 2))
+
+    model[2].requires_grad_(False)
+    gradients = PerExampleGradients(model, parameters(model), loss)
+    with pytest.raises(RuntimeError, match="without autocast"):
+        gradients.compute(batch, 4)
+
+
+def test_half_precision_parameters_are_refused(model):
+    model[0].to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"'0.weight' is torch.bfloat16"):
+        PerExampleGradients(model, parameters(model), squares)
+
+
+def test_the_list_of_parameters_must_be_all_of_the_trainable_ones(model):
+    with pytest.raises(ValueError, match="exactly the trainable parameters"):
+        PerExampleGradients(model, parameters(model)[1:], squares)

@@ -1,0 +1,101 @@
+"""Pair keys: each two workers share one that nobody else can know.
+
+Each worker makes an X25519 key for this incarnation of the group and publishes it together with a tag under the job
+key, which outsiders lack; tag and derivation are bound to the session (job, attempt, incarnation, how many workers, how
+many may collude) and to the ranks, so that nothing can be replayed from another attempt or between pairs. Private keys
+live in this object and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tensorguard.aggregation.channel import AggregationError, Channel
+
+KEY_BYTES = 32
+TAG_BYTES = 32
+MOST_WORKERS = 16
+"""A complete graph of pairs; larger groups need sparse ones, which come later."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every worker of one incarnation must agree on before the first step."""
+
+    job: str
+    attempt: int
+    incarnation: int
+    workers: int
+    colluders: int
+
+    def context(self) -> bytes:
+        """An unambiguous encoding: the job's name is preceded by its length, the numbers have eight bytes each."""
+        job = self.job.encode()
+        numbers = (len(job), self.attempt, self.incarnation, self.workers, self.colluders)
+        return b"tensafe/1" + b"".join(value.to_bytes(8, "big") for value in numbers) + job
+
+
+@dataclass(frozen=True)
+class PairKey:
+    """What two workers share: a key for masks and one for tags."""
+
+    mask: bytes
+    tag: bytes
+
+
+def derive(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
+    """HKDF-SHA256 of `key` for one purpose."""
+    return HKDF(algorithm=SHA256(), length=length, salt=None, info=purpose).derive(key)
+
+
+def tag(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 over `parts`, which have fixed lengths."""
+    return hmac.digest(key, b"".join(parts), "sha256")
+
+
+def agree(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairKey]:
+    """Exchange public keys with every other worker.
+
+    Args:
+        channel: the group.
+        session: what this worker believes to be in; a peer that believes otherwise fails its tag.
+        job_key: 32 secret bytes that only the job's workers hold.
+
+    Returns:
+        The key shared with each other rank.
+
+    Raises:
+        AggregationError: where a peer's key is not authentic, or there are too many workers.
+    """
+    if channel.size != session.workers or channel.size > MOST_WORKERS:
+        raise AggregationError(
+            f"{channel.size} workers joined, {session.workers} were planned and {MOST_WORKERS} are the most"
+        )
+    authentic = derive(job_key, b"tensafe key authentication")
+    context = session.context()
+    private = X25519PrivateKey.generate()
+    public = private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    pairs: dict[int, PairKey] = {}
+    for peer, message in enumerate(channel.gather(public + tag(authentic, context, _rank(channel.rank), public))):
+        theirs, their_tag = message[:KEY_BYTES], message[KEY_BYTES:]
+        if not hmac.compare_digest(their_tag, tag(authentic, context, _rank(peer), theirs)):
+            raise AggregationError(
+                f"worker {peer} did not prove that it belongs to this attempt of the job; its job key is wrong or stale"
+            )
+        if peer == channel.rank:
+            continue
+        shared = private.exchange(X25519PublicKey.from_public_bytes(theirs))
+        pair = _rank(min(peer, channel.rank)) + _rank(max(peer, channel.rank))
+        material = derive(shared, b"tensafe pair" + context + pair, 2 * KEY_BYTES)
+        pairs[peer] = PairKey(mask=material[:KEY_BYTES], tag=material[KEY_BYTES:])
+    return pairs
+
+
+def _rank(rank: int) -> bytes:
+    return rank.to_bytes(8, "big")

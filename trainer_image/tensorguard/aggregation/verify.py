@@ -1,0 +1,74 @@
+"""Whether a sum is the sum of its parts.
+
+After the reveal the workers draw a joint challenge r that none could have foretold, and each publishes ⟨r, its masked
+vector⟩ mod 2^32 with a tag for each peer. The openings must add up to ⟨r, sum⟩. They tell nothing new: the masked
+vectors are uniform given their sum.
+
+What it finds are faults of transit and of libraries, not dishonest workers. An error with an odd coordinate goes
+unnoticed with probability 2^-32, the worst one (only multiples of 2^31) with probability 1/2: `Strict` draws sixteen
+challenges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from tensorguard.aggregation.channel import AggregationError, Channel
+from tensorguard.aggregation.header import peer_bytes
+from tensorguard.aggregation.keys import TAG_BYTES, PairKey, tag
+from tensorguard.aggregation.masks import pair_stream
+
+Level = Literal["Disabled", "Standard", "Strict"]
+CHALLENGES: dict[Level, int] = {"Disabled": 0, "Standard": 1, "Strict": 16}
+_SEED_BYTES = 32
+
+
+def verify(
+    channel: Channel, pairs: Mapping[int, PairKey], step: int, masked: np.ndarray, total: np.ndarray, level: Level
+) -> None:
+    """Raise AggregationError unless `total` is the sum of what the workers sent and the same on all of them.
+
+    Args:
+        channel: the group.
+        pairs: the pair keys of this worker.
+        step: binds the tags.
+        masked: what this worker put into the sum, uint32 [d].
+        total: what came out, uint32 [d].
+        level: how many challenges.
+    """
+    count = CHALLENGES[level]
+    if not count or channel.size == 1:
+        return
+    challenge = hashlib.sha256(b"".join(channel.gather(os.urandom(_SEED_BYTES)))).digest()
+    mine, whole = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint32)
+    for index in range(count):
+        vector = pair_stream(challenge, index, len(total))
+        mine[index], whole[index] = np.dot(vector, masked), np.dot(vector, total)
+
+    digest = hashlib.sha256(total.tobytes()).digest()
+    body = mine.astype("<u4").tobytes() + digest
+    bound = peer_bytes(step) + challenge
+    tags = [
+        bytes(TAG_BYTES) if peer == channel.rank else tag(pairs[peer].tag, bound, peer_bytes(channel.rank), body)
+        for peer in range(channel.size)
+    ]
+    openings = np.zeros(count, dtype=np.uint32)
+    for peer, message in enumerate(channel.gather(body + b"".join(tags))):
+        theirs = message[: len(body)]
+        if peer != channel.rank:
+            start = len(body) + TAG_BYTES * channel.rank
+            if not hmac.compare_digest(
+                message[start : start + TAG_BYTES], tag(pairs[peer].tag, bound, peer_bytes(peer), theirs)
+            ):
+                raise AggregationError(f"worker {peer}'s opening of step {step} is not authentic")
+            if theirs[-len(digest) :] != digest:
+                raise AggregationError(f"workers {peer} and {channel.rank} received different sums in step {step}")
+        openings += np.frombuffer(theirs[: 4 * count], dtype="<u4")
+    if not np.array_equal(openings, whole):
+        raise AggregationError(f"the sum of step {step} is not the sum of what the workers sent")

@@ -1,0 +1,157 @@
+"""Where checkpoints lie: a folder of any fsspec file system, in which a checkpoint is whole or not there.
+
+A checkpoint is a folder of small files with `manifest.json`, which names each of them with its SHA-256. On a local disk
+the folder is written under another name, synced and renamed; in an object store, which cannot rename, the manifest is
+written last and a folder without one does not count. The digest of a checkpoint is the digest of its manifest: what the
+ledger records, and what a signature will cover.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+
+from tensafe_api.reasons import Reason
+from tensafe_api.statement import canonical, digest
+
+MANIFEST = "manifest.json"
+_ASIDE = ".unfinished-"
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be read or written. `str()` is a sentence."""
+
+    reason: ClassVar[Reason] = Reason.CHECKPOINT_UNWRITABLE
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A checkpoint's files are not what its manifest says, or its manifest not what the ledger recorded."""
+
+    reason: ClassVar[Reason] = Reason.CHECKPOINT_CORRUPT
+
+
+class CheckpointStore:
+    """The checkpoints under one URI."""
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
+        """Args: uri: a path or any fsspec URI; options: fsspec's, such as an S3 endpoint."""
+        self._fs, self._root = fsspec.url_to_fs(uri, **(options or {}))
+        self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+
+    def check_writable(self) -> None:
+        """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder."""
+        probe = f"{self._root}/{_ASIDE}{uuid.uuid4().hex}"
+        try:
+            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs.pipe_file(probe, b"")
+            self._fs.rm_file(probe)
+        except Exception as error:  # every file system has errors of its own
+            raise CheckpointError(
+                f"{self._root} cannot be written to: {_sentence(error)}; name another place or mend its permissions"
+            ) from error
+
+    def uri(self, name: str) -> str:
+        """The address of a checkpoint, as fsspec and a person can use it."""
+        return str(self._fs.unstrip_protocol(f"{self._root}/{name}"))
+
+    def write(self, name: str, files: Mapping[str, bytes]) -> str:
+        """Write a checkpoint whole, replacing one of the same name, and return its digest."""
+        listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
+        manifest = canonical({"files": listing})
+        if self._local:
+            self._write_local(name, {**files, MANIFEST: manifest})
+        else:
+            self.remove(name)
+            for file, content in files.items():
+                self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
+            self._fs.pipe_file(f"{self._root}/{name}/{MANIFEST}", manifest)
+        return digest(manifest)
+
+    def read(self, name: str, expected: str | None = None, only: str | None = None) -> dict[str, bytes]:
+        """A checkpoint's files (or `only` one of them), each checked against the manifest, and that against `expected`.
+
+        Raises:
+            CheckpointCorrupt: naming the file that is not what it should be.
+        """
+        where = self.uri(name)
+        try:
+            manifest = self._fs.cat_file(f"{self._root}/{name}/{MANIFEST}")
+            if expected is not None and digest(manifest) != expected:
+                raise CheckpointCorrupt(
+                    f"{where} is not the checkpoint that the ledger recorded: its manifest was changed; {_MEND}"
+                )
+            listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
+            files = {file: self._fs.cat_file(f"{self._root}/{name}/{file}") for file in listing if only in (None, file)}
+        except FileNotFoundError as error:
+            raise CheckpointCorrupt(f"{where} lacks {Path(str(error.filename or error)).name}; {_MEND}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointCorrupt(f"{where} has an unreadable {MANIFEST}; {_MEND}") from error
+        if only is not None and only not in files:
+            raise CheckpointCorrupt(f"{where} lacks {only}; {_MEND}")
+        for file, content in files.items():
+            if digest(content) != listing[file]:
+                raise CheckpointCorrupt(f"{where} is corrupt: {file} is not what was written; {_MEND}")
+        return files
+
+    def names(self) -> list[str]:
+        """The checkpoints that are whole, sorted by name."""
+        if not self._fs.exists(self._root):
+            return []
+        self._fs.invalidate_cache()
+        found = (
+            Path(entry["name"]).name for entry in self._fs.ls(self._root, detail=True) if entry["type"] == "directory"
+        )
+        return sorted(name for name in found if not name.startswith(_ASIDE) and self.exists(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a whole checkpoint of this name."""
+        return bool(self._fs.exists(f"{self._root}/{name}/{MANIFEST}"))
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, its manifest first, so that it is never half there."""
+        if self._fs.exists(f"{self._root}/{name}/{MANIFEST}"):
+            self._fs.rm_file(f"{self._root}/{name}/{MANIFEST}")
+        if self._fs.exists(f"{self._root}/{name}"):
+            self._fs.rm(f"{self._root}/{name}", recursive=True)
+
+    def sweep(self) -> None:
+        """Remove what killed writers left behind. Only for whoever holds the ledger."""
+        if not self._local or not self._fs.exists(self._root):
+            return
+        for leftover in Path(self._root).glob(f"{_ASIDE}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
+        aside = Path(self._root) / f"{_ASIDE}{name}-{uuid.uuid4().hex}"
+        aside.mkdir(parents=True)
+        for file, content in files.items():
+            with (aside / file).open("wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+        _sync(aside)
+        self.remove(name)
+        aside.rename(Path(self._root) / name)
+        _sync(Path(self._root))
+
+
+_MEND = "move it away to resume from the one before it (the steps since then are charged again)"
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sentence(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

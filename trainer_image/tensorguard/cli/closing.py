@@ -1,0 +1,133 @@
+"""The last words of a run, on standard error: how it ended, what to do next, and where everything lies.
+
+In: the job with its final status. Each ending says who acts next: load the adapter, resume, or mend and resume.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from tensafe_api.reasons import Phase
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Status
+
+_STYLES = {
+    Phase.SUCCEEDED: "bold green",
+    Phase.BUDGET_EXHAUSTED: "bold yellow",
+    Phase.SUSPENDED: "bold yellow",
+    Phase.FAILED: "bold red",
+}
+
+
+def resume_command(output_dir: Path) -> str:
+    """The command that goes on with the run in `output_dir`, from any folder."""
+    return shlex.join(["tensafe", "run", str(output_dir / "job.yaml"), "--output-dir", str(output_dir), "--resume"])
+
+
+def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None) -> None:
+    """Say how the run of `job` ended. `picture` is the report, where one was drawn."""
+    console = Console(stderr=True, highlight=False)
+    status = job.status or Status()
+    phase = Phase(status.phase or Phase.FAILED)
+    _line(console)
+    _line(console, phase.value, _STYLES.get(phase, "bold"), f": {_summary(status, plan)}")
+    attempt = status.attempts[-1] if status.attempts else None
+    if phase is not Phase.SUCCEEDED and attempt is not None and attempt.message:
+        _line(console, f"{attempt.reason or 'Reason'}: ", "bold", attempt.message)
+    if status.final_model is not None:
+        _line(console)
+        _line(console, "Load the adapter:", "bold")
+        _line(console)
+        for line in _snippet(job, status.final_model.uri):
+            _line(console, f"    {line}", "cyan")
+    if not phase.final or phase is Phase.FAILED:
+        _tell_resume(console, output_dir)
+    _line(console)
+    for name, place in _places(status, output_dir, picture):
+        _line(console, f"  {name:<10}", "dim", place)
+
+
+def tell_aborted(output_dir: Path) -> None:
+    """Say that a second Ctrl-C ended the run at once."""
+    console = Console(stderr=True, highlight=False)
+    _line(console, "aborted", "bold red", ": no checkpoint was sealed; the steps that were charged stay charged")
+    _tell_resume(console, output_dir)
+
+
+def _summary(status: Status, plan: Plan) -> str:
+    privacy, progress = status.privacy, status.progress
+    parts = [f"{progress.step or 0:,} of {plan.steps:,} steps"]
+    if privacy.epsilon_spent is not None:
+        parts.append(f"ε {privacy.epsilon_spent} spent, {privacy.epsilon_claimed} claimed, of {plan.target_epsilon:g}")
+        parts.append(f"δ {plan.delta}")
+    if status.evaluations:
+        last = status.evaluations[-1]
+        parts.append(f"evaluation loss {last.loss}" if last.accuracy is None else f"accuracy {last.accuracy}")
+    return "; ".join(parts)
+
+
+def _tell_resume(console: Console, output_dir: Path) -> None:
+    if not (output_dir / "job.yaml").exists():
+        return
+    _line(console)
+    _line(console, "Go on from the last checkpoint:", "bold")
+    _line(console)
+    _line(console, f"    {resume_command(output_dir)}", "cyan")
+
+
+def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
+    """Python that loads the adapter with nothing but peft and transformers."""
+    spec = job.spec
+    place = _path(uri)
+    face, labels = "AutoModelForCausalLM", ""
+    if spec.model.task == "SequenceClassification":
+        face, labels = "AutoModelForSequenceClassification", f", num_labels={spec.model.num_labels}"
+    base = _base(job)
+    return [
+        *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
+        "from peft import PeftModel",
+        f"from transformers import {face}, AutoTokenizer",
+        f"base = {face}.from_pretrained({base!r}{labels})",
+        f"model = PeftModel.from_pretrained(base, {'adapter' if '://' in place else place!r})",
+        f"tokenizer = AutoTokenizer.from_pretrained({base!r})",
+    ]
+
+
+def _base(job: TenSafeTrainingJob) -> str:
+    """What transformers loads the base model from: a hub id or a folder (also of an installed package)."""
+    from tensorguard.models.source import ModelNotFound, resolve_model
+
+    model = job.spec.model
+    try:
+        return resolve_model(model.name, model.revision, trust_remote_code=model.trust_remote_code).location
+    except ModelNotFound:  # it was there when training began; the hub has gone away since
+        return model.name
+
+
+def _places(status: Status, output_dir: Path, picture: Path | None) -> list[tuple[str, str]]:
+    final = status.final_model
+    places: list[tuple[str, str | None]] = [
+        ("adapter", final.uri if final else None),
+        ("statement", final.statement_uri if final else None),
+        ("ledger", _if_there(output_dir / "ledger.jsonl")),
+        ("report", str(picture) if picture else None),
+    ]
+    return [(name, _path(place)) for name, place in places if place]
+
+
+def _if_there(path: Path) -> str | None:
+    return str(path) if path.exists() else None
+
+
+def _path(uri: str) -> str:
+    """A local URI as the path that it means; any other as it is."""
+    return uri.removeprefix("file://")
+
+
+def _line(console: Console, text: str = "", style: str = "", rest: str = "") -> None:
+    console.print(Text.assemble((text, style), rest), soft_wrap=True)

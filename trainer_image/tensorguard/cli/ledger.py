@@ -1,0 +1,169 @@
+"""`tensafe ledger`: what was spent, read from the ledger of a run.
+
+In: the folder of a run. Out: the charges of each attempt, the ε that they come to, and what was released. The figures
+are computed here anew from the charges; nothing that was stored about ε is believed. Reading takes no lock, so it
+works while the job runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorguard.cli.exits import FAILED, INVALID, SUCCEEDED, Refused
+from tensorguard.cli.parsing import Verbs
+
+if TYPE_CHECKING:
+    from tensorguard.ledger.contract import LedgerState
+
+_EPILOG = """\
+examples:
+  tensafe ledger tensafe-runs/claims-triage
+  tensafe ledger tensafe-runs/claims-triage -o json | jq .epsilonSpent
+
+ε spent is of the steps that were charged; ε claimed, the one to sign off, is of the planned steps at least, since where
+a run stopped may have depended on what it showed.
+
+Exit codes: 0 read, 1 the ledger was edited or is damaged, 2 there is none.
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Describe the verb to the command line."""
+    parser = verbs.add_parser(
+        "ledger",
+        help="show what a run has spent",
+        description="Show what a run has spent, attempt by attempt, and what it has released.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("directory", metavar="DIR", help="the run's folder (what --output-dir named)")
+    parser.add_argument(
+        "-o", dest="output", choices=("text", "json"), default="text", help="text (default), or json in full precision"
+    )
+    parser.set_defaults(act=_ledger)
+
+
+def _ledger(arguments: argparse.Namespace) -> int:
+    state = _read(Path(arguments.directory))
+    figures = _figures(state)
+    if arguments.output == "json":
+        print(json.dumps(figures, indent=2, ensure_ascii=False))
+        return SUCCEEDED
+    _show(state, figures)
+    return SUCCEEDED
+
+
+def _read(directory: Path) -> LedgerState:
+    from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
+    from tensorguard.ledger.file import FileLedger
+
+    try:
+        return FileLedger(directory).read()
+    except LedgerMissing as error:
+        raise Refused(f"tensafe ledger: {error}; name the folder of a run (its --output-dir)", INVALID) from error
+    except LedgerCorrupt as error:
+        raise Refused(f"tensafe ledger: {error}", FAILED) from error
+    except OSError as error:
+        raise Refused(
+            f"tensafe ledger: {directory} cannot be read: {error.strerror}; name the folder of a run", INVALID
+        ) from error
+
+
+def _figures(state: LedgerState) -> dict[str, Any]:
+    """Everything that the ledger says, as JSON. ε are floats in full precision, not rounded."""
+    from tensafe_api.accounting import job_epsilon, outsider_epsilon
+
+    spec, charged = state.spec, state.steps_charged
+    claimed = max(charged, spec.planned_steps)
+    return {
+        "job": spec.job_name,
+        "uid": spec.job_uid,
+        "epsilonSpent": job_epsilon(spec.mechanism, charged, spec.delta, spec.accountant),
+        "epsilonClaimed": job_epsilon(spec.mechanism, claimed, spec.delta, spec.accountant),
+        "epsilonAgainstOutsider": outsider_epsilon(spec.mechanism, charged, spec.delta, spec.accountant),
+        "targetEpsilon": float(spec.target_epsilon),
+        "delta": float(spec.delta),
+        "accountant": spec.accountant,
+        "mechanism": spec.mechanism.model_dump(by_alias=True, mode="json"),
+        "stepsCharged": charged,
+        "stepsRecharged": state.steps_recharged,
+        "stepsPlanned": spec.planned_steps,
+        "stepsReserved": spec.reserve_steps,
+        "charges": [
+            {
+                "attempt": charge.attempt,
+                "steps": charge.steps,
+                "incarnation": charge.incarnation,
+                "holder": charge.holder,
+            }
+            for charge in state.charges
+        ],
+        "releases": [
+            {
+                "step": release.step,
+                "attempt": release.attempt,
+                "uri": release.uri,
+                "digest": release.digest,
+                "statementDigest": release.statement_digest,
+                "final": release.final,
+            }
+            for release in state.releases
+        ],
+        "outcome": state.outcome,
+        "datasetDigest": state.dataset_digest,
+        "head": state.head,
+        "length": state.length,
+    }
+
+
+def _show(state: LedgerState, figures: dict[str, Any]) -> None:
+    from tensafe_api.accounting import shown
+    from tensorguard.cli.tables import facts, listing
+
+    spec = state.spec
+    outcome = state.outcome or "none yet: the job runs, or was cut short"
+    facts(
+        [
+            (
+                "ε spent",
+                shown(figures["epsilonSpent"]),
+                f"of the {state.steps_charged:,} charged steps; target {spec.target_epsilon}",
+            ),
+            ("ε claimed", shown(figures["epsilonClaimed"]), f"of the {spec.planned_steps:,} planned steps at least"),
+            (
+                "ε against an outsider",
+                shown(figures["epsilonAgainstOutsider"]),
+                "of the charged steps, against who is no worker",
+            ),
+            ("δ", spec.delta, ""),
+            (
+                "unit",
+                spec.mechanism.unit,
+                f"σ {spec.mechanism.noise_multiplier}, q {spec.mechanism.sample_rate}, {spec.accountant}",
+            ),
+            ("charged again", f"{state.steps_recharged:,}", "steps that were run anew after a crash"),
+            ("outcome", outcome, ""),
+            ("head", state.head[:16], f"of {state.length:,} entries"),
+        ],
+        spec.job_name,
+    )
+    if state.charges:
+        print()
+        listing(
+            ("ATTEMPT", "STEPS CHARGED", "INCARNATIONS", "HOLDER"),
+            [
+                (str(charge.attempt), f"{charge.steps:,}", str(charge.incarnation), charge.holder)
+                for charge in state.charges
+            ],
+        )
+    if state.releases:
+        print()
+        listing(
+            ("RELEASE", "STEP", "ATTEMPT", "URI"),
+            [
+                ("final" if release.final else "", f"{release.step:,}", str(release.attempt), release.uri)
+                for release in state.releases
+            ],
+        )

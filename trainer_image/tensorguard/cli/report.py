@@ -1,0 +1,191 @@
+"""`report.png`: what a run spent and what it learned, over its steps.
+
+In: the run's plan and its event log, which outlives crashes and resumes. Out: two panels over the charged steps
+(steps that a restart made the workers run again count again, as they do in ε): ε with its target, and the public
+evaluation. Every figure is public.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensafe_api.accounting import shown
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.cli.track import PLD_FIGURES, restart_of
+from tensorguard.engine.events import Evaluated, Event, EventReader, Started, Stepped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "report.png"
+EVENTS = "events.jsonl"
+_RDP_FIGURES = 200
+_INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
+
+
+@dataclass
+class History:
+    """A run's events, placed on the axis of charged steps.
+
+    Attributes:
+        charged: steps charged over all attempts.
+        restarts: where on that axis the workers began again, each with the word for it.
+        evaluations: each evaluation, and where on that axis it was made.
+    """
+
+    charged: int = 0
+    restarts: list[tuple[int, str]] = field(default_factory=list)
+    evaluations: list[tuple[int, Evaluated]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> History:
+        """The history that `events` tell, in their order."""
+        history, started = cls(), None
+        for event in events:
+            match event:
+                case Started():
+                    if restart_of(started, event):
+                        word = (
+                            "restarted" if started and event.attempt == started.attempt else f"attempt {event.attempt}"
+                        )
+                        history.restarts.append((history.charged, word))
+                    started = event
+                case Stepped():
+                    history.charged = max(history.charged, event.charged)
+                case Evaluated():
+                    history.evaluations.append((history.charged, event))
+        return history
+
+
+def write(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
+    """Draw the run in `output_dir` and return the picture; None where no step was made or no picture can be written."""
+    history = History.of(EventReader(output_dir / EVENTS).read())
+    if not history.charged:
+        return None
+    path = output_dir / NAME
+    try:
+        draw(history, plan, job.metadata.name, path)
+    except OSError as error:
+        print(f"warning: {path} could not be written: {error.strerror or error}", file=sys.stderr)
+        return None
+    return path
+
+
+def draw(history: History, plan: Plan, name: str, path: Path) -> None:
+    """Write the picture of `history` to `path`. Raises OSError where that fails."""
+    # matplotlib tells of its font cache and its folders on standard error.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = 2 if history.evaluations else 1
+    figure = Figure(figsize=(8, 1.2 + 2.8 * panels), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+    FigureCanvasAgg(figure)
+    axes: Sequence[Axes] = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+    _draw_spending(axes[0], history, plan)
+    if history.evaluations:
+        _draw_evaluations(axes[1], history)
+    for panel in axes:
+        _dress(panel, history)
+    again = " (steps that run again count again)" if history.restarts else ""
+    axes[-1].set_xlabel(f"steps charged{again}", color=_INK)
+    axes[-1].set_xlim(0, max(plan.steps, history.charged))
+    run = plan.mechanism
+    figures = (
+        f"σ {run.noise_multiplier}   q {run.sample_rate}   δ {plan.delta}   {plan.accountant}   {run.workers} workers"
+    )
+    axes[0].set_title(name, loc="left", pad=22, fontsize=14, fontweight="bold", color=_INK)
+    axes[0].annotate(
+        figures, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8.5, color=_FAINT
+    )
+    figure.savefig(path)
+
+
+def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
+    spent = _curve(plan, 0, history.charged)
+    epsilon = spent[-1][1]
+    panel.plot(*zip(*spent), color=_SPENT, linewidth=2.2, zorder=3)
+    panel.fill_between(*zip(*spent), color=_SPENT, alpha=0.10, linewidth=0)
+    if history.charged < plan.steps:
+        panel.plot(
+            *zip(*_curve(plan, history.charged, plan.steps)), color=_SPENT, linewidth=1.2, linestyle=":", alpha=0.7
+        )
+    panel.plot(history.charged, epsilon, "o", color=_SPENT, markersize=6, clip_on=False, zorder=4)
+    panel.axhline(plan.target_epsilon, color=_TARGET, linestyle="--", linewidth=1.4)
+    top = max(plan.target_epsilon, epsilon) * 1.15
+    panel.set_ylim(0, top)
+    panel.annotate(
+        f"target {plan.target_epsilon:g}",
+        (0, plan.target_epsilon),
+        (6, 4),
+        textcoords="offset points",
+        color=_TARGET,
+        fontsize=9,
+    )
+    panel.annotate(
+        f"ε {shown(epsilon)}",
+        (history.charged, epsilon),
+        (-8, -16),
+        textcoords="offset points",
+        ha="right",
+        color=_SPENT,
+        fontsize=9,
+        fontweight="bold",
+    )
+    panel.set_ylabel("ε spent", color=_INK)
+
+
+def _curve(plan: Plan, first: int, last: int) -> list[tuple[int, float]]:
+    """ε at the steps from `first` to `last`, more densely at the beginning, where it rises fast."""
+    count = _RDP_FIGURES if plan.accountant == "RDP" else PLD_FIGURES
+    steps = sorted({first + round((last - first) * (number / count) ** 2) for number in range(count + 1)})
+    return [(step, plan.epsilon(step)) for step in steps]
+
+
+def _draw_evaluations(panel: Axes, history: History) -> None:
+    by_accuracy = all(evaluation.accuracy is not None for _, evaluation in history.evaluations)
+    values = [evaluation.accuracy if by_accuracy else evaluation.loss for _, evaluation in history.evaluations]
+    places = [place for place, _ in history.evaluations]
+    panel.plot(
+        places,
+        values,
+        "o-",
+        color=_LEARNED,
+        linewidth=1.8,
+        markersize=5,
+        markeredgecolor="white",
+        markeredgewidth=0.8,
+        clip_on=False,
+        zorder=3,
+    )
+    panel.annotate(
+        f"{values[-1]:.3f}",
+        (places[-1], values[-1]),
+        (-2, 8),
+        textcoords="offset points",
+        ha="right",
+        color=_LEARNED,
+        fontsize=9,
+        fontweight="bold",
+    )
+    panel.margins(y=0.2)
+    panel.set_ylabel("evaluation accuracy" if by_accuracy else "evaluation loss", color=_INK)
+
+
+def _dress(panel: Axes, history: History) -> None:
+    for place, word in history.restarts:
+        panel.axvline(place, color=_FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
+        spot = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
+        panel.annotate(word, (place, 0.02), (3, 0), **spot, rotation=90, fontsize=7.5, color=_FAINT, va="bottom")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(_FAINT)
+    panel.tick_params(colors=_INK, labelsize=9)
+    panel.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.7)
+    panel.set_axisbelow(True)

@@ -1,0 +1,111 @@
+"""From units of a shard to micro-batches whose shape tells nothing and whose rows do not know each other.
+
+The engine draws units for a step; here their records are laid into tensors of `size` rows, always, and of a length
+that is the **bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. So a record is
+computed in the same shape whoever else was drawn, which its gradient's independence of them rests on (kernels differ
+by shape). Rows that are left over at the end of a bucket are dummies: one visible padding token, nothing to learn.
+`models` runs the forward pass, `privacy.gradients` takes each row's gradient, and the engine adds up the rows of one
+unit before clipping.
+
+Note for the model's side: a micro-batch whose rows are all exactly as long as the bucket has an attention mask of
+ones, and libraries drop such a mask and take another path; they must be kept from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from tensorguard.data.shard import Shard
+
+SMALLEST = 16
+NO_LOSS = -100
+"""The label that cross entropy ignores."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """m = `size` rows of L tokens; row i < len(units) is a record, the others are dummies.
+
+    input_ids, attention_mask: int64 [m, L]; padding is on the right and told by position. labels: for CausalLM int64
+    [m, L], not shifted, -100 where nothing is learned; for classification int64 [m], -100 in dummy rows. units[i]:
+    the unit of row i in its shard; records[i]: which of that unit's records, from 0.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    labels: torch.Tensor
+    units: tuple[int, ...]
+    records: tuple[int, ...]
+
+
+Row = tuple[int, int, int]  # unit, which of its records, that record's number in the shard
+
+
+def buckets(max_length: int) -> tuple[int, ...]:
+    """The lengths that micro-batches can have: powers of two from 16 on below max_length, and max_length."""
+    found = []
+    length = SMALLEST
+    while length < max_length:
+        found.append(length)
+        length *= 2
+    return (*found, max_length)
+
+
+def micro_batches(
+    shard: Shard, units: Sequence[int], *, size: int, max_length: int, pad_id: int
+) -> Iterator[MicroBatch]:
+    """All records of `units`, whole units, bucket by bucket and within a bucket in the order given.
+
+    The rows of a unit follow one another, over the border of a micro-batch where need be. max_length bounds every
+    record of the shard. No units: no micro-batches.
+    """
+    for length, rows in _layout(shard, units, size, max_length):
+        yield _build(shard, rows, size, length, pad_id)
+
+
+def evaluation_batches(
+    shard: Shard, *, size: int, max_length: int, pad_id: int, rank: int, workers: int
+) -> Iterator[MicroBatch]:
+    """Every `workers`-th micro-batch of a public file, from the `rank`-th on: over all ranks, each record once."""
+    for length, rows in islice(_layout(shard, range(len(shard)), size, max_length), rank, None, workers):
+        yield _build(shard, rows, size, length, pad_id)
+
+
+def _layout(shard: Shard, units: Sequence[int], size: int, max_length: int) -> Iterator[tuple[int, list[Row]]]:
+    """Which rows go together, and the length they get."""
+    lengths = np.array(buckets(max_length))
+    drawn = np.asarray(units, dtype=np.int64)
+    bucket = np.searchsorted(lengths, shard.lengths[drawn])
+    for b in np.unique(bucket):
+        rows = (
+            (unit, i, record) for unit in drawn[bucket == b].tolist() for i, record in enumerate(shard.records(unit))
+        )
+        while chunk := list(islice(rows, size)):
+            yield int(lengths[b]), chunk
+
+
+def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -> MicroBatch:
+    tokens = np.full((size, length), pad_id, dtype=np.int64)
+    mask = np.zeros((size, length), dtype=np.int64)
+    mask[:, 0] = 1  # a dummy row with no visible token would attend to nothing, which is NaN
+    labels = np.full(size if shard.classification else (size, length), NO_LOSS, dtype=np.int64)
+    for i, (_, _, record) in enumerate(rows):
+        ids = shard.tokens(record)
+        tokens[i, : len(ids)] = ids
+        mask[i, : len(ids)] = 1
+        if shard.classification:
+            labels[i] = shard.label(record)
+        else:
+            labels[i, : len(ids)] = np.where(shard.learned(record), ids, NO_LOSS)
+    return MicroBatch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(mask),
+        torch.from_numpy(labels),
+        tuple(unit for unit, _, _ in rows),
+        tuple(i for _, i, _ in rows),
+    )

@@ -1,0 +1,73 @@
+"""Names for records and units: keyed hashes, which decide where a record goes and tell nothing without the key.
+
+In comes a record's raw content; out go 32 bytes for the record and 32 for its unit. `shards` sends a unit to the
+worker that its hash names, so the worker of a unit depends on nothing but the unit: neither on the order of the rows
+nor on who else is there. (Were shards cut by row number, one record more would move others from worker to worker, and
+the draws of different workers would no longer be independent of it.) Every hash is HMAC-SHA256 under the job's key,
+with a word of its own in front for each use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+WIDTH = 32  # bytes of every hash here
+
+
+def content_of(values: Sequence[Any]) -> bytes | None:
+    """A record's values, in a fixed order of columns, as canonical JSON; None where they have no such form."""
+    try:
+        text = json.dumps(values, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
+        return text.encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def user_of(value: Any) -> bytes | None:
+    """A user's id, the same whatever type a file gave it (7, 7.0 and "7" are one); None for no id (null, NaN, "")."""
+    if value is None or value == "" or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+
+
+def record_key(key: bytes, content: bytes) -> bytes:
+    """The name of a record, 32 bytes; equal contents have equal names."""
+    return hmac.digest(key, b"tensafe/record\0" + content, "sha256")
+
+
+def unit_key(key: bytes, *, user: bytes | None, content: bytes) -> bytes:
+    """The name of a record's unit, 32 bytes: of its user, or of its own content where it has none."""
+    said = b"tensafe/user\0" + user if user is not None else b"tensafe/example\0" + content
+    return hmac.digest(key, said, "sha256")
+
+
+def shard_of(unit: bytes, workers: int) -> int:
+    """The worker in [0, workers) that holds a unit."""
+    return int.from_bytes(unit, "big") % workers
+
+
+def sum_of(record_keys: np.ndarray) -> int:
+    """The sum mod 2^256 of names (uint8 [n, 32], big-endian): the same in any order, so each shard adds up its own."""
+    words = record_keys.reshape(-1, WIDTH).view(">u4").sum(axis=0, dtype=np.uint64)  # exact for n < 2^32
+    return sum(int(word) << 32 * (7 - i) for i, word in enumerate(words)) % (1 << 8 * WIDTH)
+
+
+def digest_of(key: bytes, sums: Iterable[int]) -> str:
+    """The data set's digest from its shards' sums, as "hmac-sha256:" and 64 hexadecimal digits.
+
+    It changes when a record is added, removed or changed, and not with order or number of workers. It may be
+    published: it is one more keyed hash over the sum, so without the key not even the difference of two digests tells
+    of a record.
+    """
+    total = sum(sums) % (1 << 8 * WIDTH)
+    return (
+        "hmac-sha256:" + hmac.new(key, b"tensafe/dataset\0" + total.to_bytes(WIDTH, "big"), hashlib.sha256).hexdigest()
+    )

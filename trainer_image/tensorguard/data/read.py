@@ -1,0 +1,163 @@
+"""From an address, or from what Python already holds, to a Ray Data set of the raw columns that a job uses.
+
+`read` takes a URI: one Ray task lists the files and looks at names and types (never at values), and the Ray Data set
+that comes back reads its fragments lazily, in the very tasks that tokenise them (Ray Data fuses the two), so that no
+record ever passes through the driver's process. `from_memory` takes a data set of the Python API. `shards.prepare`
+consumes either.
+
+A data set's columns are given as a mapping from role (prompt, completion, messages, tools, text, label, user) to the
+column's name, so that an error can name the manifest's field.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.exceptions import RayTaskError
+
+from tensafe_api.resources.learning import Storage
+from tensorguard.data.columns import check_columns, check_types
+from tensorguard.data.errors import DataError
+from tensorguard.data.files import Source, text_of, text_table
+from tensorguard.data.listing import filesystem_of, inspect
+
+MAX_TASKS = 512
+MEMORY_BLOCK_ROWS = 16_384
+MEMORY_KINDS = "a Ray, Hugging Face or torch data set of dicts, or a list of dicts"
+
+
+def read(
+    uri: str,
+    columns: Mapping[str, str],
+    *,
+    format: str | None = None,  # noqa: A002 - the manifest's word
+    storage: Storage | None = None,
+    base_dir: Path | None = None,
+    where: str = "spec.dataset",
+) -> ray.data.Dataset:
+    """The named columns of the files at `uri`, lazily.
+
+    uri: a path (relative ones start at base_dir), `file://`, or any fsspec scheme (`s3://`, `hf://datasets/...`); a
+    file, a directory (searched through and through; names that start with "." or "_" are left out) or a glob.
+    columns: role -> column name (`columns_of`). storage: endpoint and region; credentials come from the environment.
+    format: parquet, jsonl, csv or tsv, needed only where names do not tell. Raises DataError: unreadable, no files, a
+    missing column, or one whose type cannot play its role.
+    """
+    quiet()
+    protocol, options = filesystem_of(uri, storage)
+    if protocol == "file":
+        path = Path(uri.removeprefix("file://")).expanduser()
+        uri = str(path if path.is_absolute() or base_dir is None else Path(base_dir) / path)
+    try:
+        source, fragments = ray.get(_inspect.remote(uri, dict(columns), format, protocol, options, where))
+    except RayTaskError as error:
+        raise plain_error(error, where) from None
+    listing = ray.data.from_items(fragments, override_num_blocks=min(len(fragments), MAX_TASKS))
+    return listing.map_batches(_read_fragments, fn_args=(source,), batch_size=None, batch_format="pyarrow")
+
+
+def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
+    """A Ray Data set, Hugging Face `Dataset`, torch `Dataset` or list of dicts as a Ray Data set of the named columns.
+
+    Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type.
+    """
+    quiet()
+    if isinstance(source, str | bytes | Mapping):
+        raise DataError(f"{where} must be {MEMORY_KINDS}, not {type(source).__name__}")
+    if isinstance(source, ray.data.Dataset):
+        schema = source.schema()
+        if schema is None:
+            raise DataError(f"{where} is empty")
+        types = dict(zip(schema.names, schema.types))
+        check_columns(columns.values(), list(types), "the data set", where)
+        check_types(columns, {name: types[name] for name in columns.values()}, where)
+        return source.select_columns(list(dict.fromkeys(columns.values())))
+    if all(hasattr(source, name) for name in ("with_format", "column_names", "__getitem__", "__len__")):
+        table = source.with_format("arrow")[:]
+        check_columns(columns.values(), table.column_names, "the data set", where)
+        table = table.select(list(dict.fromkeys(columns.values())))
+        check_types(columns, {field.name: field.type for field in table.schema}, where)
+    else:
+        table = _records_table(_records(source, where), columns, where)
+    if not table.num_rows:
+        raise DataError(f"{where} is empty")
+    blocks = [table.slice(start, MEMORY_BLOCK_ROWS) for start in range(0, table.num_rows, MEMORY_BLOCK_ROWS)]
+    return ray.data.from_arrow(blocks)
+
+
+def quiet() -> None:
+    """Silence Ray Data in this process and in those it starts from now on: it logs and shows how many records it saw.
+
+    Best called before `ray.init`, so that Ray's worker processes inherit the setting.
+    """
+    os.environ["RAY_DATA_LOG_LEVEL"] = "CRITICAL"
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.enable_operator_progress_bars = False
+    context.print_on_execution_start = False
+
+
+def plain_error(error: RayTaskError, where: str) -> DataError:
+    """The DataError that a task raised, or the mere kind of any other error, whose message may quote a record."""
+    cause: BaseException = error
+    while isinstance(cause, RayTaskError):
+        cause = cause.cause
+    if isinstance(cause, DataError):
+        return DataError(str(cause).partition("\n")[0])  # Ray Data adds lines of its own
+    return DataError(f"{where}: reading failed ({type(cause).__name__})")
+
+
+@ray.remote
+def _inspect(
+    uri: str,
+    columns: dict[str, str],
+    format: str | None,  # noqa: A002
+    protocol: str,
+    options: dict[str, Any],
+    where: str,
+) -> tuple[Source, list[dict[str, Any]]]:
+    return inspect(uri, columns, format, protocol, options, where)
+
+
+def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
+    for fragment in fragments.to_pylist():
+        yield from source.tables(**fragment)
+
+
+def _records(source: Any, where: str) -> list[Mapping[str, Any]]:
+    """The records of a list, or of a torch data set with or without a length."""
+    if isinstance(source, list | tuple):
+        records = list(source)
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        records = [source[i] for i in range(len(source))]
+    elif hasattr(source, "__iter__"):
+        records = list(source)
+    else:
+        raise DataError(f"{where} must be {MEMORY_KINDS}, not {type(source).__name__}")
+    if not any(isinstance(record, Mapping) for record in records) and records:
+        raise DataError(f"{where} must be {MEMORY_KINDS}; its items are no dicts")
+    return [record for record in records if isinstance(record, Mapping)]
+
+
+def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
+    if not records:
+        raise DataError(f"{where} is empty")
+    names = list(dict.fromkeys(columns.values()))
+    check_columns(names, list(dict.fromkeys(name for record in records for name in record)), "the data set", where)
+    return text_table([[_text(record.get(name)) for name in names] for record in records], names)
+
+
+def _text(value: Any) -> str | None:
+    """As `text_of`; a tensor or array becomes the number or list it holds, and what JSON cannot say becomes None."""
+    try:
+        return text_of(value.tolist() if hasattr(value, "tolist") else value)
+    except (TypeError, ValueError, RecursionError):
+        return None

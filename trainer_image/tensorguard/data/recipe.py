@@ -1,0 +1,61 @@
+"""How a job wants its records read: what `tokenise` needs of the manifest, small enough to travel to Ray tasks.
+
+This is the only module of the package that knows the manifest's shape; the rest sees roles (prompt, completion,
+messages, tools, text, label, user) and plain values. That the roles, the task and lossOn go together, the manifest
+has seen to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensafe_api.resources.job import Spec
+
+DEFAULT_LOSS = {"prompt": "Completion", "messages": "Assistant", "text": "All"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one record becomes tokens.
+
+    columns: role -> column name, without the user's. max_length: in tokens; truncate: longer records are cut there,
+    otherwise dropped. loss_on: Completion, Assistant or All; None for classification. chat_template: None for the
+    tokenizer's own. labels: number of classes, 0 for CausalLM. label_names: the classes' names in order; may be empty.
+    """
+
+    columns: Mapping[str, str]
+    max_length: int
+    truncate: bool = True
+    loss_on: str | None = None
+    chat_template: str | None = None
+    labels: int = 0
+    label_names: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The role that decides how a record is read: label, prompt, messages or text."""
+        return next(role for role in ("label", *DEFAULT_LOSS) if role in self.columns)
+
+    @classmethod
+    def from_spec(cls, spec: Spec) -> Recipe:
+        """The recipe that a job's spec asks for."""
+        named = spec.dataset.columns.model_dump(by_alias=False, exclude_none=True)
+        by_default = next(loss for role, loss in DEFAULT_LOSS.items() if role in named)
+        return cls(
+            columns=named,
+            max_length=spec.training.max_length,
+            truncate=spec.dataset.over_length == "Truncate",
+            loss_on=None if "label" in named else spec.dataset.loss_on or by_default,
+            chat_template=spec.model.chat_template,
+            labels=spec.model.num_labels or 0,
+            label_names=spec.model.label_names,
+        )
+
+
+def columns_of(spec: Spec) -> dict[str, str]:
+    """Role -> column name of all that a job must read: its columns, and the user's id where users are the units."""
+    columns = dict(Recipe.from_spec(spec).columns)
+    if spec.dataset.unit.column is not None:
+        columns["user"] = spec.dataset.unit.column
+    return columns

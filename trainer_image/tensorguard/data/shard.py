@@ -1,0 +1,95 @@
+"""One worker's records as a file: written once by `shards`, memory-mapped by the worker, cut up by `batches`.
+
+The file is an uncompressed Arrow IPC file of one record batch with one row for each **unit**: `input_ids` is a list
+(one entry for each of the unit's records) of lists of int32 tokens, `target` goes with it (for CausalLM int8, 0 or 1
+for each token; for classification int32, one for each record), `length` is the unit's longest record in tokens. So
+Arrow's own offset buffers are the index from a unit to its records and from a record to its tokens, and nothing is
+copied into memory to use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+TOKENS = pa.large_list(pa.int32())
+LEARNED = pa.large_list(pa.int8())
+LABEL = pa.int32()
+
+
+class Shard:
+    """Units 0 to len - 1, and their records, numbered through over all units; arrays are views of the mapped file."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        tokens, target = batch.column("input_ids"), batch.column("target")
+        self._batch = batch  # keeps the mapped memory alive
+        self._units = tokens.offsets.to_numpy()
+        self._records = tokens.values.offsets.to_numpy()
+        self._tokens = tokens.values.values.to_numpy()
+        self.classification = target.type.value_type == LABEL
+        self._target = (target.values if self.classification else target.values.values).to_numpy()
+        self.lengths: np.ndarray = batch.column("length").to_numpy()
+        """int32 [units]: tokens of each unit's longest record."""
+
+    @classmethod
+    def open(cls, path: Path) -> Shard:
+        """Map the file at `path`; it must stay as it is while the shard is in use."""
+        return cls(pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0))
+
+    def __len__(self) -> int:
+        return len(self._units) - 1
+
+    def unit_length(self, unit: int) -> int:
+        """Tokens of the unit's longest record."""
+        return int(self.lengths[unit])
+
+    def records(self, unit: int) -> range:
+        """The numbers of the unit's records."""
+        return range(self._units[unit], self._units[unit + 1])
+
+    def tokens(self, record: int) -> np.ndarray:
+        """The record's tokens, int32 [length]."""
+        return self._tokens[self._records[record] : self._records[record + 1]]
+
+    def learned(self, record: int) -> np.ndarray:
+        """CausalLM: 1 for each of the record's tokens that is learned, else 0; int8 [length]."""
+        return self._target[self._records[record] : self._records[record + 1]]
+
+    def label(self, record: int) -> int:
+        """Classification: the record's class."""
+        return int(self._target[record])
+
+
+def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
+    """Records in their final order (columns input_ids and target) as one row for each unit.
+
+    starts: int64 [units], the row at which each unit begins, rising, the first 0.
+    """
+    batch = tokens.combine_chunks().to_batches()[0] if len(tokens) else _empty(tokens.schema)
+    offsets = pa.array(np.append(starts, len(batch)), pa.int64())
+    lengths = np.diff(batch.column("input_ids").offsets.to_numpy()).astype(np.int32)
+    longest = np.maximum.reduceat(lengths, starts) if len(starts) else lengths
+    columns = {name: pa.LargeListArray.from_arrays(offsets, batch.column(name)) for name in ("input_ids", "target")}
+    return pa.RecordBatch.from_pydict({**columns, "length": pa.array(longest, pa.int32())})
+
+
+def tokens_table(input_ids: Sequence[Sequence[int]], target: Sequence[Sequence[int] | int], labels: bool) -> pa.Table:
+    """Records as the columns input_ids and target. labels: target holds classes, otherwise 0 or 1 for each token."""
+    return pa.table(
+        {"input_ids": pa.array(input_ids, TOKENS), "target": pa.array(target, LABEL if labels else LEARNED)}
+    )
+
+
+def write(batch: pa.RecordBatch, path: Path) -> None:
+    """Write a shard's file, under a temporary name until it is whole."""
+    unfinished = path.with_suffix(".unfinished")
+    with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    unfinished.replace(path)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

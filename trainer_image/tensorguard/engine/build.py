@@ -1,0 +1,198 @@
+"""What one rank's step is made of: built once at the start of an incarnation, and checked before anything is spent.
+
+Whatever can be wrong with a model, a shard or a place to write shows here, on public dummy input, before the ledger is
+claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from tensafe_api import accounting
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.values import number
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.listing import filesystem_of
+from tensorguard.data.shard import Shard
+from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.schedule import schedule
+from tensorguard.engine.together import AttemptFailed
+from tensorguard.engine.units import ShardGradients
+from tensorguard.models.checks import SelfTest, dummy_batches, self_test, settle_threads
+from tensorguard.models.load import checkpoint_activations, load_model, load_tokenizer
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import record_loss
+from tensorguard.models.source import ModelSource, resolve_model
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.gradients import Batch, PerExampleGradients
+from tensorguard.privacy.noise import DiscreteGaussian
+from tensorguard.privacy.sampling import PoissonSampler
+from tensorguard.privacy.stream import SecretStream
+
+
+@dataclass
+class Parts:
+    """One rank's parts. `dimension` is d, the number of trained numbers."""
+
+    job: TenSafeTrainingJob
+    plan: Plan
+    source: ModelSource
+    model: PeftModel
+    parameters: Sequence[nn.Parameter]
+    gradients: PerExampleGradients
+    units: ShardGradients
+    clipper: GridClipper
+    sampler: PoissonSampler
+    noise: DiscreteGaussian
+    noise_stream: SecretStream
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    store: CheckpointStore
+    public: Shard | None
+    pad_id: int
+    identity: dict[str, str]
+    remarks: tuple[str, ...]
+
+    @property
+    def dimension(self) -> int:
+        return self.gradients.d
+
+
+def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
+    """Load, attach, check. Raises what the parts raise; `together` makes a sentence of it on every rank."""
+    job = config.parse_job()
+    _, plan = resolve(job)
+    spec, mechanism = job.spec, plan.mechanism
+    source = resolve_model(spec.model.name, spec.model.revision, trust_remote_code=spec.model.trust_remote_code)
+    tokenizer = load_tokenizer(
+        source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
+    )
+    model = private_model(job, source, tokenizer.pad_token_id, device)
+    named = trainable_parameters(model)
+    loss_scale = number(spec.training.loss_scale) if spec.training.loss_scale else 1.0
+    gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
+    report = settle_threads(lambda: self_test(model, gradients, _dummies(job, model, device)))
+
+    noise = DiscreteGaussian(mechanism.share_sigma)
+    _check_noise(plan, noise, gradients.d)
+    stream = SecretStream()
+    shard = Shard.open(Path(config.shards[rank]))
+    parameters = [parameter for _, parameter in named]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=number(spec.training.learning_rate), weight_decay=number(spec.training.weight_decay)
+    )
+    return Parts(
+        job=job,
+        plan=plan,
+        source=source,
+        model=model,
+        parameters=parameters,
+        gradients=gradients,
+        units=ShardGradients(
+            shard,
+            model,
+            gradients,
+            stream.derive("seeds"),
+            micro_batch_size=spec.training.micro_batch_size,
+            max_length=spec.training.max_length,
+            pad_id=tokenizer.pad_token_id,
+            device=device,
+        ),
+        clipper=GridClipper(gradients.d, mechanism.grid, float(mechanism.clip), device),
+        sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),
+        noise=noise,
+        noise_stream=stream.derive("noise"),
+        optimizer=optimizer,
+        schedule=schedule(optimizer, spec.training.schedule, plan.steps, plan.warmup_steps),
+        store=checkpoint_store(job),
+        public=Shard.open(Path(config.evaluation)) if config.evaluation else None,
+        pad_id=tokenizer.pad_token_id,
+        identity={"name": source.name, "weights": source.identity()},
+        remarks=remarks(report),
+    )
+
+
+def private_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, device: torch.device) -> PeftModel:
+    """The job's base model with its LoRA factors, in training mode: the same on every rank and in every attempt."""
+    spec = job.spec
+    base = load_model(
+        source,
+        spec.model.task,
+        init_seed=spec.lora.init_seed,
+        num_labels=spec.model.num_labels,
+        label_names=spec.model.label_names,
+        pad_token_id=pad_id,
+        precision=precision_of(job, device),
+        device=device,
+        trust_remote_code=spec.model.trust_remote_code,
+    )
+    lora = spec.lora
+    model = attach_lora(
+        base,
+        rank=lora.rank,
+        alpha=lora.alpha or 2 * lora.rank,
+        dropout=number(lora.dropout),
+        init_seed=lora.init_seed,
+        target_modules=lora.target_modules or None,
+        layers=lora.layers,
+        modules_to_save=lora.modules_to_save,
+    )
+    if spec.training.gradient_checkpointing:
+        checkpoint_activations(base.model)
+    return model
+
+
+def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
+    """The base weights' precision: what the manifest says, else bf16 on a GPU and fp32 on a CPU."""
+    return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+
+
+def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:
+    """Where the job's checkpoints go."""
+    uri = job.spec.checkpoint.uri
+    _, options = filesystem_of(uri, job.spec.storage)
+    return CheckpointStore(uri, options)
+
+
+def remarks(report: SelfTest) -> tuple[str, ...]:
+    """What the statement must say of the self-test."""
+    if report.bit_equal:
+        return ()
+    return (
+        "On this machine a record's gradient was not bit-equal in every slot of a micro-batch: it moved by a relative "
+        f"{report.neighbour_error:.1e}, a kernel's rounding, which the claim does not cover.",
+    )
+
+
+def _dummies(job: TenSafeTrainingJob, model: PeftModel, device: torch.device) -> Callable[[int], Batch]:
+    """Public micro-batches of the run's own largest shape."""
+    training = job.spec.training
+    return dummy_batches(
+        job.spec.model.task,
+        rows=training.micro_batch_size,
+        length=training.max_length,
+        vocabulary=model.config.get_text_config().vocab_size,
+        labels=job.spec.model.num_labels or 2,
+        device=device,
+    )
+
+
+def _check_noise(plan: Plan, noise: DiscreteGaussian, dimension: int) -> None:
+    """The noise sampler's distance from the discrete Gaussian, over all draws, must fit in the share of δ that pays for
+    it.
+    """
+    draws = dimension * (plan.steps + plan.reserve_steps) * plan.mechanism.workers
+    if draws * noise.total_variation > float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA:
+        raise AttemptFailed(
+            Reason.INVALID_MANIFEST,
+            f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise at a distance of "
+            f"{noise.total_variation:.1e} each; raise it, or lower spec.lora.rank",
+        )

@@ -1,0 +1,43 @@
+"""What one worker is told: everything it needs that is not on its own machine already.
+
+It travels through Ray as plain strings and numbers. Secrets do not travel: the job key is a file (in a cluster a
+mounted Secret) whose *path* is passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensafe_api.resources.job import TenSafeTrainingJob
+
+JOB_KEY = "job.key"
+EVENTS = "events.jsonl"
+PRIVATE_METRICS = "private-metrics-rank{rank}.jsonl"
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """One attempt, as each of its workers sees it."""
+
+    job: str
+    """The completed manifest (`tensafe_api.resolve`), as JSON."""
+    job_uid: str
+    attempt: int
+    run_directory: str
+    """Holds the ledger, the job key, the event log and the stop flag."""
+    shards: tuple[str, ...]
+    evaluation: str | None
+    dataset_digest: str
+    threads: int
+
+    def parse_job(self) -> TenSafeTrainingJob:
+        return TenSafeTrainingJob.model_validate(json.loads(self.job))
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.run_directory)
+
+    def job_key(self) -> bytes:
+        return (self.directory / JOB_KEY).read_bytes()

@@ -1,0 +1,131 @@
+"""What a run tells while it goes on.
+
+The worker of rank 0 appends these to `events.jsonl` in the run's folder, one JSON object a line; the driver reads them
+there and hands them to whoever listens: the terminal, the guide's callbacks, the report. None carries a private figure:
+no training loss, no gradient norm, no batch size, no record count. The file outlives a crash, so a resumed run still
+shows the evaluations of the run before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Event:
+    """Anything that happened; `time` is in seconds since the epoch."""
+
+    kind: ClassVar[str] = ""
+    time: float
+
+
+@dataclass(frozen=True)
+class Preparing(Event):
+    """A stage before the first step: `what` is a sentence for a person ("Reading and tokenising the data set")."""
+
+    kind: ClassVar[str] = "preparing"
+    what: str
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """An incarnation begins at `step`: the first one of an attempt, or one after a restart."""
+
+    kind: ClassVar[str] = "started"
+    attempt: int
+    incarnation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """`step` steps are done, `charged` were charged over all attempts."""
+
+    kind: ClassVar[str] = "stepped"
+    step: int
+    charged: int
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """The mean loss, and for a classifier the accuracy, of the evaluation set after `step` steps."""
+
+    kind: ClassVar[str] = "evaluated"
+    step: int
+    loss: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint was written and recorded."""
+
+    kind: ClassVar[str] = "saved"
+    step: int
+    uri: str
+    digest: str
+    final: bool
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """The workers are done: `reason` is one of `tensafe_api.reasons`, `message` a sentence."""
+
+    kind: ClassVar[str] = "ended"
+    attempt: int
+    reason: str
+    message: str
+
+
+Listener = Callable[[Event], None]
+
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Preparing, Started, Stepped, Evaluated, Saved, Ended)}
+
+
+class EventLog:
+    """Appends events to a file. A line is one write, so readers never see half of one that is followed by another."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def write(self, event: Event) -> None:
+        line = json.dumps({"kind": event.kind, **asdict(event)}) + "\n"
+        os.write(self._file, line.encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class EventReader:
+    """Reads what was appended since the last call."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> Iterator[Event]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                event = _parse(line)
+                if event is not None:
+                    yield event
+
+
+def _parse(line: bytes) -> Event | None:
+    """The event of one line; None for a line that a kill tore before another writer appended to it."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        return _KINDS[fields.pop("kind")](**fields)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,123 @@
+"""A Ray cluster for one run on this machine, made to leave no trace.
+
+Ray's session folder holds logs, and Ray Data writes exact row counts into them, which are private: so the session lives
+in a folder of its own that nobody else can read, and goes when the run ends. A run that was killed leaves it behind;
+the next one in the same place removes it, since its path is noted in the run's folder. Ray's authentication token lies
+there too, not in the user's home.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tensorguard.engine.config import WorkerConfig
+
+_SESSION_NOTE = ".ray-session"
+_OBJECT_STORE_BYTES = 512 * 2**20
+COLLECTIVE_TIMEOUT_SECONDS = 300
+
+
+class RayTimeoutError(TimeoutError):
+    """Ray did not start, or the workers did not come together, within the time that was given."""
+
+
+@contextmanager
+def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
+    """A Ray cluster of `cpus` and `gpus` inside the with block; joins the one that the caller has started, where there
+    is one.
+    """
+    _environment()
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    note = run_directory / _SESSION_NOTE
+    if note.exists():
+        shutil.rmtree(note.read_text(), ignore_errors=True)
+    # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters.
+    session = Path(tempfile.mkdtemp(prefix="tensafe-"))
+    note.write_text(str(session))
+    token = session / "token"
+    token.write_text(os.urandom(32).hex())
+    token.chmod(0o600)
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(session),
+        )
+        yield
+    finally:
+        ray.shutdown()
+        del os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]
+        shutil.rmtree(session, ignore_errors=True)
+        note.unlink(missing_ok=True)
+
+
+def fit(
+    config: WorkerConfig, *, workers: int, cpus: float, gpus: int, max_restarts: int, timeout: float | None
+) -> None:
+    """Run one attempt on `workers` Ray workers, and wait for its end.
+
+    Raises:
+        ray.train.TrainingFailedError: after `max_restarts` restarts of the whole group.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    storage = tempfile.mkdtemp(prefix="tensafe-train-")
+    trainer = TorchTrainer(
+        _worker_main,
+        train_loop_config={"config": asdict(config)},
+        scaling_config=ScalingConfig(
+            num_workers=workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cpus, **({"GPU": gpus} if gpus else {})},
+        ),
+        run_config=RunConfig(
+            name="attempt", storage_path=storage, failure_config=FailureConfig(max_failures=max_restarts)
+        ),
+        torch_config=TorchConfig(
+            backend="nccl" if gpus else "gloo", timeout_s=int(timeout or COLLECTIVE_TIMEOUT_SECONDS)
+        ),
+    )
+    try:
+        trainer.fit()
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+
+
+def _worker_main(loop: dict[str, Any]) -> None:
+    """What Ray Train calls on each worker, once the process group stands."""
+    from ray.train.torch import get_device
+
+    from tensorguard.aggregation.channel import ProcessGroup
+    from tensorguard.engine.worker import train
+
+    device = get_device()
+    train(WorkerConfig(**loop["config"]), ProcessGroup(device), device)
+
+
+def _environment() -> None:
+    """Before Ray is imported: nothing is sent home, and the second version of Ray Train runs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("ray", "ray.train", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,395 @@
+"""One job on this machine, from its manifest to its status: what `tensafe run` and the Python API both call.
+
+    resolve the manifest ─► check the machine ─► read, tokenise and shard the data ─► open the ledger ─► train ─► fold
+    the status
+
+The run's folder holds what must outlive the process: the ledger, the job key, the event log, the completed manifest.
+Nothing is spent before the workers charge the ledger, so whatever fails before that costs nothing and leaves no ledger
+behind.
+
+The work happens on a thread: on the main one Ray's own Ctrl-C handler would kill the workers before they could seal a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.manifest import dump_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
+from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing
+from tensorguard.engine.local import fit, local_ray
+from tensorguard.engine.status import exit_code_of, fold_status
+from tensorguard.engine.stopping import Stop
+from tensorguard.ledger.contract import LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.file import NAME as LEDGER
+from tensorguard.ledger.file import FileLedger
+
+MANIFEST = "job.yaml"
+_WORK = ".work"
+_POLL_SECONDS = 0.2
+
+
+class RunRefused(Exception):
+    """The run cannot begin as asked. `path` names the manifest's field, or is empty; `str()` is a sentence with the
+    mend.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The job with its status, and what the command returns: 0 succeeded, 1 failed, 3 budget exhausted, 130
+    interrupted.
+    """
+
+    job: TenSafeTrainingJob
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Data that is in memory instead of at the manifest's URIs (the Python API): anything that `data.read.from_memory`
+    takes.
+    """
+
+    train: Any = None
+    evaluation: Any = None
+
+
+def run(
+    job: TenSafeTrainingJob,
+    *,
+    output_dir: Path,
+    base_dir: Path,
+    resume: bool,
+    listener: Listener,
+    stop: Stop,
+    sources: Sources | None = None,
+    timeout: float | None = None,
+) -> RunResult:
+    """Train `job` and return it with its status.
+
+    Args:
+        job: as loaded; defaults are filled in here.
+        output_dir: the run's folder; made where it does not exist.
+        base_dir: where relative paths in the manifest begin.
+        resume: go on with the run in `output_dir`; without it, a folder whose ledger was charged is refused.
+        listener: called with each event, on this thread.
+        stop: raised by whoever wants to stop (signal handlers call `stop.request()`).
+        sources: data in memory.
+        timeout: seconds that workers may wait for each other.
+
+    Raises:
+        ManifestError: where the manifest does not resolve.
+        RunRefused: where the run cannot begin as asked; nothing was changed or spent.
+    """
+    completed, plan = resolve(_absolute(job, base_dir))
+    _check_machine(completed)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
+    one.admit(resume)
+    reader = EventReader(output_dir / EVENTS, from_end=True)
+    thread = threading.Thread(target=one.work, name="tensafe-run", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        for event in reader.read():
+            listener(event)
+    for event in reader.read():
+        listener(event)
+    return one.result()
+
+
+@dataclass
+class _Run:
+    """One call of `run`. `admit` on the caller's thread, `work` on its own, `result` after it."""
+
+    job: TenSafeTrainingJob
+    plan: Plan
+    directory: Path
+    sources: Sources
+    stop: Stop
+    timeout: float | None
+    attempt: int = 1
+    ended: Ended | None = None
+    ledger_spec: LedgerSpec | None = None
+    _log: EventLog = field(init=False)
+
+    def admit(self, resume: bool) -> None:
+        """Refuse what cannot begin; look at an earlier run in the folder; make the key and the event log."""
+        from tensorguard.checkpoint.store import CheckpointError
+        from tensorguard.engine.build import checkpoint_store
+
+        earlier = self._earlier(resume)
+        try:
+            checkpoint_store(self.job).check_writable()
+        except (CheckpointError, ImportError, ValueError) as error:
+            raise RunRefused("spec.checkpoint.uri", str(error)) from error
+        uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
+        self.ledger_spec = self._ledger_spec(uid)
+        if earlier is not None:
+            self._check_same(earlier)
+            self.attempt = earlier.attempt + 1
+        else:
+            for leftover in (LEDGER, EVENTS, JOB_KEY):
+                (self.directory / leftover).unlink(missing_ok=True)
+            _write_private(self.directory / JOB_KEY, secrets.token_bytes(32))
+        if not (self.directory / JOB_KEY).exists():
+            raise RunRefused(
+                "",
+                f"{self.directory / JOB_KEY} is gone; put it back, or the data cannot be checked to be the same",
+            )
+        metadata = self.job.metadata.model_copy(update={"uid": uid})
+        self.job = self.job.model_copy(update={"metadata": metadata})
+        (self.directory / MANIFEST).write_text(dump_manifest(self.job))
+        self.stop.bind(self.directory)
+        self._log = EventLog(self.directory / EVENTS)
+
+    def work(self) -> None:
+        """Prepare the data, open the ledger, train; whatever happens ends in `ended`."""
+        work = self.directory / _WORK
+        try:
+            self._tell("Starting Ray")
+            cpus = max(1, round(self.job.spec.cluster.workers * cpus_of(self.job)))
+            gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
+            with local_ray(self.directory, cpus=cpus, gpus=gpus):
+                config = self._prepare(work)
+                if self.stop:
+                    self.ended = self._ending(Reason.INTERRUPTED, "stopped on request before the first step")
+                    return
+                self._open_ledger()
+                self._tell("Starting the workers")
+                fit(
+                    config,
+                    workers=self.job.spec.cluster.workers,
+                    cpus=cpus_of(self.job),
+                    gpus=self.job.spec.cluster.worker.gpus,
+                    max_restarts=self.job.spec.retry.max_restarts,
+                    timeout=self.timeout,
+                )
+            self.ended = self._told_end() or self._ending(
+                Reason.WORKER_LOST, "the workers ended without a word; see their log"
+            )
+        except Exception as error:
+            self.ended = self._told_end() or self._ending(_reason(error), _sentence(error))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def result(self) -> RunResult:
+        """The job with its status, folded from the ledger and the events."""
+        ended = self.ended or self._ending(Reason.INTERNAL_ERROR, "the run ended without a reason")
+        ledger = self._read_ledger()
+        events = list(EventReader(self.directory / EVENTS).read())
+        self._log.close()
+        status = fold_status(self.job, self.plan, ledger, events, ended)
+        job = self.job.model_copy(update={"status": status})
+        return RunResult(job, exit_code_of(Reason(ended.reason)))
+
+    def _earlier(self, resume: bool) -> LedgerState | None:
+        """The state of the run that `directory` holds, if it may and must be gone on with."""
+        ledger = FileLedger(self.directory, lock_wait_seconds=30.0 if resume else 0.0)
+        if not (self.directory / LEDGER).exists():
+            if resume:
+                raise RunRefused("", f"{self.directory} holds no run to resume; leave out --resume to begin one")
+            return None
+        try:
+            ledger.wait_until_free()
+            state = ledger.read()
+        except LedgerError as error:
+            raise RunRefused("", str(error)) from error
+        if not resume:
+            if state.steps_charged == 0:
+                return None  # nothing was spent under it
+            raise RunRefused(
+                "",
+                f"{self.directory} holds the ledger of a run that was charged {state.steps_charged} steps; "
+                "go on with it by --resume, or name another --output-dir",
+            )
+        if state.outcome in ("Completed", "BudgetExhausted"):
+            raise RunRefused(
+                "", f"the run in {self.directory} is over ({state.outcome}); name another --output-dir to train again"
+            )
+        return state
+
+    def _check_same(self, earlier: LedgerState) -> None:
+        """A resume under other privacy values would make the ledger's ε a lie."""
+        assert self.ledger_spec is not None
+        changed = changes(
+            earlier.spec.model_dump(by_alias=True, mode="json"), self.ledger_spec.model_dump(by_alias=True, mode="json")
+        )
+        if changed:
+            raise RunRefused(
+                "",
+                f"the ledger in {self.directory} was opened with other values ({'; '.join(changed)}); "
+                f"resume with the manifest {self.directory / MANIFEST}, or name another --output-dir",
+            )
+
+    def _ledger_spec(self, uid: str) -> LedgerSpec:
+        spec = self.job.spec
+        return LedgerSpec(
+            job_name=self.job.metadata.name,
+            job_uid=uid,
+            lineage=spec.dataset.lineage,
+            mechanism=self.plan.mechanism,
+            unit_at_least=spec.dataset.unit.at_least,
+            planned_steps=self.plan.steps,
+            reserve_steps=self.plan.reserve_steps,
+            target_epsilon=spec.privacy.target_epsilon,
+            delta=self.plan.delta,
+            accountant=self.plan.accountant,
+        )
+
+    def _open_ledger(self) -> None:
+        assert self.ledger_spec is not None
+        if not (self.directory / LEDGER).exists():
+            FileLedger.create(self.directory, self.ledger_spec)
+
+    def _prepare(self, work: Path) -> WorkerConfig:
+        """Read, tokenise and shard, before the workers take the CPUs."""
+        from tensorguard.data.read import from_memory, read
+        from tensorguard.data.recipe import Recipe, columns_of
+        from tensorguard.data.shards import prepare, prepare_public
+        from tensorguard.models.load import load_tokenizer
+        from tensorguard.models.source import resolve_model
+
+        spec = self.job.spec
+        source = resolve_model(spec.model.name, spec.model.revision, trust_remote_code=spec.model.trust_remote_code)
+        tokenizer = load_tokenizer(
+            source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
+        )
+        self._tell("Reading and tokenising the data set")
+        if self.sources.train is not None:
+            dataset = from_memory(self.sources.train, columns_of(spec))
+        else:
+            dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
+        key = (self.directory / JOB_KEY).read_bytes()
+        prepared = prepare(dataset, spec, tokenizer, workers=spec.cluster.workers, key=key, directory=work)
+        public = None
+        if spec.evaluation is not None:
+            columns = Recipe.from_spec(spec).columns
+            if self.sources.evaluation is not None:
+                examples = from_memory(self.sources.evaluation, columns, where="eval_dataset")
+            else:
+                uri = spec.evaluation.uri
+                examples = read(
+                    uri, columns, format=spec.evaluation.format, storage=spec.storage, where="spec.evaluation"
+                )
+            public = prepare_public(examples, spec, tokenizer, directory=work)
+        return WorkerConfig(
+            job=dump_manifest(self.job, format="json"),
+            job_uid=self.job.metadata.uid or "",
+            attempt=self.attempt,
+            run_directory=str(self.directory.absolute()),
+            shards=tuple(str(path.absolute()) for path in prepared.shards),
+            evaluation=str(public.absolute()) if public else None,
+            dataset_digest=prepared.digest,
+            threads=max(1, int(cpus_of(self.job))),
+        )
+
+    def _read_ledger(self) -> LedgerState | None:
+        if not (self.directory / LEDGER).exists():
+            return None
+        return FileLedger(self.directory).read()
+
+    def _told_end(self) -> Ended | None:
+        """How rank 0 said that this attempt ended."""
+        events = EventReader(self.directory / EVENTS).read()
+        return next((event for event in events if isinstance(event, Ended) and event.attempt == self.attempt), None)
+
+    def _ending(self, reason: Reason, message: str) -> Ended:
+        ended = Ended(time.time(), self.attempt, reason.value, message)
+        self._log.write(ended)
+        return ended
+
+    def _tell(self, what: str) -> None:
+        self._log.write(Preparing(time.time(), what))
+
+
+def cpus_of(job: TenSafeTrainingJob) -> float:
+    """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
+    text = job.spec.cluster.worker.cpus
+    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+    """The leaves in which two JSON objects differ, each as a few words."""
+    found: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        here, there = now.get(key), before.get(key)
+        if isinstance(here, dict) and isinstance(there, dict):
+            found += changes(there, here, f"{path}{key}.")
+        elif here != there:
+            found.append(f"{path}{key} was {there}, is {here}")
+    return found
+
+
+def _check_machine(job: TenSafeTrainingJob) -> None:
+    """Refuse workers for whom this machine has no room."""
+    cluster = job.spec.cluster
+    have = os.cpu_count() or 1
+    wanted = cluster.workers * cpus_of(job)
+    if wanted > have:
+        raise RunRefused(
+            "spec.cluster.workers",
+            f"{cluster.workers} workers of {cluster.worker.cpus} CPUs need {wanted:g}, and this machine has {have}; "
+            "lower it, or spec.cluster.worker.cpus",
+        )
+    if cluster.worker.gpus:
+        import torch
+
+        if (found := torch.cuda.device_count()) < cluster.workers * cluster.worker.gpus:
+            raise RunRefused(
+                "spec.cluster.worker.gpus",
+                f"{cluster.workers * cluster.worker.gpus} GPUs are asked for, and this machine has {found}; "
+                "set it to 0 to train on CPUs",
+            )
+
+
+def _absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
+    """`job` with its relative paths made absolute, so that it means the same from anywhere."""
+
+    def absolute(uri: str) -> str:
+        if "://" in uri:
+            return uri
+        return str((base_dir / Path(uri).expanduser()).absolute())
+
+    spec = job.spec
+    update: dict[str, Any] = {
+        "dataset": spec.dataset.model_copy(update={"uri": absolute(spec.dataset.uri)}),
+        "checkpoint": spec.checkpoint.model_copy(update={"uri": absolute(spec.checkpoint.uri)}),
+    }
+    if spec.evaluation:
+        update["evaluation"] = spec.evaluation.model_copy(update={"uri": absolute(spec.evaluation.uri)})
+    name = spec.model.name
+    if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
+        update["model"] = spec.model.model_copy(update={"name": absolute(name)})
+    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _reason(error: Exception) -> Reason:
+    return getattr(error, "reason", Reason.WORKER_LOST)
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split())[:2000] or type(error).__name__

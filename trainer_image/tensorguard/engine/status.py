@@ -1,0 +1,211 @@
+"""The job's status, folded from its ledger and its event log: pure, so that it says the same whenever it is asked.
+
+Every privacy figure is recomputed here from the ledger's charges; the event log only tells of progress, times and
+public evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tensafe_api import accounting
+from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import (
+    Attempt,
+    CheckpointRecord,
+    Condition,
+    EvaluationResult,
+    FinalModel,
+    PrivacyStatus,
+    Progress,
+    Resolved,
+    Status,
+    WorkerCount,
+)
+from tensorguard.engine.events import Ended, Evaluated, Event, Saved, Started, Stepped
+from tensorguard.ledger.contract import LedgerState
+
+_PHASES = {
+    Reason.COMPLETED: Phase.SUCCEEDED,
+    Reason.BUDGET_EXHAUSTED: Phase.BUDGET_EXHAUSTED,
+    Reason.INTERRUPTED: Phase.SUSPENDED,
+}
+_EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.BUDGET_EXHAUSTED: 3, Phase.SUSPENDED: 130}
+
+
+def phase_of(reason: Reason) -> Phase:
+    """Where a job is whose last attempt ended for `reason`."""
+    return _PHASES.get(reason, Phase.FAILED)
+
+
+def exit_code_of(reason: Reason) -> int:
+    """What `tensafe run` returns for it."""
+    return 3 if reason is Reason.PRIVACY_BUDGET_EXCEEDED else _EXIT_CODES.get(phase_of(reason), 1)
+
+
+def fold_status(
+    job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, events: Sequence[Event], ended: Ended
+) -> Status:
+    """What has become of `job`: its ledger (None where it never got one), all its events, and how the last attempt
+    ended.
+    """
+    reason = Reason(ended.reason)
+    phase = phase_of(reason)
+    final = next((release for release in reversed(ledger.releases) if release.final), None) if ledger else None
+    return Status(
+        observed_generation=job.metadata.generation or 0,
+        phase=phase.value,
+        conditions=_conditions(phase, ended),
+        workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
+        resolved=Resolved(dataset_digest=ledger.dataset_digest if ledger else None),
+        attempts=_attempts(events, ended),
+        privacy=privacy_status(plan, ledger),
+        progress=_progress(plan, events),
+        evaluations=_evaluations(events),
+        checkpoints=_checkpoints(plan, events),
+        final_model=FinalModel(
+            uri=final.uri,
+            digest=final.digest,
+            statement_uri=f"{final.uri}/statement.json",
+            statement_digest=final.statement_digest,
+        )
+        if final
+        else None,
+        ledger_name=job.metadata.name if ledger else None,
+        ledger_uid=ledger.spec.job_uid if ledger else None,
+    )
+
+
+def privacy_status(plan: Plan, ledger: LedgerState | None) -> PrivacyStatus:
+    """Every privacy figure of a status, from the plan and the ledger's charges."""
+    mechanism = plan.mechanism
+    charged = ledger.steps_charged if ledger else 0
+    return PrivacyStatus(
+        epsilon_claimed=accounting.shown(plan.epsilon_claimed(charged)),
+        epsilon_spent=accounting.shown(plan.epsilon(charged)),
+        target_epsilon=accounting.shown(plan.target_epsilon),
+        delta=plan.delta,
+        unit=mechanism.unit,
+        adjacency=mechanism.adjacency,
+        noise_multiplier=mechanism.noise_multiplier,
+        sample_rate=mechanism.sample_rate,
+        steps_charged=charged,
+        steps_recharged=ledger.steps_recharged if ledger else 0,
+        steps_planned=plan.steps,
+        accountant=plan.accountant,
+        epsilon_against_outsider=accounting.shown(
+            accounting.outsider_epsilon(mechanism, charged, plan.delta, plan.accountant)
+        ),
+    )
+
+
+def _conditions(phase: Phase, ended: Ended) -> tuple[Condition, ...]:
+    good = phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+    states = {
+        ConditionType.READY: good,
+        ConditionType.SUCCEEDED: good,
+        ConditionType.FAILED: phase is Phase.FAILED,
+    }
+    return tuple(
+        Condition(
+            type=kind.value,
+            status=str(holds),
+            reason=ended.reason,
+            message=ended.message,
+            last_transition_time=timestamp(ended.time),
+        )
+        for kind, holds in states.items()
+    )
+
+
+def _attempts(events: Sequence[Event], ended: Ended) -> tuple[Attempt, ...]:
+    """One entry for each call of the command that came as far as its workers, and one for the last in any case."""
+    starts: dict[int, list[Started]] = {}
+    ends: dict[int, Ended] = {}
+    for event in events:
+        if isinstance(event, Started):
+            starts.setdefault(event.attempt, []).append(event)
+        elif isinstance(event, Ended):
+            ends[event.attempt] = event
+    ends[ended.attempt] = ended
+    found = []
+    for number in sorted(starts.keys() | ends.keys()):
+        began, end = starts.get(number, []), ends.get(number)
+        found.append(
+            Attempt(
+                number=number,
+                start_time=timestamp(began[0].time) if began else None,
+                end_time=timestamp(end.time) if end else None,
+                reason=end.reason if end else Reason.WORKER_LOST.value,
+                restarts=max(0, len(began) - 1),
+                message=end.message if end else "the run was killed",
+            )
+        )
+    return tuple(found[-64:])
+
+
+def _progress(plan: Plan, events: Sequence[Event]) -> Progress:
+    last = next((event for event in reversed(events) if isinstance(event, Stepped)), None)
+    if last is None:
+        return Progress(step=0, total_steps=plan.steps, percent=0)
+    speed = steps_per_second(events)
+    return Progress(
+        step=last.step,
+        total_steps=plan.steps,
+        percent=100 * last.step // plan.steps,
+        steps_per_second=f"{speed:.4g}" if speed and speed >= 1e-3 else None,
+        last_update_time=timestamp(last.time),
+    )
+
+
+def steps_per_second(events: Sequence[Event]) -> float | None:
+    """The speed since the last start; None before its second step."""
+    steps: list[Stepped] = []
+    for event in reversed(events):
+        if isinstance(event, Started):
+            break
+        if isinstance(event, Stepped):
+            steps.append(event)
+    if len(steps) < 2 or steps[0].time <= steps[-1].time:
+        return None
+    return (steps[0].step - steps[-1].step) / (steps[0].time - steps[-1].time)
+
+
+def _evaluations(events: Sequence[Event]) -> tuple[EvaluationResult, ...]:
+    """The last word on each step: a step that was run again is evaluated again."""
+    by_step = {event.step: event for event in events if isinstance(event, Evaluated) and math.isfinite(event.loss)}
+    return tuple(
+        EvaluationResult(
+            step=step,
+            loss=f"{event.loss:.4f}",
+            accuracy=None if event.accuracy is None else f"{event.accuracy:.4f}",
+        )
+        for step, event in sorted(by_step.items())
+    )[-1000:]
+
+
+def _checkpoints(plan: Plan, events: Sequence[Event]) -> tuple[CheckpointRecord, ...]:
+    charged = 0
+    by_uri: dict[str, CheckpointRecord] = {}
+    for event in events:
+        if isinstance(event, Stepped):
+            charged = event.charged
+        elif isinstance(event, Saved):
+            by_uri.pop(event.uri, None)
+            by_uri[event.uri] = CheckpointRecord(
+                uri=event.uri,
+                step=event.step,
+                epsilon=accounting.shown(plan.epsilon(charged)),
+                digest=event.digest,
+                time=timestamp(event.time),
+            )
+    return tuple(by_uri.values())
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since the epoch as Kubernetes writes times."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,63 @@
+"""Failing together: an error that one worker finds before the first step ends the attempt on all of them, with its own
+sentence.
+
+A worker that raised alone would leave the others waiting in a collective, and Ray would restart the group only to meet
+the same error again. So what may fail for good (a model that cannot be loaded, a corrupt checkpoint, an edited ledger)
+runs inside `together`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tensafe_api.reasons import Reason
+from tensorguard.aggregation.channel import Channel
+
+T = TypeVar("T")
+_MESSAGE_BYTES = 1024
+_SEPARATOR = "\n"
+
+
+class AttemptFailed(Exception):
+    """The attempt is over and would fail again in the same way. `str()` is a sentence."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def together(channel: Channel, part: Callable[[], T]) -> T:
+    """What `part` returns, once it has succeeded on every worker.
+
+    Raises:
+        AttemptFailed: on every worker, where it failed on any; with the failure of the lowest rank.
+    """
+    result, failure = _attempt(part)
+    words = _SEPARATOR.join((failure.reason, str(failure))).encode()[:_MESSAGE_BYTES] if failure else b""
+    for peer, message in enumerate(channel.gather(words.ljust(_MESSAGE_BYTES, b"\0"))):
+        text = message.rstrip(b"\0").decode(errors="ignore")
+        if text:
+            reason, _, sentence = text.partition(_SEPARATOR)
+            raise AttemptFailed(Reason(reason), sentence if channel.size == 1 else f"{sentence} (worker {peer})")
+    assert result is not None
+    return result
+
+
+def _attempt(part: Callable[[], T]) -> tuple[T | None, AttemptFailed | None]:
+    try:
+        return part(), None
+    except AttemptFailed as failure:
+        return None, failure
+    except Exception as error:
+        return None, AttemptFailed(_reason(error), _sentence(error))
+
+
+def _reason(error: Exception) -> Reason:
+    """Our own errors carry a `reason`; whatever does not was not foreseen."""
+    return getattr(error, "reason", Reason.INTERNAL_ERROR)
+
+
+def _sentence(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

@@ -1,0 +1,285 @@
+"""One rank of one attempt, from an empty process to a sealed checkpoint.
+
+Everything that may fail for good is built first and agreed on (`build`, `claim`); then steps follow each other until
+they are done, the budget is, or somebody asks to stop. The process may be killed at any point: the ledger has been
+charged for whatever was revealed, and the next incarnation goes on from the last checkpoint that the ledger knows.
+
+This runs under Ray Train (`engine.local`) and without Ray alike: all it needs is a channel to the other workers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tensafe_api.reasons import Reason
+from tensafe_api.statement import Facts
+from tensorguard.aggregation.channel import Channel, check_wraps
+from tensorguard.aggregation.header import HeaderAgreement
+from tensorguard.aggregation.keys import Session, agree
+from tensorguard.engine.build import Parts, build
+from tensorguard.engine.charging import Charging, Verdict
+from tensorguard.engine.config import EVENTS, WorkerConfig
+from tensorguard.engine.evaluation import evaluate_together
+from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
+from tensorguard.engine.saving import Saver, check_not_rolled_back, latest, name_of, restore
+from tensorguard.engine.step import PrivateStep
+from tensorguard.engine.stopping import Stop
+from tensorguard.engine.together import AttemptFailed, together
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.ledger.file import FileLedger
+
+LOCK_WAIT_SECONDS = 30.0
+_CLAIM = struct.Struct(">QQ64s71s")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What rank 0 found when it claimed the ledger: which incarnation this is, and where it goes on."""
+
+    incarnation: int
+    step: int
+    checkpoint: str
+    digest: str
+
+    def pack(self) -> bytes:
+        return _CLAIM.pack(self.incarnation, self.step, self.checkpoint.encode(), self.digest.encode())
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Claim:
+        incarnation, step, *texts = _CLAIM.unpack(message)
+        return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
+
+
+def train(config: WorkerConfig, channel: Channel, device: torch.device) -> None:
+    """Take part in one attempt until it ends. Returns on every rank, having told the event log how it ended (rank 0).
+
+    Raises:
+        Exception: whatever a restart may mend, such as a lost peer. What would come again is told and not raised.
+    """
+    worker = Worker(config, channel, device)
+    try:
+        worker.begin()
+        worker.work()
+    except AttemptFailed as failure:
+        worker.end(failure.reason, str(failure))
+    finally:
+        worker.close()
+
+
+class Worker:
+    """The state of one rank. `begin`, `work`, `end`, `close`, in this order."""
+
+    def __init__(self, config: WorkerConfig, channel: Channel, device: torch.device) -> None:
+        torch.set_num_threads(config.threads)
+        self._config = config
+        self._channel = channel
+        self._device = device
+        self._ledger = FileLedger(config.directory, lock_wait_seconds=LOCK_WAIT_SECONDS) if channel.rank == 0 else None
+        self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
+        self._stop = Stop.of(config.directory)
+        self._step: PrivateStep | None = None
+        self._saved_at: int | None = None
+
+    def begin(self) -> None:
+        """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
+        check_wraps(self._channel)
+        parts = self._parts = together(self._channel, lambda: build(self._config, self._channel.rank, self._device))
+        claim = together(self._channel, self._claim)
+        claim = Claim.unpack(self._channel.gather(claim.pack())[0])
+        session = Session(
+            job=self._config.job_uid,
+            attempt=self._config.attempt,
+            incarnation=claim.incarnation,
+            workers=self._channel.size,
+            colluders=parts.plan.mechanism.colluders,
+        )
+        together(self._channel, lambda: self._restore(claim))
+        self._at = claim.step
+        self._saved_at = claim.step if claim.checkpoint else None
+        job_key = self._config.job_key()
+        mechanism = parts.plan.mechanism
+        self._step = PrivateStep(
+            channel=self._channel,
+            pairs=agree(self._channel, session, job_key),
+            agreement=HeaderAgreement(self._channel, session, job_key),
+            charging=Charging(self._channel, parts.plan, self._ledger, claim.step),
+            sampler=parts.sampler,
+            gradients=parts.units,
+            clipper=parts.clipper,
+            noise=parts.noise,
+            noise_stream=parts.noise_stream,
+            parameters=parts.parameters,
+            optimizer=parts.optimizer,
+            schedule=parts.schedule,
+            unit_of_gradient=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
+            grid_bits=mechanism.grid_bits,
+            verify=parts.job.spec.aggregation.verify,
+            stop=self._stop,
+        )
+        self._tell(Started(time.time(), self._config.attempt, claim.incarnation, claim.step))
+
+    def work(self) -> None:
+        """Step until the plan is done, the budget is spent, or a stop is asked for."""
+        assert self._step is not None
+        plan = self._parts.plan
+        while self._at < plan.steps:
+            verdict = self._step.run(self._at)
+            if verdict is Verdict.STOP:
+                return self._interrupted()
+            if verdict is Verdict.EXHAUSTED:
+                return self._exhausted()
+            self._at += 1
+            self._tell(Stepped(time.time(), self._at, self._step.charging.charged))
+            if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
+                self._evaluate()
+            if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
+                self._save()
+        self._evaluate()
+        self._save(final=True)
+        if self._ledger is not None:
+            self._ledger.record_outcome("Completed")
+        return self.end(Reason.COMPLETED, f"all {plan.steps} steps are done")
+
+    def end(self, reason: Reason, message: str) -> None:
+        """Tell how the attempt ended."""
+        self._tell(Ended(time.time(), self._config.attempt, reason.value, message))
+
+    def close(self) -> None:
+        """Let go of the thread, the ledger and the log."""
+        if self._step is not None:
+            self._step.close()
+        if self._ledger is not None:
+            self._ledger.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _claim(self) -> Claim:
+        """Rank 0: find where to go on, and claim the ledger from there. The others get what rank 0 found."""
+        if self._ledger is None:
+            return Claim(0, 0, "", "")
+        self._ledger.wait_until_free()
+        state = self._ledger.read()
+        check_not_rolled_back(self._parts.store, self._ledger)
+        release = latest(self._parts.store, state)
+        step = release.step if release else 0
+        self._check_progress(state, step)
+        holder = f"{os.uname().nodename}/{os.getpid()}"
+        state = self._ledger.claim(attempt=self._config.attempt, holder=holder, from_step=step)
+        self._ledger.record_dataset(self._config.dataset_digest)
+        self._parts.store.sweep()
+        return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
+
+    def _check_progress(self, state: LedgerState, step: int) -> None:
+        """A restart that made no checkpoint progress is the last one: another would only spend."""
+        restarts = state.claimed_from[1:] if state.attempt == self._config.attempt else ()
+        if restarts and restarts[-1] == step:
+            raise AttemptFailed(
+                Reason.NO_PROGRESS,
+                f"the workers were restarted at step {step} and failed again before the next checkpoint; "
+                "see the log for why, mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
+            )
+
+    def _restore(self, claim: Claim) -> bool:
+        parts = self._parts
+        if claim.checkpoint:
+            restore(parts.store, claim.checkpoint, claim.digest, parts.model, parts.optimizer)
+        for _ in range(claim.step):
+            parts.schedule.step()
+        return True
+
+    def _interrupted(self) -> None:
+        """Seal what was revealed, so that a resume loses nothing."""
+        if self._saved_at != self._at:
+            self._save()
+        if self._ledger is not None:
+            self._ledger.record_outcome("Suspended")
+        self.end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self._parts.plan.steps}")
+
+    def _exhausted(self) -> None:
+        """The next step would pass the target: end with what there is, or fail, as the manifest says."""
+        plan = self._parts.plan
+        sentence = (
+            f"step {self._at + 1} of {plan.steps} would pass spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
+        )
+        if self._parts.job.spec.privacy.on_budget_exhausted == "Fail":
+            return self.end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
+        self._evaluate()
+        self._save(final=True)
+        if self._ledger is not None:
+            self._ledger.record_outcome("BudgetExhausted")
+        return self.end(Reason.BUDGET_EXHAUSTED, sentence)
+
+    def _evaluate(self) -> None:
+        parts = self._parts
+        if parts.public is None:
+            return
+        training = parts.job.spec.training
+        loss, accuracy = evaluate_together(
+            self._channel,
+            parts.public,
+            parts.model,
+            parts.gradients,
+            task=parts.job.spec.model.task,
+            batch_size=training.micro_batch_size,
+            max_length=training.max_length,
+            pad_id=parts.pad_id,
+            device=self._device,
+        )
+        self._tell(Evaluated(time.time(), self._at, loss, accuracy))
+
+    def _save(self, *, final: bool = False) -> None:
+        self._saved_at = self._at
+        if self._ledger is None:
+            return
+        parts = self._parts
+        saver = Saver(
+            store=parts.store,
+            ledger=self._ledger,
+            source=parts.source,
+            model=parts.model,
+            optimizer=parts.optimizer,
+            facts=lambda state, step, adapter: facts(parts, state, step, adapter),
+            keep=parts.job.spec.checkpoint.keep,
+        )
+        release = saver.save(self._at, final=final)
+        self._tell(Saved(time.time(), release.step, release.uri, release.digest, final))
+
+    def _tell(self, event: Event) -> None:
+        if self._log is not None:
+            self._log.write(event)
+
+
+def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> Facts:
+    """What the statement of a checkpoint says."""
+    spec = state.spec
+    evaluation = parts.job.spec.evaluation
+    return Facts(
+        job_name=spec.job_name,
+        job_uid=spec.job_uid,
+        attempt=state.attempt,
+        mechanism=spec.mechanism,
+        unit_at_least=spec.unit_at_least,
+        planned_steps=spec.planned_steps,
+        delta=spec.delta,
+        accountant=spec.accountant,
+        steps_charged=state.steps_charged,
+        steps_recharged=state.steps_recharged,
+        step=step,
+        events=state.events,
+        dimension=parts.dimension,
+        noise_distance=parts.noise.total_variation,
+        adapter_digest=adapter_digest,
+        ledger_head=state.head,
+        ledger_length=state.length,
+        dataset_digest=state.dataset_digest,
+        lineage=spec.lineage,
+        model=parts.identity,
+        evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
+        private_metrics=parts.job.spec.observability.private_metrics,
+        remarks=parts.remarks,
+    )

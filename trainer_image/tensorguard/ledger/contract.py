@@ -1,0 +1,162 @@
+"""What was spent: the ledger that every privacy figure comes from.
+
+A job has one ledger for its whole life. It is opened with everything that the claim rests on (`LedgerSpec`), which
+never changes again. Then only these things happen to it, each durable before the call returns:
+
+- `claim`: a group of workers begins, as the next incarnation of an attempt; whoever held the ledger before can no
+  longer write (fencing);
+- `charge`: so many further steps are paid for, *before* the first of them is revealed;
+- `record_release`: a checkpoint can be read by others;
+- `record_dataset` (once) and `record_outcome`.
+
+ε is of *charged* steps. Nothing takes a charge back: not a crash, not an older checkpoint, not a new attempt.
+
+Two backends keep this contract: a local file (`file`) and, in a cluster, a Kubernetes object. One suite tests both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from pydantic import Field
+
+from tensafe_api.accounting import AccountantName
+from tensafe_api.events import Event, Frozen, Mechanism, charged
+from tensafe_api.reasons import Reason
+
+Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used. `str()` is a sentence."""
+
+    reason: ClassVar[Reason] = Reason.LEDGER_CORRUPT
+
+
+class LedgerMissing(LedgerError):
+    """There is no ledger."""
+
+
+class LedgerCorrupt(LedgerError):
+    """The ledger's text is not what was written: somebody edited it, or the disk did."""
+
+
+class LedgerBusy(LedgerError):
+    """Another run holds the ledger."""
+
+    reason: ClassVar[Reason] = Reason.LEDGER_LOCKED
+
+
+class Fenced(LedgerError):
+    """A later incarnation has claimed the ledger; this one may no longer spend."""
+
+
+class LedgerSpec(Frozen):
+    """Everything the claim rests on, frozen when the job is admitted."""
+
+    job_name: str
+    job_uid: str
+    lineage: str | None = Field(default=None, description="A declared name for 'the same people'.")
+    mechanism: Mechanism
+    unit_at_least: int = Field(description="The public lower bound of the number of units.")
+    planned_steps: int
+    reserve_steps: int
+    target_epsilon: str
+    delta: str
+    accountant: AccountantName
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one attempt was charged, over its incarnations."""
+
+    attempt: int
+    steps: int
+    incarnation: int
+    holder: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """A checkpoint that others can read: `step` steps of training, under this digest of its manifest."""
+
+    step: int
+    attempt: int
+    uri: str
+    digest: str
+    statement_digest: str
+    final: bool
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """A ledger as read at one moment. `head` is the hash of its last entry (64 hex digits), `length` the number of
+    entries.
+    """
+
+    spec: LedgerSpec
+    attempt: int
+    incarnation: int
+    charges: tuple[Charge, ...]
+    releases: tuple[Release, ...]
+    steps_recharged: int
+    claimed_from: tuple[int, ...]
+    """The step at which each incarnation of the last attempt began."""
+    outcome: Outcome | None
+    dataset_digest: str | None
+    head: str
+    length: int
+
+    @property
+    def steps_charged(self) -> int:
+        """All charges, over all attempts: what ε is computed from."""
+        return sum(charge.steps for charge in self.charges)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The charges in the words of accounting."""
+        return charged(self.spec.mechanism, self.steps_charged)
+
+
+class Ledger(Protocol):
+    """One job's ledger. Every write has reached the disk (or the API server) when it returns the state after it."""
+
+    def read(self) -> LedgerState:
+        """The state now. Raises LedgerMissing or LedgerCorrupt."""
+        ...
+
+    def extends(self, head: str, length: int) -> bool:
+        """Whether this ledger goes on from the one that had this head at this length. A ledger that was cut short does
+        not.
+        """
+        ...
+
+    def claim(self, *, attempt: int, holder: str, from_step: int) -> LedgerState:
+        """Begin the next incarnation of `attempt`, which goes on from `from_step`, and fence all earlier ones.
+
+        Raises:
+            Fenced: where a later attempt has claimed already.
+            LedgerBusy: where another process holds the ledger.
+        """
+        ...
+
+    def charge(self, steps: int) -> LedgerState:
+        """Pay for `steps` ≥ 1 further steps. Raises Fenced where this is no longer the claimant."""
+        ...
+
+    def record_dataset(self, digest: str) -> LedgerState:
+        """Note the data set's keyed digest; the same one again changes nothing, another one raises LedgerError."""
+        ...
+
+    def record_release(self, release: Release) -> LedgerState:
+        """Note a checkpoint."""
+        ...
+
+    def record_outcome(self, outcome: Outcome) -> LedgerState:
+        """Note how the attempt ended."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        ...

@@ -1,0 +1,196 @@
+"""A base model, ready for an adapter: no dropout, attention that ignores neighbours, the same weights on every rank.
+
+In: a `ModelSource` and the task. Out: a `BaseModel` on its device, and a tokenizer. Then `lora` attaches the adapter.
+
+The base model's own dropout is switched off in the config before the model is made, because many layers read the
+config's number and never show an `nn.Dropout`; LoRA's dropout, which is seeded by record, is the only one left. A
+classification head that the checkpoint lacks is initialised from the manifest's `lora.initSeed`, so all ranks and
+attempts start from the same one. Such modules are named in `BaseModel.fresh`: `lora` trains and saves them, since
+otherwise nobody could rebuild the model that was trained.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from tensorguard.models.attention import use_record_attention
+from tensorguard.models.source import ModelSource
+from tensorguard.models.support import Unsupported, configs, refuse_base, refuse_config
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""`training.precision` to the dtype of the base weights. Trainable parameters are fp32 in all three."""
+
+_FACTORIES = {"CausalLM": AutoModelForCausalLM, "SequenceClassification": AutoModelForSequenceClassification}
+
+_HEADS = ("classifier", "score")
+"""How the names of classification heads end (`pre_classifier` too); peft always trains them, and so do we."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A loaded model, and the modules of it that the checkpoint did not hold or that are its classification head."""
+
+    model: PreTrainedModel
+    task: str
+    fresh: tuple[str, ...]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, torch's generators start from `seed`; outside, they are as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+def load_tokenizer(
+    source: ModelSource, *, chat_template: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, padding on the right, with a pad token (its end token where it has none of its own)."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code
+    )
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    if tokenizer.pad_token is None:
+        raise Unsupported(
+            f"the tokenizer of '{source.name}' has no pad, end or unknown token: give it one to pad with."
+        )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def load_model(
+    source: ModelSource,
+    task: str,
+    *,
+    init_seed: int,
+    num_labels: int | None = None,
+    label_names: Sequence[str] = (),
+    pad_token_id: int | None = None,
+    precision: str = "fp32",
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+) -> BaseModel:
+    """Load the weights in `precision` and move them to `device` (before LoRA: opacus#820, peft#3409).
+
+    `num_labels` and `label_names` are for SequenceClassification; `pad_token_id` is the tokenizer's, by which decoders
+    find a record's last token. Raises Unsupported for models that cannot be trained record by record.
+    """
+    config = AutoConfig.from_pretrained(
+        source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code
+    )
+    refuse_config(config)
+    if task == "SequenceClassification":
+        _set_labels(config, num_labels, label_names)
+    _switch_off_dropout(config)
+    with seeded(init_seed), _quietly():
+        model, report = _FACTORIES[task].from_pretrained(
+            source.location,
+            revision=source.revision or "main",
+            config=config,
+            dtype=PRECISIONS[precision],
+            attn_implementation="eager",
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=task == "SequenceClassification",
+            output_loading_info=True,
+        )
+    fresh = _fresh_modules(model, task, [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    return prepare_base(model, task, fresh=fresh, pad_token_id=pad_token_id, device=device)
+
+
+def prepare_base(
+    model: PreTrainedModel,
+    task: str,
+    *,
+    fresh: Sequence[str] = (),
+    pad_token_id: int | None = None,
+    device: str | torch.device = "cpu",
+) -> BaseModel:
+    """Make a transformers model that is already in memory fit for record-wise training (see the module's docstring)."""
+    refuse_config(model.config)
+    refuse_base(model)
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    use_record_attention(model)
+    model.config.use_cache = False
+    if model.config.get_text_config().pad_token_id is None:
+        model.config.get_text_config().pad_token_id = pad_token_id
+    heads = [name for name, _ in model.named_children() if task == "SequenceClassification" and name.endswith(_HEADS)]
+    return BaseModel(model.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' progress bar and report of missing weights: `_fresh_modules` judges those."""
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Recompute each layer in the backward pass instead of keeping its activations.
+
+    Re-entrant on purpose: with transformers' default Opacus finds no gradient for each record, and says nothing. The
+    embeddings' output then has to ask for a gradient, or the first checkpointed layer would give none (transformers
+    sees to it for models that read `input_ids`).
+    """
+    model.activation_checkpointing_enable({"use_reentrant": True})
+
+
+def _set_labels(config: PreTrainedConfig, num_labels: int | None, names: Sequence[str]) -> None:
+    count = num_labels or len(names)
+    if count < 2:
+        raise ValueError(f"spec.model.numLabels is {num_labels}: classification needs at least two labels.")
+    if names and len(names) != count:
+        raise ValueError(
+            f"spec.model.labelNames has {len(names)} names, but spec.model.numLabels is {count}: match them."
+        )
+    config.num_labels = count
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: index for index, name in enumerate(names)}
+
+
+def _switch_off_dropout(config: PreTrainedConfig) -> None:
+    """Set every probability of the config with "drop" in its name to 0, in the configs of its parts too."""
+    for part in configs(config):
+        for field, value in list(vars(part).items()):
+            if "drop" in field and isinstance(value, float):
+                setattr(part, field, 0.0)
+
+
+def _fresh_modules(model: PreTrainedModel, task: str, keys: Sequence[str]) -> list[str]:
+    """Names of the modules that own `keys`, the weights that the checkpoint lacks. Only a head or a pooler may."""
+    prefix = model.base_model_prefix
+    modules = []
+    for key in keys:
+        parts = key.split(".")[:-1]
+        depth = 2 if parts[0] == prefix else 1
+        name = ".".join(parts[:depth])
+        if task != "SequenceClassification" or (depth == 2 and parts[1:2] != ["pooler"]):
+            raise Unsupported(f"the checkpoint has no weights for '{key}': choose a model that was made for {task}.")
+        modules.append(name)
+    return list(dict.fromkeys(modules))

@@ -1,0 +1,115 @@
+"""Where a model's name leads: a folder, an installed package, or the hub.
+
+In: `spec.model.name` and `.revision`. Out: a `ModelSource`, which names one fixed set of files. Then `load` reads them.
+
+A hub name is pinned to the commit that it means now, so that every rank and every later attempt loads the same weights,
+and so that the statement can say which. The hub's token comes from the environment (`HF_TOKEN`), where
+huggingface_hub finds it by itself; it never passes through here.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+
+
+class ModelNotFound(ValueError):
+    """The name leads nowhere; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """`name` as the user wrote it; `location` what transformers is given; `revision` a hub commit, else None."""
+
+    name: str
+    location: str
+    revision: str | None
+
+    @property
+    def is_hub(self) -> bool:
+        return self.revision is not None
+
+    def identity(self) -> str:
+        """What the name meant: `commit:<sha>` for the hub, else `sha256:<hex>` over config and weights (reads them)."""
+        if self.is_hub:
+            return f"commit:{self.revision}"
+        folder = Path(self.location)
+        digest = hashlib.sha256()
+        for path in sorted({folder / "config.json", *(p for glob in _WEIGHTS for p in folder.glob(glob))}):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {content}\n".encode())
+        return f"sha256:{digest.hexdigest()}"
+
+
+def resolve_model(name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> ModelSource:
+    """Find a model by path, else by installed package, else on the hub (the network is used only there).
+
+    Raises ModelNotFound where none of them has it, or where `revision` is given for files that have none.
+    """
+    folder = _folder(name) or _package_folder(name)
+    if folder is None:
+        return _on_hub(name, revision, trust_remote_code)
+    if revision is not None:
+        raise ModelNotFound(
+            f"spec.model.revision is '{revision}', but '{name}' is {folder} on this machine and has no revisions: "
+            "leave it out."
+        )
+    return ModelSource(name, str(folder), None)
+
+
+def _folder(name: str) -> Path | None:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return None
+    if not _is_model(folder / "config.json"):
+        raise ModelNotFound(
+            f"spec.model.name '{name}' is a folder without a model: it needs a config.json with 'model_type'."
+        )
+    return folder.resolve()
+
+
+def _package_folder(name: str) -> Path | None:
+    """The folder of the package's config.json that lies nearest its root; None where there is no such package."""
+    if "/" in name or "\\" in name:
+        return None
+    configs = [path for path in _package_files(name) if path.name == "config.json" and _is_model(path)]
+    return min((path.parent for path in configs), key=lambda folder: (len(folder.parts), str(folder)), default=None)
+
+
+def _package_files(name: str) -> Iterable[Path]:
+    try:
+        files = importlib.metadata.files(name) or []
+        return [Path(str(file.locate())).resolve() for file in files]
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    roots = list(spec.submodule_search_locations or []) if spec else []
+    return [path for root in roots for path in Path(root).rglob("config.json")]
+
+
+def _is_model(config: Path) -> bool:
+    """Whether it is a model's config.json; a package may hold others (sentence-transformers' pooling, for one)."""
+    try:
+        return "model_type" in json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _on_hub(name: str, revision: str | None, trust_remote_code: bool) -> ModelSource:
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelNotFound(
+            f"spec.model.name '{name}' is no folder, no installed package with a model in it, and not to be had from "
+            f"the hub ({reason}): check the name, the network, and HF_TOKEN for a private model."
+        ) from error
+    return ModelSource(name, name, config._commit_hash or revision or "main")

@@ -1,0 +1,138 @@
+"""Which layers a manifest's LoRA fields mean.
+
+In: the base model and the names that the user wrote. Out: full module names, so that what peft adapts is exactly what
+was checked here. `lora` hands them to peft.
+
+peft alone would take much in silence: a name that matches nothing beside one that matches; layer numbers that do not
+exist; `layers` beside full names (it then ignores `layers`); for modulesToSave any module whose name merely *ends* in
+the same letters. Each of these is an error here, with the field and the nearest names.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFT_DEFAULTS
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tensorguard.models.support import Unsupported
+
+ALL_LINEAR = "all-linear"
+
+_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+"""The first number inside a module's name is its layer, as peft reads it."""
+
+
+class BadTarget(ValueError):
+    """A name in `spec.lora` does not fit the model; one sentence with the field and the mend."""
+
+
+def resolve_targets(
+    model: PreTrainedModel, names: Sequence[str] | None, layers: Sequence[int], excluded: Sequence[str]
+) -> list[str]:
+    """Full names of the layers to adapt.
+
+    `names`: as the user wrote them (the ends of module names), `[all-linear]`, or None or empty for peft's default for
+    this model. `layers`: layer numbers, empty for all. `excluded`: modules that are trained whole, and so get no LoRA.
+    """
+    found = _all_linear(model) if list(names or ()) == [ALL_LINEAR] else _named(model, names or _default(model))
+    found = [name for name in found if not _inside(name, excluded)]
+    if layers:
+        found = _in_layers(found, layers)
+    if not found:
+        raise BadTarget(
+            "spec.lora.targetModules names only modules that are trained whole (modulesToSave): name others."
+        )
+    modules = dict(model.named_modules())
+    for name in found:
+        if type(modules[name]) not in (nn.Linear, Conv1D):
+            raise Unsupported(
+                f"spec.lora.targetModules matches '{name}', a {type(modules[name]).__name__}: "
+                "LoRA here is for nn.Linear and GPT-2's Conv1D."
+            )
+    return found
+
+
+def resolve_saved(model: PreTrainedModel, names: Sequence[str], fresh: Sequence[str]) -> list[str]:
+    """Names of the modules to train whole: the user's, then the model's own head (`fresh`).
+
+    Raises BadTarget where a name matches nothing or where peft would match more than it, Unsupported where a weight is
+    shared with a module outside (tied embeddings).
+    """
+    existing = [name for name, _ in model.named_modules()]
+    for name in names:
+        if not _matches(existing, name):
+            raise BadTarget(f"spec.lora.modulesToSave has '{name}', which names no module; {_near(existing, name)}.")
+        more = [other for other in existing if other.endswith(name) and not _is_end(other, name)]
+        if more:
+            exact = _matches(existing, name)[0]
+            raise BadTarget(
+                f"spec.lora.modulesToSave has '{name}', but '{more[0]}' ends so too: write the whole name '{exact}'."
+            )
+    saved = list(dict.fromkeys([*names, *fresh]))
+    _refuse_tied(model, [full for name in saved for full in _matches(existing, name)])
+    return saved
+
+
+def _default(model: PreTrainedModel) -> Sequence[str]:
+    kind = model.config.model_type
+    if kind not in PEFT_DEFAULTS:
+        raise BadTarget(f"spec.lora.targetModules is absent and peft has no default for '{kind}': name the layers.")
+    return PEFT_DEFAULTS[kind]
+
+
+def _all_linear(model: PreTrainedModel) -> list[str]:
+    """Every nn.Linear and Conv1D but the output layer, which costs most and gains least (as peft has it)."""
+    output = model.get_output_embeddings()
+    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output]
+
+
+def _named(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    existing = [name for name, _ in model.named_modules()]
+    for name in names:
+        if not _matches(existing, name):
+            raise BadTarget(f"spec.lora.targetModules has '{name}', which names no layer; {_near(existing, name)}.")
+    return [full for full in existing if any(_is_end(full, name) for name in names)]
+
+
+def _in_layers(names: Sequence[str], layers: Sequence[int]) -> list[str]:
+    numbers = {name: int(match.group(1)) for name in names if (match := _LAYER.match(name))}
+    missing = sorted(set(layers) - set(numbers.values()))
+    if missing:
+        known = sorted(set(numbers.values()))
+        there = f"{known[0]} to {known[-1]}" if known else "not numbered"
+        raise BadTarget(f"spec.lora.layers has {missing[0]}, but the layers to adapt are {there}: choose among those.")
+    return [name for name in names if numbers.get(name) in layers]
+
+
+def _refuse_tied(model: PreTrainedModel, saved: Sequence[str]) -> None:
+    users: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        users.setdefault(id(parameter), []).append(name)
+    for shared in users.values():
+        if len(shared) > 1 and any(_inside(name, saved) for name in shared):
+            raise Unsupported(
+                f"spec.lora.modulesToSave trains '{shared[0]}', which is the same weight as '{shared[1]}': "
+                "leave it out, or use LoRA for it."
+            )
+
+
+def _is_end(full: str, name: str) -> bool:
+    return full == name or full.endswith(f".{name}")
+
+
+def _matches(existing: Iterable[str], name: str) -> list[str]:
+    return [full for full in existing if _is_end(full, name)]
+
+
+def _inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether `name` is one of `modules`, or lies within one; `modules` may be ends of names."""
+    return any(f".{module}." in f".{name}." for module in modules)
+
+
+def _near(existing: Iterable[str], name: str) -> str:
+    ends = {full.rsplit(".", 1)[-1] for full in existing if full} - {str(n) for n in range(1000)}
+    near = difflib.get_close_matches(name.rsplit(".", 1)[-1], sorted(ends), n=3, cutoff=0.3)
+    return f"near names: {', '.join(near)}" if near else "see the model's module names"
