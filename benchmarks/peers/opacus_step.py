@@ -61,18 +61,17 @@ def plain_step(model: nn.Module, rows: TensorDataset, micro_batch: int) -> Calla
 def opacus_step(model: nn.Module, rows: TensorDataset, micro_batch: int, mode: str) -> Callable[[], None]:
     """A private step of ``PrivacyEngine`` on the whole of ``rows``; ``mode`` is Opacus' ``grad_sample_mode``."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Secure RNG turned off")
-        made = PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=DataLoader(rows, batch_size=len(rows)),
-            noise_multiplier=NOISE_MULTIPLIER,
-            max_grad_norm=1.0,
-            poisson_sampling=False,
-            grad_sample_mode=mode,
-            wrap_model=False,
-        )
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
+    made = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(rows, batch_size=len(rows)),
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+        wrap_model=False,
+    )
     private_optimizer = made[1]
     criterion = made[2] if mode == "ghost" else cross_entropy
     return lambda: take_step(model, private_optimizer, rows.tensors, micro_batch, criterion)

@@ -4,8 +4,8 @@ What comes in: rows, a model and the settings of a run, the noise multiplier amo
 and gives both sides the same one). What goes out: the trained model. Nothing of TenSafe is imported.
 
 Two settings are pinned that ``make_private`` would otherwise choose for itself: it samples at 1/len(loader) (1/14
-where 512/6920 is meant), and divides by the batch size of that rate. A ``DPDataLoader`` that is given the rate
-keeps it, and ``expected_batch_size`` is set afterwards.
+where 512/6920 is meant), and divides by the batch size of that rate. So Opacus' own Poisson loader is made here with the
+rate, ``make_private`` is told to leave it alone, and ``expected_batch_size`` is set afterwards.
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed:
         weight_decay=settings.weight_decay,
     )
     loader = DPDataLoader(rows, sample_rate=settings.sample_rate)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Secure RNG turned off")
-        hooks, private_optimizer, loader = PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=settings.noise_multiplier,
-            max_grad_norm=settings.max_grad_norm,
-            wrap_model=False,
-        )
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    hooks, private_optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=settings.noise_multiplier,
+        max_grad_norm=settings.max_grad_norm,
+        poisson_sampling=False,
+        wrap_model=False,
+    )
     private_optimizer.expected_batch_size = settings.expected_batch
 
     draws = endless(loader)
@@ -102,6 +103,7 @@ def take_step(
 ) -> None:
     """One step on a whole draw, worked off in micro-batches: clipped sums add up, noise comes with the last one.
 
+    The draw must not be empty (at 256 expected rows it is once in e^256 steps): Opacus cannot step without rows.
     ``criterion`` is the mean over the micro-batch; ghost clipping brings its own, which does both backward passes.
     """
     ids, mask, labels = drawn

@@ -5,8 +5,8 @@ sentences, with a tokenizer trained on the same), ``data/train.jsonl`` and ``dat
 this file fine-tunes the one on the other.
 
 The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
-model knows the language but has never seen attributes; that it learns, privately. The private rows tell of one
-city's places, the public ones of another's: no public text repeats a private name.
+model has read about places, and has seen facts before sentences, but never these names nor this way of writing facts
+down; that it learns, privately. The names of the private rows stand in no text that it read before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ END, PAD = "<end>", "<pad>"
 VOCABULARY = 1024
 PUBLIC_SENTENCES = 6000
 PRIVATE_ROWS, EVALUATION_ROWS = 3200, 320
-PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 150, 32, 48
+PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 300, 32, 64
 
 PUBLIC_WORDS = ("Blue", "Old", "Golden", "Quiet", "Copper", "Green", "Little", "Stone")
 PRIVATE_WORDS = ("Silver", "Crooked", "Velvet", "Amber", "Hidden", "Northern", "Twin", "Scarlet")
@@ -75,16 +75,20 @@ def describe(random: Random, place: Place) -> str:
 
 
 def public_sentences(seed: int) -> list[str]:
-    """Descriptions of public places: what the model reads before it meets the private task."""
+    """Public places, facts first and then in words: what the model reads before it meets the private task."""
     random = Random(seed)
-    return [describe(random, invent_place(random, PUBLIC_WORDS, PUBLIC_THINGS)) for _ in range(PUBLIC_SENTENCES)]
+    sentences = []
+    for _ in range(PUBLIC_SENTENCES):
+        place = invent_place(random, PUBLIC_WORDS, PUBLIC_THINGS)
+        sentences.append(f"About {'; '.join(place.values())}: {describe(random, place)}")
+    return sentences
 
 
-def rows(count: int, seed: int, words: Sequence[str], things: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Records with ``prompt`` (attributes and an arrow) and ``completion`` (a sentence that tells them)."""
+def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
+    """Records of the private city: ``prompt`` (attributes and an arrow) and ``completion`` (words that tell them)."""
     random = Random(seed)
     for _ in range(count):
-        place = invent_place(random, words, things)
+        place = invent_place(random, PRIVATE_WORDS, PRIVATE_THINGS)
         attributes = ", ".join(f"{attribute}[{value}]" for attribute, value in place.items())
         yield {"prompt": f"{attributes} -> ", "completion": describe(random, place)}
 
@@ -156,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     data, model_directory = options.out / "data", options.out / "model"
     data.mkdir(parents=True, exist_ok=True)
-    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed, PRIVATE_WORDS, PRIVATE_THINGS))
-    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, PUBLIC_WORDS, PUBLIC_THINGS))
+    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed))
+    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1))
     print(f"wrote {PRIVATE_ROWS} training and {EVALUATION_ROWS} evaluation rows to {data}")
     if (model_directory / "config.json").exists():
         print(f"kept the model in {model_directory}; remove the directory to make it anew")

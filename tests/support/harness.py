@@ -124,7 +124,7 @@ class Job:
             attempt=self.attempt,
             run_directory=str(self.directory),
             shards=tuple(map(str, self.shards)),
-            evaluation=None,
+            evaluation=str(self.shards[0]) if self.job.spec.evaluation else None,
             dataset_digest=self.digest,
             threads=1,
         )
@@ -139,7 +139,9 @@ class Job:
         """Begin the next incarnation of the same attempt, as Ray would."""
         port = free_port()
         processes = [
-            _FORKS.Process(target=main, args=(self.config(), rank, self.workers, port, self.directory / f"stderr-{rank}"))
+            _FORKS.Process(
+                target=main, args=(self.config(), rank, self.workers, port, self.directory / f"stderr-{rank}")
+            )
             for rank in range(self.workers)
         ]
         for process in processes:

@@ -101,7 +101,9 @@ class FakeEngine:
     pace: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, job: TenSafeTrainingJob, *, output_dir: Path, base_dir: Path, resume: bool, listener: Any, stop: Any) -> Any:
+    def run(
+        self, job: TenSafeTrainingJob, *, output_dir: Path, base_dir: Path, resume: bool, listener: Any, stop: Any
+    ) -> Any:
         self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
         if self.refusal:
             refused = sys.modules["tensorguard.engine.run"].RunRefused(self.refusal[1])
@@ -121,7 +123,9 @@ class FakeEngine:
         log.close()
         print("a library prints this")
         self.during(stop)
-        return sys.modules["tensorguard.engine.run"].RunResult(self._finished(completed, plan, output_dir), self.exit_code)
+        return sys.modules["tensorguard.engine.run"].RunResult(
+            self._finished(completed, plan, output_dir), self.exit_code
+        )
 
     def _finished(self, job: TenSafeTrainingJob, plan: Any, output_dir: Path) -> TenSafeTrainingJob:
         steps = [event for event in self.events if isinstance(event, Stepped)]
@@ -130,12 +134,23 @@ class FakeEngine:
         uri = f"file://{output_dir}/checkpoints/final"
         status = Status(
             phase=self.phase,
-            attempts=(Attempt(number=1, reason="WorkerLost" if self.exit_code == 1 else "Completed", message=self.message or None),),
-            privacy=PrivacyStatus(epsilon_spent="7.1", epsilon_claimed="7.7", target_epsilon="8", steps_charged=last.charged),
+            attempts=(
+                Attempt(
+                    number=1, reason="WorkerLost" if self.exit_code == 1 else "Completed", message=self.message or None
+                ),
+            ),
+            privacy=PrivacyStatus(
+                epsilon_spent="7.1", epsilon_claimed="7.7", target_epsilon="8", steps_charged=last.charged
+            ),
             progress=Progress(step=last.step, total_steps=plan.steps),
-            evaluations=tuple(EvaluationResult(step=e.step, loss=f"{e.loss:.4f}", accuracy=f"{e.accuracy:.4f}") for e in evaluations[-1:]),
+            evaluations=tuple(
+                EvaluationResult(step=e.step, loss=f"{e.loss:.4f}", accuracy=f"{e.accuracy:.4f}")
+                for e in evaluations[-1:]
+            ),
             checkpoints=(CheckpointRecord(uri=uri, step=last.step, epsilon="7.1", digest="sha256:0"),),
-            final_model=FinalModel(uri=uri, statement_uri=f"{uri}/statement.json") if self.exit_code in (0, 3) else None,
+            final_model=FinalModel(uri=uri, statement_uri=f"{uri}/statement.json")
+            if self.exit_code in (0, 3)
+            else None,
         )
         return job.model_copy(update={"status": status})
 

@@ -3,9 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenceClassification
 
-from tensorguard.models.checks import SelfTest, SelfTestFailed, self_test, settle_threads
-from tensorguard.models.losses import classification_losses, forward_logits
+from tensorguard.models.checks import SelfTest, SelfTestFailed, dummy_batches, self_test, settle_threads
+from tensorguard.models.load import prepare_base
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import classification_losses, forward_logits, record_loss
+from tensorguard.privacy.gradients import PerExampleGradients
 
 
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
@@ -19,7 +23,7 @@ def test_good_models_pass_to_the_bit_and_stay_as_they_were(trained, kind, precis
 
 
 def test_passes_with_recomputed_activations_and_modules_trained_whole(trained):
-    model = trained("llama", precision="bf16", checkpointing=True, modules_to_save=["model.norm", "lm_head"])
+    model = trained("llama", precision="bf16", checkpointing=True, modules_to_save=["norm", "lm_head"])
     assert self_test(model.model, model.gradients, model.batch).bit_equal
 
 
@@ -41,7 +45,7 @@ def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
 def test_finds_records_that_are_coupled(trained):
     def coupled(model, batch):
         logits = forward_logits(model, batch)
-        return classification_losses(logits, batch["labels"]) * (1 + 0.01 * logits.detach().square().mean())
+        return classification_losses(logits, batch["labels"]) * (1 + logits.detach().abs().mean())
 
     model = trained("bert", loss=coupled)
     with pytest.raises(SelfTestFailed, match="couples the records"):
@@ -64,3 +68,27 @@ def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
+
+
+def test_finds_a_model_that_hands_its_layers_rows_that_are_not_records():
+    """OPT flattens records and tokens before its linear layers, so nobody could tell whose gradient is whose."""
+    config = OPTConfig(
+        vocab_size=97, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    base = prepare_base(OPTForCausalLM(config), "CausalLM", pad_token_id=0)
+    model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("CausalLM"))
+    with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
+        self_test(model, gradients, dummy_batches("CausalLM", rows=4, length=16, vocabulary=97))
+
+
+def test_finds_a_model_that_puts_the_sequence_before_the_records():
+    """XLNet computes [L, m]; where the two are equal, no shape gives it away."""
+    config = XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=2, d_inner=64, num_labels=2)
+    base = prepare_base(XLNetForSequenceClassification(config), "SequenceClassification", pad_token_id=0)
+    model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["layer_1", "layer_2"])
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("SequenceClassification"))
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model, gradients, dummy_batches("SequenceClassification", rows=8, length=8, vocabulary=97))
+    with pytest.raises(ValueError, match="cannot be told apart"):
+        self_test(model, gradients, dummy_batches("SequenceClassification", rows=4, length=8, vocabulary=97))

@@ -13,7 +13,7 @@ def seeds():
 
 @pytest.fixture
 def dropout(seeds):
-    return RecordDropout(0.25, 3, seeds).train()
+    return RecordDropout(0.25, 3, "third", seeds).train()
 
 
 def test_drops_the_named_share_and_keeps_the_mean(seeds, dropout):
@@ -34,7 +34,7 @@ def test_a_records_mask_is_its_own_whatever_the_slot(seeds, dropout):
 
 
 def test_layers_draw_different_masks_and_the_global_seed_none(seeds, dropout):
-    other = RecordDropout(0.25, 4, seeds).train()
+    other = RecordDropout(0.25, 4, "fourth", seeds).train()
     x = torch.ones(1, 5, 8)
     with seeds.use([2**63 - 1]):
         torch.manual_seed(0)
@@ -58,10 +58,9 @@ def test_evaluation_needs_no_seeds(dropout):
     assert torch.equal(dropout.eval()(x), x)
 
 
-@pytest.mark.parametrize("given", ([], [1]))
-def test_training_needs_a_seed_for_each_row(seeds, dropout, given):
-    with seeds.use(given), pytest.raises(RuntimeError, match=f"2 here and {len(given)} given"):
-        dropout(torch.ones(2, 3))
+def test_a_layer_that_sees_other_rows_than_records_is_refused_by_name(seeds, dropout):
+    with seeds.use([1, 2]), pytest.raises(RuntimeError, match="'third' sees 6 rows in a batch of 2 records"):
+        dropout(torch.ones(6, 3))
 
 
 def test_training_outside_of_the_context_is_refused(trained):

@@ -82,7 +82,9 @@ def test_loss_scale_is_undone(model, batch, scale):
     plain.close()
     scaled = PerExampleGradients(model, parameters(model), squares, loss_scale=scale)
     found = scaled.compute(batch, 4)
-    torch.testing.assert_close(found, expected, rtol=0 if scale == 2.0**14 else 1e-5, atol=0 if scale == 2.0**14 else 1e-6)
+    torch.testing.assert_close(
+        found, expected, rtol=0 if scale == 2.0**14 else 1e-5, atol=0 if scale == 2.0**14 else 1e-6
+    )
     torch.testing.assert_close(scaled.aggregate(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
 
 
@@ -197,7 +199,7 @@ def test_a_loss_that_is_not_one_number_a_record_is_refused(model, batch, loss):
 
 def test_evaluation_mode_is_refused(model, batch):
     gradients = PerExampleGradients(model.eval(), parameters(model), squares)
-    with pytest.raises(RuntimeError, match="call model.train"):
+    with pytest.raises(RuntimeError, match=r"call model\.train"):
         gradients.compute(batch, 4)
 
 

@@ -1,4 +1,4 @@
-"""What training goes on from: optimiser, schedule and place in the ledger, as safetensors and JSON.
+"""What training goes on from: the optimiser and the place in the ledger, as safetensors and JSON. The schedule is pure.
 
 Never pickled, and never with a secret stream's key: a resumed run draws new samples, noise and masks.
 """

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensafe_api.accounting import shown
 from tensafe_api.resolve import Plan
@@ -27,6 +27,8 @@ NAME = "report.png"
 EVENTS = "events.jsonl"
 _RDP_FIGURES = 200
 _INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
+_LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "fontweight": "bold"}
+"""How the figure at the end of a line is written."""
 
 
 @dataclass
@@ -129,16 +131,7 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         color=_TARGET,
         fontsize=9,
     )
-    panel.annotate(
-        f"ε {shown(epsilon)}",
-        (history.charged, epsilon),
-        (-8, -16),
-        textcoords="offset points",
-        ha="right",
-        color=_SPENT,
-        fontsize=9,
-        fontweight="bold",
-    )
+    panel.annotate(f"ε {shown(epsilon)}", (history.charged, epsilon), (-8, -16), color=_SPENT, **_LAST)
     panel.set_ylabel("ε spent", color=_INK)
 
 
@@ -165,16 +158,8 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
         clip_on=False,
         zorder=3,
     )
-    panel.annotate(
-        f"{values[-1]:.3f}",
-        (places[-1], values[-1]),
-        (-2, 8),
-        textcoords="offset points",
-        ha="right",
-        color=_LEARNED,
-        fontsize=9,
-        fontweight="bold",
-    )
+    below = -15 if values[-1] < values[0] else 8
+    panel.annotate(f"{values[-1]:.3f}", (places[-1], values[-1]), (-2, below), color=_LEARNED, **_LAST)
     panel.margins(y=0.2)
     panel.set_ylabel("evaluation accuracy" if by_accuracy else "evaluation loss", color=_INK)
 
@@ -182,7 +167,7 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
 def _dress(panel: Axes, history: History) -> None:
     for place, word in history.restarts:
         panel.axvline(place, color=_FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
-        spot = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
+        spot: dict[str, Any] = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
         panel.annotate(word, (place, 0.02), (3, 0), **spot, rotation=90, fontsize=7.5, color=_FAINT, va="bottom")
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(_FAINT)

@@ -54,7 +54,7 @@ class Parts:
     noise: DiscreteGaussian
     noise_stream: SecretStream
     optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    learning_rate: Callable[[int], float]
     store: CheckpointStore
     public: Shard | None
     pad_id: int
@@ -71,7 +71,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     job = config.parse_job()
     _, plan = resolve(job)
     spec, mechanism = job.spec, plan.mechanism
-    source = resolve_model(spec.model.name, spec.model.revision, trust_remote_code=spec.model.trust_remote_code)
+    source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
@@ -86,9 +86,8 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=number(spec.training.learning_rate), weight_decay=number(spec.training.weight_decay)
-    )
+    rate = number(spec.training.learning_rate)
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=number(spec.training.weight_decay))
     return Parts(
         job=job,
         plan=plan,
@@ -111,7 +110,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         noise=noise,
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
-        schedule=schedule(optimizer, spec.training.schedule, plan.steps, plan.warmup_steps),
+        learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
         store=checkpoint_store(job),
         public=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         pad_id=tokenizer.pad_token_id,

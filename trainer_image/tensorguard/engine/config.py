@@ -14,7 +14,8 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
-PRIVATE_METRICS = "private-metrics-rank{rank}.jsonl"
+ERRORS = "errors-rank{rank}.log"
+"""Tracebacks of one rank: they may quote records, so the file is the owner's alone."""
 
 
 @dataclass(frozen=True)

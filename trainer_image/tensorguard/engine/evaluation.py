@@ -16,7 +16,6 @@ from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.shard import Shard
 from tensorguard.engine.units import tensors
 from tensorguard.models.losses import Metrics, evaluate
-from tensorguard.privacy.gradients import PerExampleGradients
 
 _SUMS = struct.Struct(">dqq")
 _NO_CORRECT = -1
@@ -26,7 +25,6 @@ def evaluate_together(
     channel: Channel,
     public: Shard,
     model: torch.nn.Module,
-    gradients: PerExampleGradients,
     *,
     task: str,
     batch_size: int,
@@ -41,9 +39,8 @@ def evaluate_together(
     )
     model.eval()
     try:
-        with gradients.paused():
-            for batch in batches:
-                sums += evaluate(model, tensors(batch, device), task)
+        for batch in batches:
+            sums += evaluate(model, tensors(batch, device), task)
     finally:
         model.train()
     mine = _SUMS.pack(sums.loss, sums.records, _NO_CORRECT if sums.correct is None else sums.correct)

@@ -2,14 +2,15 @@
 
 Ray's session folder holds logs, and Ray Data writes exact row counts into them, which are private: so the session lives
 in a folder of its own that nobody else can read, and goes when the run ends. A run that was killed leaves it behind;
-the next one in the same place removes it, since its path is noted in the run's folder. Ray's authentication token lies
-there too, not in the user's home.
+the next one in the same place removes it, since its path is noted in the run's folder. Ray's authentication token is
+this process's own, and is not written to the user's home.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     _environment()
     import ray
 
+    from tensorguard.data.read import quiet
+
+    quiet()
+
     if ray.is_initialized():
         yield
         return
@@ -46,10 +51,6 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters.
     session = Path(tempfile.mkdtemp(prefix="tensafe-"))
     note.write_text(str(session))
-    token = session / "token"
-    token.write_text(os.urandom(32).hex())
-    token.chmod(0o600)
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     try:
         ray.init(
             address="local",
@@ -64,7 +65,6 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-        del os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN_PATH"]
         shutil.rmtree(session, ignore_errors=True)
         note.unlink(missing_ok=True)
 
@@ -114,7 +114,9 @@ def _worker_main(loop: dict[str, Any]) -> None:
 
 
 def _environment() -> None:
-    """Before Ray is imported: nothing is sent home, and the second version of Ray Train runs."""
+    """Before Ray starts: nothing is sent home, nothing private is logged, and nobody else may connect."""
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -269,7 +269,7 @@ class _Run:
         from tensorguard.models.source import resolve_model
 
         spec = self.job.spec
-        source = resolve_model(spec.model.name, spec.model.revision, trust_remote_code=spec.model.trust_remote_code)
+        source = resolve_model(spec.model.name, spec.model.revision)
         tokenizer = load_tokenizer(
             source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
         )

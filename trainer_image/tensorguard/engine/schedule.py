@@ -1,34 +1,30 @@
-"""Learning rates over the steps: warm-up, then linear, cosine or constant."""
+"""The learning rate of each step: warm-up, then linear, cosine or constant. Pure, so a resumed run needs no state for it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
-
-import torch
 
 Shape = Literal["Linear", "Cosine", "Constant"]
 
 
-def schedule(
-    optimizer: torch.optim.Optimizer, shape: Shape, steps: int, warmup: int
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """The learning rate rises linearly over `warmup` steps, then falls to zero at `steps`, or stays.
+def schedule(rate: float, shape: Shape, steps: int, warmup: int) -> Callable[[int], float]:
+    """The learning rate of step number `step` (from 0): rising linearly over `warmup` steps, then falling to zero.
 
-    The first step is at 1/(warmup+1) of the full rate, not at zero: a private step that moves nothing would be paid for
-    all the same.
+    The first step is at 1/(warmup+1) of `rate`, not at zero: a private step that moves nothing is paid for all the same.
     """
 
-    def factor(step: int) -> float:
+    def of(step: int) -> float:
         if step < warmup:
-            return (step + 1) / (warmup + 1)
-        done = (step - warmup) / max(1, steps - warmup)
+            return rate * (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / max(1, steps - warmup))
         match shape:
             case "Constant":
-                return 1.0
+                return rate
             case "Cosine":
-                return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+                return rate * 0.5 * (1.0 + math.cos(math.pi * done))
             case "Linear":
-                return max(0.0, 1.0 - done)
+                return rate * (1.0 - done)
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return of

@@ -7,7 +7,7 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,7 +53,7 @@ class PrivateStep:
     noise_stream: SecretStream
     parameters: Sequence[nn.Parameter]
     optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    learning_rate: Callable[[int], float]
     unit_of_gradient: float
     """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
     grid_bits: int
@@ -92,7 +92,7 @@ class PrivateStep:
             return Verdict.STOP
         total = reduce.reveal(self.channel, masked)  # 7
         verify(self.channel, self.pairs, step, masked, total, self.verify)  # 8
-        self._apply(reduce.centred(total))  # 9
+        self._apply(reduce.centred(total), self.learning_rate(step))  # 9
         return Verdict.GO_ON
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class PrivateStep:
 
         self._ahead = (step, self._pool.submit(make))
 
-    def _apply(self, total: np.ndarray) -> None:
+    def _apply(self, total: np.ndarray, rate: float) -> None:
         """Step the optimiser on the decoded mean: the same on every worker, bit for bit."""
         mean = torch.from_numpy(total.astype(np.float64) * self.unit_of_gradient).to(torch.float32)
         place = 0
@@ -124,6 +124,7 @@ class PrivateStep:
             piece = mean[place : place + parameter.numel()].view_as(parameter)
             parameter.grad = piece.to(parameter.device)
             place += parameter.numel()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+import traceback
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
 from tensorguard.engine.build import Parts, build
 from tensorguard.engine.charging import Charging, Verdict
-from tensorguard.engine.config import EVENTS, WorkerConfig
+from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig
 from tensorguard.engine.evaluation import evaluate_together
 from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
 from tensorguard.engine.saving import Saver, check_not_rolled_back, latest, name_of, restore
@@ -67,6 +68,9 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device) -> None:
         worker.work()
     except AttemptFailed as failure:
         worker.end(failure.reason, str(failure))
+    except Exception:
+        worker.note_traceback()
+        raise
     finally:
         worker.close()
 
@@ -115,7 +119,7 @@ class Worker:
             noise_stream=parts.noise_stream,
             parameters=parts.parameters,
             optimizer=parts.optimizer,
-            schedule=parts.schedule,
+            learning_rate=parts.learning_rate,
             unit_of_gradient=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
             grid_bits=mechanism.grid_bits,
             verify=parts.job.spec.aggregation.verify,
@@ -149,6 +153,12 @@ class Worker:
         """Tell how the attempt ended."""
         self._tell(Ended(time.time(), self._config.attempt, reason.value, message))
 
+    def note_traceback(self) -> None:
+        """Keep the present exception for the run's owner, before Ray restarts the group."""
+        path = self._config.directory / ERRORS.format(rank=self._channel.rank)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
+            file.write(f"{time.ctime()}, attempt {self._config.attempt}\n{traceback.format_exc()}\n")
+
     def close(self) -> None:
         """Let go of the thread, the ledger and the log."""
         if self._step is not None:
@@ -181,15 +191,13 @@ class Worker:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
                 f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-                "see the log for why, mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
+                f"see {ERRORS.format(rank='N')} in the run's folder for why, mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
             )
 
     def _restore(self, claim: Claim) -> bool:
         parts = self._parts
         if claim.checkpoint:
             restore(parts.store, claim.checkpoint, claim.digest, parts.model, parts.optimizer)
-        for _ in range(claim.step):
-            parts.schedule.step()
         return True
 
     def _interrupted(self) -> None:
@@ -223,7 +231,6 @@ class Worker:
             self._channel,
             parts.public,
             parts.model,
-            parts.gradients,
             task=parts.job.spec.model.task,
             batch_size=training.micro_batch_size,
             max_length=training.max_length,

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import nn
 
 _MASK64 = (1 << 64) - 1
@@ -52,24 +53,31 @@ class RecordSeeds:
 
 
 class RecordDropout(nn.Module):
-    """Inverted dropout over [m, ...] with one mask stream a row. Has no parameters and no buffers."""
+    """Inverted dropout over [m, ...] with one mask stream a row. Has no parameters and no buffers.
 
-    def __init__(self, p: float, layer: int, seeds: RecordSeeds) -> None:
+    `layer` is the layer's number, which goes into its masks' seeds; `place` is its name, for messages.
+    """
+
+    def __init__(self, p: float, layer: int, place: str, seeds: RecordSeeds) -> None:
         super().__init__()
         self.p = p
         self.layer = layer
+        self.place = place
         self.seeds = seeds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [m, ...] float. Same shape and dtype. Raises RuntimeError in training without one seed a row."""
+        """x: [m, ...] float. Same shape and dtype. Raises RuntimeError in training without seeds or without one a row."""
         if not self.training or self.p == 0.0:
             return x
         seeds = self.seeds.current
-        if seeds is None or len(seeds) != x.shape[0]:
-            given = "none" if seeds is None else str(len(seeds))
+        if seeds is None:
             raise RuntimeError(
-                f"LoRA dropout needs one seed a record, {x.shape[0]} here and {given} given: "
-                "run forward and backward inside `record_seeds(model, seeds)`."
+                "LoRA dropout has no seeds: run forward and backward inside `record_seeds(model, seeds)`."
+            )
+        if len(seeds) != x.shape[0]:
+            raise RuntimeError(
+                f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records: its gradient cannot be told "
+                "apart by record, so take it out of spec.lora.targetModules."
             )
         keep = torch.empty_like(x, memory_format=torch.contiguous_format)
         generator = torch.Generator(device=x.device)
@@ -94,8 +102,8 @@ def use_record_dropout(model: nn.Module) -> None:
     The `ModuleDict` of peft stays, so peft's forward pass, its state dict and its config see no difference.
     """
     model.record_seeds = RecordSeeds()
-    dicts = [module.lora_dropout for module in model.modules() if hasattr(module, "lora_dropout")]
-    for layer, by_adapter in enumerate(dicts):
+    dicts = [(place, module.lora_dropout) for place, module in model.named_modules() if isinstance(module, LoraLayer)]
+    for layer, (place, by_adapter) in enumerate(dicts):
         for name, dropout in by_adapter.items():
             if isinstance(dropout, nn.Dropout):
-                by_adapter[name] = RecordDropout(dropout.p, layer, model.record_seeds)
+                by_adapter[name] = RecordDropout(dropout.p, layer, place, model.record_seeds)

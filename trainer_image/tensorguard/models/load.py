@@ -110,7 +110,8 @@ def load_model(
             ignore_mismatched_sizes=task == "SequenceClassification",
             output_loading_info=True,
         )
-    fresh = _fresh_modules(model, task, [*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
+    absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    fresh = _fresh_modules(model, task, sorted(absent))
     return prepare_base(model, task, fresh=fresh, pad_token_id=pad_token_id, device=device)
 
 
@@ -155,8 +156,13 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
     Re-entrant on purpose: with transformers' default Opacus finds no gradient for each record, and says nothing. The
     embeddings' output then has to ask for a gradient, or the first checkpointed layer would give none (transformers
-    sees to it for models that read `input_ids`).
+    sees to it for models that read `input_ids`). Call before `attach_lora`. Raises Unsupported where a model cannot.
     """
+    if not model.supports_gradient_checkpointing:
+        raise Unsupported(
+            f"spec.training.gradientCheckpointing is true, but {type(model).__name__} cannot recompute its layers: "
+            "set it to false."
+        )
     model.activation_checkpointing_enable({"use_reentrant": True})
 
 

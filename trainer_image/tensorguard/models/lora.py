@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from tensorguard.models.dropout import use_record_dropout
 from tensorguard.models.load import BaseModel, seeded
 from tensorguard.models.support import refuse_trainable
-from tensorguard.models.targets import resolve_saved, resolve_targets
+from tensorguard.models.targets import BadTarget, resolve_saved, resolve_targets
 
 ADAPTER = "default"
 """peft's name for the one adapter that there is."""
@@ -56,18 +56,19 @@ def attach_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets,
-        modules_to_save=saved or None,
+        modules_to_save=list(saved) or None,  # a copy: peft adds its own names for a head to the list
         fan_in_fan_out=all(isinstance(modules[name], Conv1D) for name in targets),
     )
     with seeded(init_seed), warnings.catch_warnings():
         # A model with both kinds of layer makes peft correct `fan_in_fan_out` for each, aloud.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft asks for it
-        model = get_peft_model(base.model, config, adapter_name=ADAPTER)
-    adapted = {name for name, module in base.model.named_modules() if isinstance(module, LoraLayer)}
-    if adapted != set(targets):
-        raise RuntimeError(f"peft adapted other layers than were asked for: {sorted(adapted ^ set(targets))}.")
-    config.modules_to_save = saved or None  # peft has added its own names for a head to the list
+        try:
+            model = get_peft_model(base.model, config, adapter_name=ADAPTER)
+        except ValueError as error:
+            raise BadTarget(f"spec.lora does not fit the model, says peft: {error}") from error
+    _check_places(base.model, targets, saved)
+    model.peft_config[ADAPTER].modules_to_save = saved or None
     _raise_saved_modules(model, base)
     use_record_dropout(model)
     refuse_trainable(model)
@@ -77,6 +78,18 @@ def attach_lora(
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that training changes, in the one order that all vectors of length d follow."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _check_places(model: nn.Module, targets: Sequence[str], saved: Sequence[str]) -> None:
+    """Raise BadTarget where peft, which matches by the ends of names, trains other modules than were asked for."""
+    for kind, wanted in ((LoraLayer, targets), (ModulesToSaveWrapper, saved)):
+        got = {name for name, module in model.named_modules() if isinstance(module, kind)}
+        for name in sorted(got ^ set(wanted)):
+            would = "would" if name in got else "would not"
+            raise BadTarget(
+                f"spec.lora: peft {would} train '{name}', because it tells modules apart by the ends of their names: "
+                "choose targetModules and modulesToSave without such a namesake."
+            )
 
 
 def _raise_saved_modules(model: PeftModel, base: BaseModel) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoConfig
+from huggingface_hub import hf_hub_download
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -49,14 +49,14 @@ class ModelSource:
         return f"sha256:{digest.hexdigest()}"
 
 
-def resolve_model(name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> ModelSource:
+def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     """Find a model by path, else by installed package, else on the hub (the network is used only there).
 
     Raises ModelNotFound where none of them has it, or where `revision` is given for files that have none.
     """
     folder = _folder(name) or _package_folder(name)
     if folder is None:
-        return _on_hub(name, revision, trust_remote_code)
+        return _on_hub(name, revision)
     if revision is not None:
         raise ModelNotFound(
             f"spec.model.revision is '{revision}', but '{name}' is {folder} on this machine and has no revisions: "
@@ -103,13 +103,14 @@ def _is_model(config: Path) -> bool:
         return False
 
 
-def _on_hub(name: str, revision: str | None, trust_remote_code: bool) -> ModelSource:
+def _on_hub(name: str, revision: str | None) -> ModelSource:
+    """The hub's cache keeps a repository's files in a folder named by their commit."""
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=trust_remote_code)
+        config = Path(hf_hub_download(name, "config.json", revision=revision))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".:")
         raise ModelNotFound(
             f"spec.model.name '{name}' is no folder, no installed package with a model in it, and not to be had from "
             f"the hub ({reason}): check the name, the network, and HF_TOKEN for a private model."
         ) from error
-    return ModelSource(name, name, config._commit_hash or revision or "main")
+    return ModelSource(name, name, config.parent.name)

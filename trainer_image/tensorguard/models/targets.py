@@ -5,7 +5,7 @@ was checked here. `lora` hands them to peft.
 
 peft alone would take much in silence: a name that matches nothing beside one that matches; layer numbers that do not
 exist; `layers` beside full names (it then ignores `layers`); for modulesToSave any module whose name merely *ends* in
-the same letters. Each of these is an error here, with the field and the nearest names.
+the same letters. Each of these is mended or an error here, with the field and the nearest names.
 """
 
 import difflib
@@ -56,23 +56,17 @@ def resolve_targets(
 
 
 def resolve_saved(model: PreTrainedModel, names: Sequence[str], fresh: Sequence[str]) -> list[str]:
-    """Names of the modules to train whole: the user's, then the model's own head (`fresh`).
+    """Full names of the modules to train whole: the user's (ends of module names), then the model's own head (`fresh`).
 
-    Raises BadTarget where a name matches nothing or where peft would match more than it, Unsupported where a weight is
-    shared with a module outside (tied embeddings).
+    Raises BadTarget where a name matches nothing, Unsupported where a weight is shared with another module (tied
+    embeddings).
     """
     existing = [name for name, _ in model.named_modules()]
     for name in names:
         if not _matches(existing, name):
             raise BadTarget(f"spec.lora.modulesToSave has '{name}', which names no module; {_near(existing, name)}.")
-        more = [other for other in existing if other.endswith(name) and not _is_end(other, name)]
-        if more:
-            exact = _matches(existing, name)[0]
-            raise BadTarget(
-                f"spec.lora.modulesToSave has '{name}', but '{more[0]}' ends so too: write the whole name '{exact}'."
-            )
-    saved = list(dict.fromkeys([*names, *fresh]))
-    _refuse_tied(model, [full for name in saved for full in _matches(existing, name)])
+    saved = list(dict.fromkeys([*(full for name in names for full in _matches(existing, name)), *fresh]))
+    _refuse_tied(model, saved)
     return saved
 
 
@@ -128,8 +122,8 @@ def _matches(existing: Iterable[str], name: str) -> list[str]:
 
 
 def _inside(name: str, modules: Iterable[str]) -> bool:
-    """Whether `name` is one of `modules`, or lies within one; `modules` may be ends of names."""
-    return any(f".{module}." in f".{name}." for module in modules)
+    """Whether `name` is one of `modules` or lies within one."""
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _near(existing: Iterable[str], name: str) -> str:

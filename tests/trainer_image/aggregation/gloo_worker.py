@@ -1,0 +1,69 @@
+"""The workers of `test_gloo.py`, forked from one process since imports take longest: everything from keys to a verified
+sum over torch.distributed. Each writes what it got as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tensorguard.aggregation.channel import ProcessGroup, check_wraps
+from tensorguard.aggregation.header import CARRIER, Header, HeaderAgreement
+from tensorguard.aggregation.keys import Session, agree
+from tensorguard.aggregation.masks import mask
+from tensorguard.aggregation.reduce import blind, centred, reveal
+from tensorguard.aggregation.verify import verify
+
+DIMENSION = 10_001
+
+
+def local(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A worker's sum, some of it beyond an int32, and its noise."""
+    generator = np.random.default_rng(rank)
+    values = generator.integers(-(2**31), 2**31, size=DIMENSION)
+    values[:2] = (2**40, -(2**40))
+    return values, generator.integers(-(2**24), 2**24, size=DIMENSION)
+
+
+def work(rendezvous: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    channel = ProcessGroup(torch.device("cpu"))
+    check_wraps(channel)
+    session = Session(job="gloo", attempt=1, incarnation=1, workers=size, colluders=0)
+    pairs = agree(channel, session, bytes(32))
+    agreement = HeaderAgreement(channel, session, bytes(32))
+    stops, sums = [], []
+    for step in range(3):
+        header = Header(agreement.session, step, 3, 20, DIMENSION, CARRIER, "0" * 64)
+        stops.append(agreement.agree(header, rank == 1 and step == 2))
+        values, noise = local(rank)
+        masked = blind(values, noise, mask(pairs, rank, step, DIMENSION))
+        total = reveal(channel, masked)
+        verify(channel, pairs, step, masked, total, "Strict")
+        sums.append(centred(total).tolist())
+    dist.destroy_process_group()
+    Path(f"{rendezvous}-{rank}").write_text(json.dumps({"stops": stops, "sums": sums}))
+
+
+def main(rendezvous: str, size: int) -> None:
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=work, args=(rendezvous, rank, size)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,35 @@
+"""Aggregation over the real thing: three processes and torch.distributed's gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+SIZE, DIMENSION = 3, 10_001
+
+
+def expected() -> list[int]:
+    """The saturated sums and the noise of all workers, modulo 2^32 around zero, in Python's integers."""
+    total = [0] * DIMENSION
+    for rank in range(SIZE):
+        generator = np.random.default_rng(rank)
+        values = generator.integers(-(2**31), 2**31, size=DIMENSION)
+        values[:2] = (2**40, -(2**40))
+        noise = generator.integers(-(2**24), 2**24, size=DIMENSION)
+        for place, (value, share) in enumerate(zip(values.tolist(), noise.tolist())):
+            total[place] += max(-(2**31) + 1, min(2**31 - 1, value)) + share
+    return [(value + 2**31) % 2**32 - 2**31 for value in total]
+
+
+def test_three_processes_add_exactly_and_agree(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("gloo_worker.py")
+    rendezvous = tmp_path / "rendezvous"
+    subprocess.run([sys.executable, str(script), str(rendezvous), str(SIZE)], check=True, timeout=120)
+    results = [json.loads(Path(f"{rendezvous}-{rank}").read_text()) for rank in range(SIZE)]
+    for result in results:
+        assert result["stops"] == [False, False, True]
+        assert result["sums"] == [expected()] * 3

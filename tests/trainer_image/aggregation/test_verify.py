@@ -1,0 +1,194 @@
+"""Verification: a fault anywhere between the workers' vectors and the sum is noticed by everybody."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorguard.aggregation import verify as module
+from tensorguard.aggregation.channel import AggregationError
+from tensorguard.aggregation.keys import PairKey
+from tensorguard.aggregation.verify import Level, verify
+
+Run = Callable[[int, Callable[[Any], Any]], list[Any]]
+LENGTH = 500
+
+
+def keys(size: int) -> list[dict[int, PairKey]]:
+    pairs: list[dict[int, PairKey]] = [{} for _ in range(size)]
+    for low, high in combinations(range(size), 2):
+        material = hashlib.sha512(f"{low} {high}".encode()).digest()
+        pairs[low][high] = pairs[high][low] = PairKey(mask=material[:32], tag=material[32:])
+    return pairs
+
+
+def vector(rank: int) -> np.ndarray:
+    return np.random.default_rng(rank).integers(0, 2**32, size=LENGTH, dtype=np.uint32)
+
+
+@pytest.fixture
+def foreseen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Fixes the randomness of the challenge, so that a test of chances cannot fail by chance."""
+
+    def fix(number: int) -> None:
+        fixed = SimpleNamespace(urandom=lambda count: number.to_bytes(count, "big"))
+        monkeypatch.setattr(module, "os", fixed)
+
+    return fix
+
+
+def step(
+    channel: Any, level: Level = "Standard", number: int = 3, flip: Callable[[np.ndarray], None] | None = None
+) -> None:
+    """Add and verify; `flip` changes the total that this worker received."""
+    masked = vector(channel.rank)
+    total = channel.add(masked)
+    if flip is not None:
+        flip(total)
+    verify(channel, keys(channel.size)[channel.rank], number, masked, total, level)
+
+
+def all_refuse(results: list[Any]) -> bool:
+    return all(isinstance(result, AggregationError) for result in results)
+
+
+@pytest.mark.parametrize("level", ["Disabled", "Standard", "Strict"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_right_sum_passes(size: int, level: Level, workers: Run) -> None:
+    workers(size, lambda channel: step(channel, level))
+
+
+@pytest.mark.parametrize("bit", [0, 7, 20])
+@pytest.mark.parametrize("sender", [0, 1, 2])
+def test_one_bit_flipped_in_transit_is_noticed_by_all(
+    sender: int, bit: int, outcomes: Run, foreseen: Callable[[int], None]
+) -> None:
+    foreseen(1)
+
+    def work(channel: Any) -> None:
+        def flip(origin: int, words: np.ndarray) -> np.ndarray:
+            if origin == sender:
+                words[123] ^= np.uint32(1 << bit)
+            return words
+
+        channel.on_vector = flip
+        step(channel)
+
+    results = outcomes(3, work)
+    assert [str(result) for result in results] == ["the sum of step 3 is not the sum of what the workers sent"] * 3
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_sum_that_differs_between_workers_is_noticed_by_all(victim: int, outcomes: Run) -> None:
+    def flip(total: np.ndarray) -> None:
+        total[0] ^= np.uint32(1 << 31)
+
+    results = outcomes(3, lambda channel: step(channel, flip=flip if channel.rank == victim else None))
+    assert all_refuse(results)
+    assert "received different sums in step 3" in str(results[(victim + 1) % 3])
+
+
+def test_a_fault_is_noticed_even_where_two_workers_faults_cancel(
+    outcomes: Run, foreseen: Callable[[int], None]
+) -> None:
+    """A wrong place rather than a wrong value: the words' sum is unchanged."""
+    foreseen(1)
+
+    def work(channel: Any) -> None:
+        def swap(origin: int, words: np.ndarray) -> np.ndarray:
+            if origin == 1:
+                words[[0, 1]] = words[[1, 0]]
+            return words
+
+        channel.on_vector = swap
+        step(channel)
+
+    assert all_refuse(outcomes(3, work))
+
+
+@pytest.mark.parametrize("place", [0, 3, 4, 35])
+def test_an_opening_that_was_forged_is_noticed(place: int, outcomes: Run) -> None:
+    """Bytes 0 to 3 are the opening, the next 32 the digest of the sum."""
+
+    def work(channel: Any) -> None:
+        rounds = iter(range(10_000))
+
+        def forge(sender: int, message: bytes) -> bytes:
+            if next(rounds) // channel.size != 1 or sender != 1 or channel.rank == 1:
+                return message
+            changed = bytearray(message)
+            changed[place] ^= 1
+            return bytes(changed)
+
+        channel.on_message = forge
+        step(channel)
+
+    results = outcomes(3, work)
+    assert str(results[0]) == str(results[2]) == "worker 1's opening of step 3 is not authentic"
+
+
+def test_an_opening_of_another_step_is_not_accepted(
+    workers: Run, outcomes: Run, foreseen: Callable[[int], None]
+) -> None:
+    """Even if the same challenge came twice, tags belong to one step."""
+    foreseen(1)
+    kept: dict[tuple[int, int], list[bytes]] = {}
+    lock = threading.Lock()
+
+    def record(channel: Any) -> None:
+        def note(sender: int, message: bytes) -> bytes:
+            with lock:
+                kept.setdefault((channel.rank, sender), []).append(message)
+            return message
+
+        channel.on_message = note
+        step(channel, number=3)
+
+    workers(2, record)
+
+    def replay(channel: Any) -> None:
+        old = {sender: iter(messages) for (rank, sender), messages in kept.items() if rank == channel.rank}
+        channel.on_message = lambda sender, message: next(old[sender]) if sender != channel.rank else message
+        step(channel, number=4)
+
+    assert "is not authentic" in str(outcomes(2, replay)[0])
+
+
+def test_the_challenge_is_everybodys_and_new_each_time(workers: Run) -> None:
+    """Were it one worker's, or foreseen, an error could be made to fit it."""
+    openings = []
+    for _ in range(3):
+        seen: list[bytes] = []
+
+        def work(channel: Any, seen: list[bytes] = seen) -> None:
+            if channel.rank == 0:
+                channel.on_message = lambda sender, message: seen.append(message) or message
+            step(channel)
+
+        workers(2, work)
+        assert len({*seen[:2]}) == 2
+        openings.append(seen[2][:4])
+    assert len(set(openings)) == 3
+
+
+def test_only_strict_is_sure_of_errors_in_the_highest_bit(outcomes: Run, foreseen: Callable[[int], None]) -> None:
+    def misses(level: Level) -> int:
+        def flip(total: np.ndarray) -> None:
+            total[5] ^= np.uint32(1 << 31)
+
+        count = 0
+        for number in range(40):
+            foreseen(number)
+            count += not all_refuse(outcomes(2, lambda channel: step(channel, level, flip=flip)))
+        return count
+
+    assert 8 <= misses("Standard") <= 32
+    assert misses("Strict") == 0
+    assert misses("Disabled") == 40

@@ -1,0 +1,293 @@
+"""What every ledger keeps, whatever it is made of. A new backend is one more entry in conftest's BACKENDS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+
+from tensafe_api import accounting
+from tensorguard.ledger.contract import (
+    Charge,
+    Fenced,
+    Ledger,
+    LedgerBusy,
+    LedgerError,
+    LedgerMissing,
+    LedgerSpec,
+    Release,
+)
+
+RELEASE = Release(
+    step=5, attempt=1, uri="file:///out/step-5", digest="sha256:aa", statement_digest="sha256:bb", final=False
+)
+
+
+def claim(ledger: Ledger, attempt: int = 1, from_step: int = 0) -> None:
+    ledger.claim(attempt=attempt, holder="host/1", from_step=from_step)
+
+
+def take_over(before: Ledger, after: Ledger, attempt: int = 1, from_step: int = 0) -> None:
+    """Claim for `after`; where a lock keeps it out, only once `before` has let go."""
+    try:
+        claim(after, attempt, from_step)
+    except LedgerBusy:
+        before.close()
+        claim(after, attempt, from_step)
+
+
+class TestContract:
+    def test_a_new_ledger_holds_what_it_was_opened_with_and_no_charge(self, backend: Any, spec: LedgerSpec) -> None:
+        created = backend.create(spec).read()
+        assert created == backend.open().read()
+        assert created.spec == spec
+        assert (created.attempt, created.incarnation, created.length) == (0, 0, 1)
+        assert (created.steps_charged, created.steps_recharged) == (0, 0)
+        assert (created.charges, created.releases, created.claimed_from) == ((), (), ())
+        assert (created.outcome, created.dataset_digest) == (None, None)
+
+    def test_a_ledger_that_is_not_there_is_missing(self, backend: Any) -> None:
+        ledger = backend.open()
+        for use in (ledger.read, lambda: ledger.extends("0" * 64, 1), lambda: claim(ledger)):
+            with pytest.raises(LedgerMissing, match="there is no ledger"):
+                use()
+
+    def test_a_second_one_is_not_opened_over_the_first(self, backend: Any, spec: LedgerSpec) -> None:
+        first = backend.create(spec)
+        claim(first)
+        before = first.charge(3)
+        with pytest.raises(LedgerError, match="exists already"):
+            backend.create(spec.model_copy(update={"job_name": "other"}))
+        assert backend.open().read() == before
+
+    def test_nobody_writes_without_a_claim(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        for write in (
+            lambda: ledger.charge(1),
+            lambda: ledger.record_release(RELEASE),
+            lambda: ledger.record_dataset("keyed"),
+            lambda: ledger.record_outcome("Completed"),
+        ):
+            with pytest.raises(Fenced):
+                write()
+        assert ledger.read().length == 1
+
+    def test_charges_add_up_and_are_there_for_everybody(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        for steps, total in ((1, 1), (5, 6), (10, 16)):
+            assert ledger.charge(steps).steps_charged == total
+            assert backend.open().read().steps_charged == total
+        assert ledger.read().charges == (Charge(attempt=1, steps=16, incarnation=1, holder="host/1"),)
+
+    @pytest.mark.parametrize("steps", [0, -1])
+    def test_a_charge_is_of_at_least_one_step(self, steps: int, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        ledger.charge(4)
+        with pytest.raises(ValueError, match="at least one step"):
+            ledger.charge(steps)
+        assert ledger.read().steps_charged == 4
+
+    def test_a_later_attempt_is_charged_by_itself_and_the_sum_stays(self, backend: Any, spec: LedgerSpec) -> None:
+        first, second = backend.create(spec), backend.open()
+        claim(first)
+        first.charge(7)
+        take_over(first, second, attempt=2)
+        state = second.charge(2)
+        assert [(charge.attempt, charge.steps) for charge in state.charges] == [(1, 7), (2, 2)]
+        assert state.steps_charged == 9
+
+    def test_an_earlier_attempt_comes_too_late(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger, attempt=2)
+        ledger.close()
+        late, next_one = backend.open(), backend.open()
+        with pytest.raises(Fenced, match="attempt 1 comes too late: attempt 2 has claimed"):
+            claim(late)
+        with pytest.raises(Fenced):
+            late.charge(1)
+        claim(next_one, attempt=2)
+        assert next_one.read().incarnation == 2
+
+    def test_whoever_claimed_before_can_no_longer_write(self, backend: Any, spec: LedgerSpec) -> None:
+        before, after = backend.create(spec), backend.open()
+        claim(before)
+        before.charge(3)
+        take_over(before, after)
+        state = after.read()
+        assert (state.attempt, state.incarnation, state.steps_charged) == (1, 2, 3)
+        with pytest.raises(Fenced):
+            before.charge(1)
+        assert after.charge(1).steps_charged == 4
+
+    def test_steps_that_are_run_again_are_charged_again(self, backend: Any, spec: LedgerSpec) -> None:
+        """All charges less the repeated ones are the step through which the job is charged, at any time."""
+        ledger = backend.create(spec)
+        story = [
+            # attempt, from step, charged; steps charged, of which repeated
+            ((1, 0, 10), (10, 0)),
+            ((1, 4, 2), (12, 6)),
+            ((1, 4, 1), (13, 8)),
+            ((2, 5, 9), (22, 8)),
+            ((3, 0, 1), (23, 22)),
+        ]
+        for (attempt, from_step, steps), expected in story:
+            claim(ledger, attempt, from_step)
+            state = ledger.charge(steps)
+            assert (state.steps_charged, state.steps_recharged) == expected
+            assert state.steps_charged - state.steps_recharged == from_step + steps
+
+    def test_where_the_incarnations_of_an_attempt_began(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        for attempt, from_step, expected in ((1, 0, (0,)), (1, 3, (0, 3)), (1, 3, (0, 3, 3)), (2, 3, (3,))):
+            claim(ledger, attempt, from_step)
+            assert ledger.read().claimed_from == expected
+
+    def test_an_outcome_is_of_the_last_incarnation(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        assert ledger.record_outcome("Suspended").outcome == "Suspended"
+        claim(ledger)
+        assert ledger.read().outcome is None
+        assert ledger.record_outcome("Completed").outcome == "Completed"
+
+    def test_the_data_set_is_noted_once(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        noted = ledger.record_dataset("keyed-a")
+        assert noted.dataset_digest == "keyed-a"
+        assert ledger.record_dataset("keyed-a") == noted
+        with pytest.raises(LedgerError, match="the data set is not the one"):
+            ledger.record_dataset("keyed-b")
+        assert ledger.read() == noted
+
+    def test_releases_are_kept_as_they_were_noted(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        final = Release(step=9, attempt=1, uri="file:///é\n", digest="d", statement_digest="s", final=True)
+        ledger.record_release(RELEASE)
+        assert ledger.record_release(final).releases == (RELEASE, final)
+        assert backend.open().read().releases == (RELEASE, final)
+
+    def test_a_ledger_extends_every_state_it_was_in_and_no_other(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        states = [ledger.read()]
+        claim(ledger)
+        states += [ledger.read(), ledger.charge(1), ledger.charge(2), ledger.record_release(RELEASE)]
+        assert len({state.head for state in states}) == len(states)
+        for state in states:
+            assert ledger.extends(state.head, state.length)
+            assert not ledger.extends(state.head, state.length + 1)
+            assert not ledger.extends(state.head, state.length - 1)
+        assert not ledger.extends("0" * 64, 0)
+        assert not ledger.extends(states[-1].head, -1)
+
+    def test_it_is_let_go_when_closed(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        ledger.close()
+        ledger.close()
+        with pytest.raises(Fenced):
+            ledger.charge(1)
+        claim(backend.open())
+
+    def test_epsilon_can_be_had_again_from_its_events(self, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        claim(ledger)
+        ledger.charge(2000)
+        claim(ledger, attempt=2, from_step=1900)
+        state = ledger.charge(250)
+        plain = rdp.RdpAccountant()
+        plain.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.5)), 2250)
+        assert accounting.epsilon_of_events(state.events, 1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-12)
+        assert accounting.epsilon_of_events(state.events, 1e-5) == pytest.approx(7.32934, abs=1e-3)
+        again = accounting.epsilon_of_events(state.events, accounting.job_delta(spec.delta))
+        assert again == pytest.approx(accounting.job_epsilon(spec.mechanism, 2250, spec.delta), rel=1e-12)
+
+
+class Life(RuleBasedStateMachine):
+    """Any order of claims, charges, crashes and reopenings: what was charged never falls."""
+
+    handles = Bundle("handles")
+    make: Callable[[], Any]
+    spec: LedgerSpec
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = type(self).make()
+        self.first: Ledger | None = self.backend.create(type(self).spec)
+        self.claimant: Ledger | None = None
+        self.charged = self.released = self.attempt = 0
+        self.at = self.repeated = 0
+        self.seen: list[tuple[str, int]] = []
+
+    @rule(target=handles)
+    def open(self) -> Ledger:
+        first, self.first = self.first, None
+        return first or self.backend.open()
+
+    @rule(ledger=handles, attempt=st.integers(1, 4), from_step=st.integers(0, 30))
+    def claim(self, ledger: Ledger, attempt: int, from_step: int) -> None:
+        try:
+            ledger.claim(attempt=attempt, holder="h", from_step=from_step)
+        except Fenced:
+            assert attempt < self.attempt
+            if self.claimant is ledger:
+                self.claimant = None
+            return
+        except LedgerBusy:
+            assert self.claimant not in (None, ledger)
+            return
+        assert attempt >= self.attempt
+        self.repeated += max(0, self.at - from_step)
+        self.claimant, self.attempt, self.at = ledger, attempt, from_step
+
+    @rule(ledger=handles, steps=st.integers(1, 20))
+    def charge(self, ledger: Ledger, steps: int) -> None:
+        if ledger is self.claimant:
+            ledger.charge(steps)
+            self.charged += steps
+            self.at += steps
+            return
+        with pytest.raises(Fenced):
+            ledger.charge(steps)
+
+    @rule(ledger=handles)
+    def release(self, ledger: Ledger) -> None:
+        if ledger is self.claimant:
+            ledger.record_release(RELEASE)
+            self.released += 1
+
+    @rule(ledger=handles, outcome=st.sampled_from(["Completed", "Suspended"]))
+    def end(self, ledger: Ledger, outcome: Any) -> None:
+        if ledger is self.claimant:
+            ledger.record_outcome(outcome)
+
+    @rule(ledger=consumes(handles))
+    def close(self, ledger: Ledger) -> None:
+        ledger.close()
+        if ledger is self.claimant:
+            self.claimant = None
+
+    @invariant()
+    def nothing_is_forgotten(self) -> None:
+        reader = self.backend.open()
+        state = reader.read()
+        assert state.steps_charged == self.charged
+        assert state.steps_recharged == self.repeated
+        assert state.attempt == self.attempt
+        assert len(state.releases) == self.released
+        assert all(reader.extends(head, length) for head, length in self.seen)
+        self.seen.append((state.head, state.length))
+
+
+def test_what_was_charged_never_falls_whatever_happens(make_backend: Callable[[], Any], spec: LedgerSpec) -> None:
+    life = type("Life", (Life,), {"make": staticmethod(make_backend), "spec": spec})
+    run_state_machine_as_test(life, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))

