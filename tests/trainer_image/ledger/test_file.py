@@ -55,7 +55,7 @@ def test_the_next_claimant_removes_a_torn_line_and_goes_on(torn: bytes, tmp_path
     assert after.read() == states[-1]
     assert after.claim(attempt=1, holder="h", from_step=16).length == states[-1].length + 1
     assert after.charge(1).steps_charged == 17
-    assert torn not in (tmp_path / NAME).read_bytes()
+    assert len((tmp_path / NAME).read_bytes().split(b"\n")) - 1 == states[-1].length + 2
     assert FileLedger(tmp_path).read().steps_charged == 17
 
 
@@ -63,7 +63,7 @@ def test_every_change_of_a_byte_in_the_middle_is_refused(tmp_path: Path, lines: 
     text = b"".join(lines)
     ledger = FileLedger(tmp_path)
     for place in range(len(text) - len(lines[-1])):
-        for bit in {1 << place % 8, 0x20, 0x07}:  # 0x20 changes case, 0x07 a line feed into a carriage return
+        for bit in (1 << place % 8, *((0x07,) if text[place] == 0x0A else ())):  # 0x0A becomes a carriage return
             changed = bytearray(text)
             changed[place] ^= bit
             (tmp_path / NAME).write_bytes(changed)
@@ -120,7 +120,6 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[byte
     ):
         with pytest.raises(LedgerCorrupt, match="was edited"):
             use()
-    os.close(os.open(tmp_path / "ledger.lock", os.O_RDWR))
     FileLedger(tmp_path).wait_until_free()  # a refused claim keeps no lock
 
 
@@ -259,7 +258,7 @@ def test_a_ledger_that_cannot_be_made_is_a_sentence_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(LedgerError, match="could not be made: .*No space left"):
+    with pytest.raises(LedgerError, match=r"could not be made: .*No space left"):
         FileLedger.create(tmp_path, spec)
     assert list(tmp_path.iterdir()) == []
 
@@ -288,7 +287,7 @@ def test_a_charge_that_does_not_reach_the_disk_fails_and_leaves_the_ledger_as_it
     ledger, states = used(tmp_path, spec)
     with monkeypatch.context() as patch:
         patch.setattr(os, *FAULTS[fault])
-        with pytest.raises(LedgerError, match="could not be written: .*; make room on the disk and resume"):
+        with pytest.raises(LedgerError, match=r"could not be written: .*; make room on the disk and resume"):
             ledger.charge(100)
     assert ledger.read() == states[-1]
     assert ledger.charge(2).steps_charged == 18

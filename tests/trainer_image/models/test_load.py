@@ -109,8 +109,10 @@ def test_dropout_that_a_config_does_not_name_is_off():
     config = LlamaConfig(**SMALL, num_labels=2)
     model = LlamaForCausalLM(config)
     model.model.layers[0].mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.5))
-    base = prepare_base(model, "CausalLM")
-    assert base.model.model.layers[0].mlp.act_fn[1].p == 0.0
+    model.model.layers[1].self_attn.attention_dropout = 0.5
+    prepare_base(model, "CausalLM")
+    assert model.model.layers[0].mlp.act_fn[1].p == 0.0
+    assert model.model.layers[1].self_attn.attention_dropout == 0.0
 
 
 def test_attention_and_cache_and_padding_are_set(save):

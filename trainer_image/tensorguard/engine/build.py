@@ -23,6 +23,7 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.listing import filesystem_of
 from tensorguard.data.shard import Shard
 from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.private import PrivateMetrics
 from tensorguard.engine.schedule import schedule
 from tensorguard.engine.together import AttemptFailed
 from tensorguard.engine.units import ShardGradients
@@ -56,7 +57,8 @@ class Parts:
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
     store: CheckpointStore
-    public: Shard | None
+    evaluation: Shard | None
+    private: PrivateMetrics | None
     pad_id: int
     identity: dict[str, str]
     remarks: tuple[str, ...]
@@ -81,6 +83,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
     report = settle_threads(lambda: self_test(model, gradients, _dummies(job, model, device)))
 
+    private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
     noise = DiscreteGaussian(mechanism.share_sigma)
     _check_noise(plan, noise, gradients.d)
     stream = SecretStream()
@@ -105,14 +108,15 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
             pad_id=tokenizer.pad_token_id,
             device=device,
         ),
-        clipper=GridClipper(gradients.d, mechanism.grid, float(mechanism.clip), device),
+        clipper=GridClipper(gradients.d, mechanism.grid, float(mechanism.clip), device, keep_norms=private is not None),
         sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),
         noise=noise,
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
         learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
         store=checkpoint_store(job),
-        public=Shard.open(Path(config.evaluation)) if config.evaluation else None,
+        evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
+        private=private,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
         remarks=remarks(report),

@@ -52,8 +52,7 @@ class Charging:
         """Charged over all attempts, as rank 0 last saw it."""
 
     def before(self, step: int, stop: bool) -> Allowance:
-        """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step.
-        """
+        """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step."""
         if step < self.allowance.through:
             return self.allowance
         mine = self._charge(step, stop) if self._ledger is not None else self.allowance

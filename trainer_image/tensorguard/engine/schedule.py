@@ -1,4 +1,6 @@
-"""The learning rate of each step: warm-up, then linear, cosine or constant. Pure, so a resumed run needs no state for it."""
+"""The learning rate of each step: warm-up, then linear, cosine or constant. Pure, so a resumed run needs no state for
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ Shape = Literal["Linear", "Cosine", "Constant"]
 def schedule(rate: float, shape: Shape, steps: int, warmup: int) -> Callable[[int], float]:
     """The learning rate of step number `step` (from 0): rising linearly over `warmup` steps, then falling to zero.
 
-    The first step is at 1/(warmup+1) of `rate`, not at zero: a private step that moves nothing is paid for all the same.
+    The first step is at 1/(warmup+1) of `rate`, not at zero: a private step that moves nothing is paid for all the
+    same.
     """
 
     def of(step: int) -> float:

@@ -138,6 +138,8 @@ class Worker:
             if verdict is Verdict.EXHAUSTED:
                 return self._exhausted()
             self._at += 1
+            if self._parts.private is not None:
+                self._parts.private.note_step(self._at, self._parts.clipper)
             self._tell(Stepped(time.time(), self._at, self._step.charging.charged))
             if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
                 self._evaluate()
@@ -223,13 +225,15 @@ class Worker:
         return self.end(Reason.BUDGET_EXHAUSTED, sentence)
 
     def _evaluate(self) -> None:
+        """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
         parts = self._parts
-        if parts.public is None:
+        asked = parts.job.spec.evaluation
+        if parts.evaluation is None or asked is None or (asked.visibility == "Private" and parts.private is None):
             return
         training = parts.job.spec.training
         loss, accuracy = evaluate_together(
             self._channel,
-            parts.public,
+            parts.evaluation,
             parts.model,
             task=parts.job.spec.model.task,
             batch_size=training.micro_batch_size,
@@ -237,7 +241,10 @@ class Worker:
             pad_id=parts.pad_id,
             device=self._device,
         )
-        self._tell(Evaluated(time.time(), self._at, loss, accuracy))
+        if asked.visibility == "Public":
+            self._tell(Evaluated(time.time(), self._at, loss, accuracy))
+        elif parts.private is not None:
+            parts.private.note_evaluation(self._at, loss, accuracy)
 
     def _save(self, *, final: bool = False) -> None:
         self._saved_at = self._at

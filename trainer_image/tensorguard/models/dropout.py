@@ -66,7 +66,7 @@ class RecordDropout(nn.Module):
         self.seeds = seeds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [m, ...] float. Same shape and dtype. Raises RuntimeError in training without seeds or without one a row."""
+        """x: [m, ...] float; returns its shape and dtype. Raises RuntimeError in training without one seed a row."""
         if not self.training or self.p == 0.0:
             return x
         seeds = self.seeds.current
@@ -76,8 +76,8 @@ class RecordDropout(nn.Module):
             )
         if len(seeds) != x.shape[0]:
             raise RuntimeError(
-                f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records: its gradient cannot be told "
-                "apart by record, so take it out of spec.lora.targetModules."
+                f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records: "
+                "its gradient cannot be told apart by record, so take it out of spec.lora.targetModules."
             )
         keep = torch.empty_like(x, memory_format=torch.contiguous_format)
         generator = torch.Generator(device=x.device)

@@ -2,8 +2,9 @@
 
 In: a `ModelSource` and the task. Out: a `BaseModel` on its device, and a tokenizer. Then `lora` attaches the adapter.
 
-The base model's own dropout is switched off in the config before the model is made, because many layers read the
-config's number and never show an `nn.Dropout`; LoRA's dropout, which is seeded by record, is the only one left. A
+The base model's own dropout is switched off in the config before the model is made, and again in every module, because
+many layers keep the config's number and never show an `nn.Dropout`; LoRA's dropout, seeded by record, is the only one
+left. A
 classification head that the checkpoint lacks is initialised from the manifest's `lora.initSeed`, so all ranks and
 attempts start from the same one. Such modules are named in `BaseModel.fresh`: `lora` trains and saves them, since
 otherwise nobody could rebuild the model that was trained.
@@ -126,7 +127,9 @@ def prepare_base(
     """Make a transformers model that is already in memory fit for record-wise training (see the module's docstring)."""
     refuse_config(model.config)
     refuse_base(model)
+    _switch_off_dropout(model.config)
     for module in model.modules():
+        _switch_off_dropout(module)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
     use_record_attention(model)
@@ -180,9 +183,9 @@ def _set_labels(config: PreTrainedConfig, num_labels: int | None, names: Sequenc
         config.label2id = {name: index for index, name in enumerate(names)}
 
 
-def _switch_off_dropout(config: PreTrainedConfig) -> None:
-    """Set every probability of the config with "drop" in its name to 0, in the configs of its parts too."""
-    for part in configs(config):
+def _switch_off_dropout(owner: PreTrainedConfig | nn.Module) -> None:
+    """Set every probability with "drop" in its name to 0, in a config and its parts, or in one module's own numbers."""
+    for part in configs(owner) if isinstance(owner, PreTrainedConfig) else [owner]:
         for field, value in list(vars(part).items()):
             if "drop" in field and isinstance(value, float):
                 setattr(part, field, 0.0)

@@ -40,7 +40,9 @@ class GridClipper:
     finite, that norms were computed exactly. Assumed: that each row depends on its own unit only (models/checks.py).
     """
 
-    def __init__(self, dimension: int, grid: int, clip: float, device: torch.device) -> None:
+    def __init__(
+        self, dimension: int, grid: int, clip: float, device: torch.device, *, keep_norms: bool = False
+    ) -> None:
         """Args: dimension: d, coordinates of a gradient; grid: S, grid steps in one clip norm; clip: C > 0; device: of
         the rows.
         """
@@ -58,7 +60,8 @@ class GridClipper:
             )
         self._grid = grid
         self._room = room
-        self._clip = clip
+        self.clip = clip
+        self._norms: list[float] | None = [] if keep_norms else None
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
         # On a CPU the half dozen passes over a block should find it in the cache.
         self._rows_at_once = max(1, _CACHED_COORDINATES // dimension) if device.type == "cpu" else 1 << 30
@@ -79,6 +82,11 @@ class GridClipper:
         total, self._sum = self._sum, torch.zeros_like(self._sum)
         return total
 
+    def take_norms(self) -> list[float]:
+        """The units' norms before clipping since the last call; private, and kept only where asked for."""
+        norms, self._norms = self._norms or [], [] if self._norms is not None else None
+        return norms
+
     def to_grid(self, rows: torch.Tensor, seeds: list[int]) -> torch.Tensor:
         """`rows` on the grid: int64 [units, d], each row k with Σk² ≤ S² exactly. `rows` is overwritten."""
         squares = rows.to(torch.float64)
@@ -86,8 +94,10 @@ class GridClipper:
         # One sum for each row: batched reductions may associate differently as the number of rows or a row's alignment
         # changes.
         norms = torch.stack([row.sum() for row in squares]).sqrt()
+        if self._norms is not None:
+            self._norms += norms.tolist()
         finite = torch.isfinite(norms)
-        scale = torch.clamp(self._clip / norms, max=1.0) * (self._room / self._clip)
+        scale = torch.clamp(self.clip / norms, max=1.0) * (self._room / self.clip)
         rows *= scale.to(rows.dtype).unsqueeze(1)
         if not bool(finite.all()):
             rows[~finite] = 0.0  # 0 × NaN is NaN

@@ -1,0 +1,273 @@
+"""Checkpoints are whole or not there, on a disk and in an object store, and every changed byte is named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tensafe_api.statement import digest
+from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
+
+FILES = {"adapter.safetensors": bytes(range(256)), "config.json": b"{}", "empty": b""}
+NEWER = {"adapter.safetensors": b"newer", "statement.json": b"{}"}
+
+
+@pytest.fixture(params=["disk", "memory"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A folder that is not there yet, on a local disk or in a file system that cannot rename."""
+    if request.param == "disk":
+        yield str(tmp_path / "out" / "checkpoints")
+        return
+    yield "memory://bucket/checkpoints"
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def raw(uri: str, name: str, file: str, content: bytes | None = None) -> bytes:
+    """A stored file's bytes, after they were changed to `content`."""
+    fs, root = fsspec.url_to_fs(uri)
+    if content is not None:
+        fs.pipe_file(f"{root}/{name}/{file}", content)
+    return fs.cat_file(f"{root}/{name}/{file}")
+
+
+def test_what_was_written_is_read(uri: str) -> None:
+    store = CheckpointStore(uri)
+    written = store.write("step-1", FILES)
+    assert store.read("step-1") == FILES
+    assert CheckpointStore(uri).read("step-1", written) == FILES
+    assert store.read("step-1", written, only="config.json") == {"config.json": b"{}"}
+    assert store.exists("step-1")
+    assert written == digest(raw(uri, "step-1", MANIFEST))
+
+
+def test_the_digest_is_of_names_and_contents_and_of_nothing_else(uri: str) -> None:
+    store = CheckpointStore(uri)
+    first = store.write("a", FILES)
+    assert store.write("b", dict(reversed(FILES.items()))) == first
+    changes = [
+        {**FILES, "config.json": b"[]"},
+        {**FILES, "more": b""},
+        {"x" + name: data for name, data in FILES.items()},
+    ]
+    assert len({first, *(store.write("c", files) for files in changes)}) == 4
+
+
+def test_the_manifest_names_every_file(uri: str) -> None:
+    CheckpointStore(uri).write("a", FILES)
+    listing = json.loads(raw(uri, "a", MANIFEST))["files"]
+    assert listing == {name: {"sha256": digest(data), "size": len(data)} for name, data in FILES.items()}
+
+
+def test_names_are_those_of_whole_checkpoints(uri: str) -> None:
+    store = CheckpointStore(uri)
+    assert store.names() == []
+    for name in ("step-2", "step-1", "final"):
+        store.write(name, FILES)
+    raw(uri, "half", "adapter.safetensors", b"half") if uri.startswith("memory") else (Path(uri) / "half").mkdir()
+    assert store.names() == ["final", "step-1", "step-2"]
+    assert not store.exists("half")
+
+
+def test_what_is_removed_is_gone_and_nothing_else(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    kept = store.write("b", NEWER)
+    store.remove("a")
+    store.remove("a")
+    store.remove("never")
+    assert store.names() == ["b"]
+    assert store.read("b", kept) == NEWER
+    with pytest.raises(CheckpointCorrupt, match="lacks manifest[.]json"):
+        store.read("a")
+
+
+def test_a_checkpoint_is_replaced_whole(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("final", FILES)
+    assert store.read("final", store.write("final", NEWER)) == NEWER
+    fs, root = fsspec.url_to_fs(uri)
+    assert sorted(Path(name).name for name in fs.ls(f"{root}/final", detail=False)) == sorted([*NEWER, MANIFEST])
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_changed_file_is_named(file: str, uri: str) -> None:
+    store = CheckpointStore(uri)
+    written = store.write("a", FILES)
+    raw(uri, "a", file, FILES[file] + b"x")
+    for expected in (None, written):
+        with pytest.raises(CheckpointCorrupt, match=f"is corrupt: {file} is not what was written; move it away"):
+            store.read("a", expected)
+    assert store.read("a", only=next(name for name in FILES if name != file))
+
+
+@pytest.mark.parametrize("file", [*FILES, MANIFEST])
+def test_a_missing_file_is_named(file: str, uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    fs, root = fsspec.url_to_fs(uri)
+    fs.rm_file(f"{root}/a/{file}")
+    with pytest.raises(CheckpointCorrupt, match=f"lacks {file}; move it away"):
+        store.read("a")
+
+
+def test_a_file_that_the_manifest_does_not_name_is_not_there(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    raw(uri, "a", "later", b"added by somebody")
+    assert store.read("a") == FILES
+    with pytest.raises(CheckpointCorrupt, match="lacks later"):
+        store.read("a", only="later")
+
+
+def test_another_checkpoint_than_the_ledger_recorded_is_refused(uri: str) -> None:
+    """Files and manifest that agree with each other, but are not what was released."""
+    store = CheckpointStore(uri)
+    recorded = store.write("a", FILES)
+    store.write("a", NEWER)
+    with pytest.raises(CheckpointCorrupt, match="is not the checkpoint that the ledger recorded"):
+        store.read("a", recorded)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [b"", b"{", b"[]", b"7", b"\xff", b"{}", b'{"files":[]}', b'{"files":{"empty":{}}}', b'{"files":{"a":1}}'],
+)
+def test_a_manifest_that_is_none_is_refused(manifest: bytes, uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    raw(uri, "a", MANIFEST, manifest)
+    with pytest.raises(CheckpointCorrupt, match="has an unreadable manifest[.]json"):
+        store.read("a")
+
+
+class Killed(BaseException):
+    """Stands for kill -9: no handler of ours catches it."""
+
+
+def killed_at_every_write(
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    names: list[str],
+    write: Callable[[], object],
+    check: Callable[[], None],
+) -> int:
+    """Runs `write` again and again, killing it before its first, second, ... call of `names`, and checks each time.
+
+    Returns how many kills there were, once `write` came to its end.
+    """
+    for last in itertools.count():
+        calls = 0
+
+        def count(real: Callable[..., Any], last: int = last) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls > last:
+                    raise Killed
+                return real(*args, **kwargs)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in names:
+                patch.setattr(owner, name, count(getattr(owner, name)))
+            try:
+                write()
+            except Killed:
+                pass
+            else:
+                return last
+        check()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("calls", ["fsync", "path"])
+def test_a_writer_killed_at_any_point_leaves_the_old_checkpoints_and_no_half_one(
+    calls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(str(tmp_path))
+    first = store.write("step-1", FILES)
+
+    def check() -> None:
+        assert store.names() in (["step-1"], ["step-1", "step-2"])
+        assert store.read("step-1", first) == FILES
+        if store.exists("step-2"):  # killed after the rename: whole
+            assert store.read("step-2") == NEWER
+            store.remove("step-2")
+        store.sweep()
+        assert {path.name for path in tmp_path.iterdir()} == {"step-1"}
+
+    owner, names = (os, ["fsync"]) if calls == "fsync" else (Path, ["mkdir", "open", "rename"])
+    kills = killed_at_every_write(monkeypatch, owner, names, lambda: store.write("step-2", NEWER), check)
+    assert kills >= len(NEWER) + 2
+    assert store.names() == ["step-1", "step-2"]
+
+
+def test_in_an_object_store_the_manifest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "memory://atomic/checkpoints"
+    fs, root = fsspec.url_to_fs(uri)
+    store = CheckpointStore(uri)
+    store.write("step-1", FILES)
+
+    def check() -> None:
+        assert store.names() == ["step-1"]
+        assert not store.exists("step-2")
+
+    kills = killed_at_every_write(monkeypatch, type(fs), ["pipe_file"], lambda: store.write("step-2", NEWER), check)
+    assert kills == len(NEWER) + 1
+    assert store.read("step-2") == NEWER
+    # Replaced in place: from the first change until the manifest is there again, it does not count.
+    monkeypatch.setattr(type(fs), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        store.write("step-2", FILES)
+    assert store.names() == ["step-1"]
+    fs.rm(root, recursive=True)
+
+
+@pytest.mark.parametrize("call", ["rm_file", "rm"])
+def test_a_checkpoint_is_never_half_removed(call: str, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    fs, _ = fsspec.url_to_fs(uri)
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(fs), call, kill)
+        with pytest.raises(Killed):
+            store.remove("a")
+    assert store.names() == ([] if call == "rm" else ["a"])
+    if store.exists("a"):
+        assert store.read("a") == FILES
+    store.remove("a")
+    assert store.names() == []
+
+
+def test_a_place_that_can_be_written_to_is_left_empty(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.check_writable()
+    assert store.names() == []
+    fs, root = fsspec.url_to_fs(uri)
+    assert fs.ls(root, detail=False) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"file/inside cannot be written to: .*; name another place"):
+        CheckpointStore(str(tmp_path / "file" / "inside")).check_writable()
+
+
+def test_an_address_can_be_used_as_it_is(uri: str) -> None:
+    store = CheckpointStore(uri)
+    store.write("a", FILES)
+    with fsspec.open(f"{store.uri('a')}/config.json", "rb") as file:
+        assert file.read() == b"{}"
