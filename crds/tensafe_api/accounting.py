@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
 import absl.logging
-import dp_accounting
 import numpy as np
-from dp_accounting import mechanism_calibration, pld, rdp
+from dp_accounting import pld, rdp
 
 from tensafe_api.events import Event, Mechanism, one_step, round_up
 
@@ -33,7 +32,11 @@ dimension × steps × workers × distance is above it). A job's ε is computed a
 LEAST_SIGMA = 0.05
 """Calibration never goes below this: a target so loose that less noise would do is met with more."""
 
+MOST_SIGMA = 2.0**14
+"""Nor above it: eight standard deviations of more would leave the coarsest integer grid (`resolve`)."""
+
 SIGMA_DIGITS = 6
+_SIGMA_PLACES = 10**SIGMA_DIGITS
 EPSILON_DIGITS = 3
 
 # PLD's and RDP's optimisers say "failed to converge" on orders that do not matter.
@@ -41,7 +44,7 @@ absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 class NoSuchNoise(ValueError):
-    """No noise multiplier in the range that is searched reaches the target."""
+    """No noise multiplier that a grid could carry reaches the target."""
 
 
 def epsilon(
@@ -71,21 +74,28 @@ def epsilon_of_events(events: Sequence[Event], delta: float, accountant: Account
     """ε at `delta` of everything in `events`, composed in one accountant: what `tensafe` claims and what a verifier
     recomputes.
     """
-    if not any(event.steps for event in events):
+    charged = [event for event in events if event.steps]
+    if not charged:
         return 0.0
-    ledger: dp_accounting.PrivacyAccountant = rdp.RdpAccountant() if accountant == "RDP" else pld.PLDAccountant()
-    for event in events:
-        if event.steps:
-            ledger.compose(event.dp_event())
-    return float(ledger.get_epsilon(delta))
+    if accountant == "RDP":
+        curves = [_one_step_curve(float(event.sample_rate), float(event.noise_multiplier)) for event in charged]
+        total = sum(curve * event.steps for (_, curve), event in zip(curves, charged))
+        return _rdp_epsilon(curves[0][0], np.asarray(total), delta)
+    composed = pld.PLDAccountant()
+    for event in charged:
+        composed.compose(event.dp_event())
+    return float(composed.get_epsilon(delta))
 
 
 def calibrate(
     *, target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName = "RDP"
 ) -> str:
-    """The least σ, rounded up at six decimals, whose ε over `steps` steps is at most `target_epsilon`.
+    """The least σ of six decimals whose ε over `steps` steps is at most `target_epsilon`.
 
-    The ε is recomputed from the rounded string, so the claim holds for the very figure that is stored and run with.
+    The ε is of the string itself, so the claim holds for the very figure that is stored and run with.
+
+    Raises:
+        NoSuchNoise: where not even σ = 2^14 reaches the target.
     """
     return _calibrate(target_epsilon, sample_rate, steps, delta, accountant)
 
@@ -163,7 +173,9 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     accountant = rdp.RdpAccountant()
     accountant.compose(one_step(sample_rate, noise_multiplier))
-    return accountant.orders, accountant.rdp
+    # At a huge σ or a tiny q cancellation makes some orders negative, for which dp-accounting would say ε = 0: they are
+    # left out.
+    return accountant.orders, np.where(accountant.rdp < 0, np.inf, accountant.rdp)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -175,35 +187,32 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
-    if epsilon(sample_rate=sample_rate, noise_multiplier=LEAST_SIGMA, steps=steps, delta=delta) <= target_epsilon:
-        return round_up(Decimal(str(LEAST_SIGMA)), SIGMA_DIGITS)
-    # PLD at a small σ takes half a minute, so its search is confined around RDP's answer, which is an upper bound.
+    """Bisection over σ's six-decimal strings themselves, so that the answer is the least of them."""
+    least, most = int(LEAST_SIGMA * _SIGMA_PLACES), int(MOST_SIGMA * _SIGMA_PLACES)
+
+    def fits(places: int, by: AccountantName = accountant) -> bool:
+        sigma = float(_sigma(places))
+        spent = epsilon(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by)
+        return spent <= target_epsilon
+
+    if fits(least, "RDP"):
+        return _sigma(least)
+    low, high = least, _SIGMA_PLACES
     if accountant == "PLD":
-        high = float(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP"))
-        bracket = mechanism_calibration.ExplicitBracketInterval(0.7 * high, 1.001 * high)
-        make: Callable[[], dp_accounting.PrivacyAccountant] = pld.PLDAccountant
-    else:
-        bracket = mechanism_calibration.LowerEndpointAndGuess(LEAST_SIGMA, 1.0)
-        make = rdp.RdpAccountant
-    try:
-        sigma = mechanism_calibration.calibrate_dp_mechanism(
-            make,
-            lambda value: dp_accounting.SelfComposedDpEvent(one_step(sample_rate, value), steps),
-            target_epsilon,
-            delta,
-            bracket,
-            tol=1e-7,
-        )
-    except mechanism_calibration.NoBracketIntervalFoundError as error:
-        raise NoSuchNoise(f"no noise multiplier reaches ε {target_epsilon} over {steps} steps") from error
-    # The search stops within its tolerance above the least σ: go up to the least string from just below it.
-    place = Decimal(1).scaleb(-SIGMA_DIGITS)
-    answer = round_up(Decimal(sigma) - 2 * place, SIGMA_DIGITS)
-    while (
-        epsilon(
-            sample_rate=sample_rate, noise_multiplier=float(answer), steps=steps, delta=delta, accountant=accountant
-        )
-        > target_epsilon
-    ):
-        answer = round_up(Decimal(answer) + place, SIGMA_DIGITS)
-    return answer
+        # At a small σ PLD takes half a minute, so its search begins just below RDP's answer.
+        high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
+        low = max(least, high * 7 // 10)
+        while low > least and fits(low):
+            low, high = max(least, low * 7 // 10), low
+    while not fits(high):
+        if high == most:
+            raise NoSuchNoise(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:  # high fits, low does not
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return _sigma(high)
+
+
+def _sigma(places: int) -> str:
+    return round_up(Decimal(places).scaleb(-SIGMA_DIGITS), SIGMA_DIGITS)

@@ -1,12 +1,12 @@
 """Makes all that the causal-lm example needs: a small Llama-shaped model, and rows of prompt and completion.
 
-What comes in: a seed. What goes out: ``model/`` (about a million random weights that have read a few thousand public
-sentences, with a tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside
-this file fine-tunes the one on the other.
+What comes in: a seed. What goes out: ``model/`` (about a million weights that have read some public rows, with a
+tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside this file fine-tunes the
+one on the other.
 
 The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
-model has read about places, and has seen facts before sentences, but never these names nor this way of writing facts
-down; that it learns, privately. The names of the private rows stand in no text that it read before.
+model has practised on one city's places, which are public. The private rows are another city's: their names stand
+in nothing that it has read, and are what it learns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -24,9 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 END, PAD = "<end>", "<pad>"
 VOCABULARY = 1024
-PUBLIC_SENTENCES = 6000
+PUBLIC_ROWS = 6000
 PRIVATE_ROWS, EVALUATION_ROWS = 3200, 320
-PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 300, 32, 64
+PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 200, 16, 96
 
 PUBLIC_WORDS = ("Blue", "Old", "Golden", "Quiet", "Copper", "Green", "Little", "Stone")
 PRIVATE_WORDS = ("Silver", "Crooked", "Velvet", "Amber", "Hidden", "Northern", "Twin", "Scarlet")
@@ -74,26 +74,18 @@ def describe(random: Random, place: Place) -> str:
     return f"{opening} It {' and '.join(facts)}."
 
 
-def public_sentences(seed: int) -> list[str]:
-    """Public places, facts first and then in words: what the model reads before it meets the private task."""
+def rows(count: int, seed: int, words: Sequence[str], things: Sequence[str]) -> list[dict[str, str]]:
+    """Records with ``prompt`` (attributes and an arrow) and ``completion`` (a sentence or two that tell them)."""
     random = Random(seed)
-    sentences = []
-    for _ in range(PUBLIC_SENTENCES):
-        place = invent_place(random, PUBLIC_WORDS, PUBLIC_THINGS)
-        sentences.append(f"About {'; '.join(place.values())}: {describe(random, place)}")
-    return sentences
-
-
-def rows(count: int, seed: int) -> Iterator[dict[str, str]]:
-    """Records of the private city: ``prompt`` (attributes and an arrow) and ``completion`` (words that tell them)."""
-    random = Random(seed)
+    records = []
     for _ in range(count):
-        place = invent_place(random, PRIVATE_WORDS, PRIVATE_THINGS)
+        place = invent_place(random, words, things)
         attributes = ", ".join(f"{attribute}[{value}]" for attribute, value in place.items())
-        yield {"prompt": f"{attributes} -> ", "completion": describe(random, place)}
+        records.append({"prompt": f"{attributes} -> ", "completion": describe(random, place)})
+    return records
 
 
-def train_tokenizer(sentences: Sequence[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of at most ``VOCABULARY`` tokens; bytes make every text representable."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -104,7 +96,7 @@ def train_tokenizer(sentences: Sequence[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sentences, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
 
 
@@ -127,11 +119,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
     return LlamaForCausalLM(config)
 
 
-def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, sentences: Sequence[str]) -> float:
+def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
     """Ordinary training on windows of the public text; gives the loss of the last step (nats a token)."""
-    stream = torch.tensor(
-        [token for text in sentences for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
-    )
+    stream = torch.tensor([token for text in texts for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model.train()
     for _ in range(PRETRAINING_STEPS):
@@ -160,17 +150,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     data, model_directory = options.out / "data", options.out / "model"
     data.mkdir(parents=True, exist_ok=True)
-    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed))
-    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1))
+    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed, PRIVATE_WORDS, PRIVATE_THINGS))
+    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, PRIVATE_WORDS, PRIVATE_THINGS))
     print(f"wrote {PRIVATE_ROWS} training and {EVALUATION_ROWS} evaluation rows to {data}")
     if (model_directory / "config.json").exists():
         print(f"kept the model in {model_directory}; remove the directory to make it anew")
         return
 
-    sentences = public_sentences(options.seed + 2)
-    tokenizer = train_tokenizer(sentences)
+    public = rows(PUBLIC_ROWS, options.seed + 2, PUBLIC_WORDS, PUBLIC_THINGS)
+    texts = [row["prompt"] + row["completion"] for row in public]
+    tokenizer = train_tokenizer(texts)
     model = make_model(tokenizer, options.seed)
-    loss = pretrain(model, tokenizer, sentences)
+    loss = pretrain(model, tokenizer, texts)
     partial = options.out / "model.part"
     shutil.rmtree(partial, ignore_errors=True)
     tokenizer.save_pretrained(partial)

@@ -2,6 +2,7 @@
 
 The engine needs only a channel to its peers, so everything but Ray's own restarts can be tried here in seconds: steps, checkpoints,
 resumes, kills. Ranks are forked from a server that has imported everything already, since imports take longer than a whole job.
+`instruments` has what can be done to a rank's process, such as killing it at a named point; a journal is always kept.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import secrets
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,19 +22,27 @@ from typing import Any
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from instruments import Instrument, Journal
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
 from tensorguard.aggregation.channel import ProcessGroup
+from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.shard import write
+from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
-from tensorguard.engine.events import Event, EventReader
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
+from tensorguard.engine.events import Ended, Event, EventReader
 from tensorguard.engine.worker import train
 from tensorguard.ledger.contract import LedgerSpec, LedgerState
 from tensorguard.ledger.file import FileLedger
@@ -60,18 +70,33 @@ spec:
   cluster: {workers: 2, worker: {cpus: "1"}}
 """
 
+CAUSAL = (
+    MANIFEST.replace("task: SequenceClassification, numLabels: 2", "task: CausalLM")
+    .replace("{text: text, label: label}", "{prompt: prompt, completion: completion}")
+    .replace("[query, value]", "[q_proj, v_proj]")
+)
 
-def make_model(directory: Path) -> None:
-    """A Bert of a few thousand weights and a tokenizer of forty words."""
+
+def make_tokenizer(directory: Path) -> int:
+    """A tokenizer of forty words; its number of tokens."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        eos_token="[SEP]",
     ).save_pretrained(directory)
-    torch.manual_seed(0)
+    return len(vocabulary)
+
+
+def make_model(directory: Path) -> None:
+    """A Bert of a few thousand weights and its tokenizer."""
     config = BertConfig(
-        vocab_size=len(vocabulary),
+        vocab_size=make_tokenizer(directory),
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -79,7 +104,25 @@ def make_model(directory: Path) -> None:
         max_position_embeddings=64,
         num_labels=2,
     )
-    BertForSequenceClassification(config).save_pretrained(directory)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForSequenceClassification(config).save_pretrained(directory)
+
+
+def make_causal_model(directory: Path) -> None:
+    """A Llama of a few thousand weights and its tokenizer."""
+    config = LlamaConfig(
+        vocab_size=make_tokenizer(directory),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(directory)
 
 
 def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -92,6 +135,12 @@ def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
+def completions(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts of a few words, and completions that say them backwards."""
+    texts = [record["text"].split() for record in records(count, seed)]
+    return [{"prompt": " ".join(words), "completion": " ".join(reversed(words))} for words in texts]
+
+
 @dataclass
 class Job:
     """One run's folder, with everything that a driver would have put there."""
@@ -102,18 +151,22 @@ class Job:
     shards: tuple[Path, ...]
     digest: str
     attempt: int = 0
+    instruments: tuple[Instrument, ...] = (Journal(),)
 
     @classmethod
-    def make(cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None) -> Job:
+    def make(
+        cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None, causal: bool = False
+    ) -> Job:
         """A new job; `overrides` are those of `--set`."""
         directory.mkdir(parents=True, exist_ok=True)
         model = directory / "model"
-        make_model(model)
-        text = MANIFEST.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
+        (make_causal_model if causal else make_model)(model)
+        text = CAUSAL if causal else MANIFEST
+        text = text.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
         job, plan = resolve(load_manifest(text, overrides))
         key = secrets.token_bytes(32)
         (directory / JOB_KEY).write_bytes(key)
-        shards, digest = shard_records(directory, job, rows or records(240), key)
+        shards, digest = shard_records(directory, job, rows or (completions if causal else records)(240), key)
         FileLedger.create(directory, ledger_spec(job, plan))
         return cls(directory, job, plan, shards, digest)
 
@@ -129,28 +182,27 @@ class Job:
             threads=1,
         )
 
-    def start(self) -> list[BaseProcess]:
+    def start(self, *instruments: Instrument) -> list[BaseProcess]:
         """Begin the next attempt: one process for each rank."""
         self.attempt += 1
         (self.directory / "stop").unlink(missing_ok=True)
-        return self.restart()
+        return self.restart(*instruments)
 
-    def restart(self) -> list[BaseProcess]:
+    def restart(self, *instruments: Instrument) -> list[BaseProcess]:
         """Begin the next incarnation of the same attempt, as Ray would."""
         port = free_port()
+        installed = (*self.instruments, *instruments)
         processes = [
-            _FORKS.Process(
-                target=main, args=(self.config(), rank, self.workers, port, self.directory / f"stderr-{rank}")
-            )
+            _FORKS.Process(target=main, args=(self.config(), rank, self.workers, port, installed))
             for rank in range(self.workers)
         ]
         for process in processes:
             process.start()
         return processes
 
-    def run(self) -> list[int | None]:
+    def run(self, *instruments: Instrument) -> list[int | None]:
         """One whole attempt; the exit codes of the ranks."""
-        return join(self.start())
+        return join(self.start(*instruments))
 
     @property
     def workers(self) -> int:
@@ -162,8 +214,27 @@ class Job:
     def events(self) -> list[Event]:
         return list(EventReader(self.directory / EVENTS).read())
 
+    def ended(self) -> Ended:
+        """How the last attempt ended."""
+        return next(event for event in reversed(self.events()) if isinstance(event, Ended))
+
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(str(self.directory / "checkpoints"))
+
+    def journal(self, word: str) -> list[int]:
+        """How often each rank charged or revealed (`word`), over all incarnations: steps by rank."""
+        counts = [0] * self.workers
+        path = self.directory / "journal"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            kind, rank, steps = line.split()
+            if kind == word:
+                counts[int(rank)] += int(steps)
+        return counts
+
     def errors(self) -> str:
-        return "\n".join((self.directory / f"stderr-{rank}").read_text() for rank in range(self.workers))
+        """What the ranks wrote to stderr, and their tracebacks."""
+        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(ERRORS.format(rank="*"))]
+        return "\n".join(path.read_text() for path in sorted(paths))
 
 
 def ledger_spec(job: TenSafeTrainingJob, plan: Plan) -> LedgerSpec:
@@ -206,16 +277,25 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def join(processes: list[BaseProcess], timeout: float = 120) -> list[int | None]:
-    """Wait for all ranks; their exit codes, negative for a signal."""
+def join(processes: list[BaseProcess], timeout: float = 180) -> list[int | None]:
+    """Wait for all ranks; their exit codes, negative for a signal. Ends those that do not end in time."""
+    deadline = time.monotonic() + timeout
     for process in processes:
-        process.join(timeout)
-    return [process.exitcode for process in processes]
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
 
 
-def main(config: WorkerConfig, rank: int, workers: int, port: int, errors: Path) -> None:
+def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: tuple[Instrument, ...]) -> None:
     """One rank, in a process of its own."""
-    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    directory = config.directory
+    os.dup2(os.open(directory / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    (directory / f"pid-{rank}").write_text(str(os.getpid()))
+    for instrument in instruments:
+        instrument.install(rank, directory)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=60)
     )

@@ -85,7 +85,7 @@ def test_what_is_removed_is_gone_and_nothing_else(uri: str) -> None:
     store.remove("never")
     assert store.names() == ["b"]
     assert store.read("b", kept) == NEWER
-    with pytest.raises(CheckpointCorrupt, match="lacks manifest[.]json"):
+    with pytest.raises(CheckpointCorrupt, match=r"lacks manifest\.json"):
         store.read("a")
 
 
@@ -144,7 +144,7 @@ def test_a_manifest_that_is_none_is_refused(manifest: bytes, uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     raw(uri, "a", MANIFEST, manifest)
-    with pytest.raises(CheckpointCorrupt, match="has an unreadable manifest[.]json"):
+    with pytest.raises(CheckpointCorrupt, match=r"has an unreadable manifest\.json"):
         store.read("a")
 
 

@@ -1,5 +1,7 @@
 """Loading: dropout off, the same head on every rank, precision, and models that are refused."""
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -156,6 +158,21 @@ def test_a_model_that_cannot_recompute_its_layers_is_refused(save):
     base = classifier(save(AlbertModel(AlbertConfig(**SMALL, embedding_size=8))))
     with pytest.raises(Unsupported, match=r"spec\.training\.gradientCheckpointing is true, but Albert"):
         checkpoint_activations(base.model)
+
+
+def test_code_that_comes_with_a_model_needs_trust(tmp_path):
+    mapped = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": mapped}))
+    with pytest.raises(Unsupported, match=r"brings code of its own: set spec\.model\.trustRemoteCode"):
+        load_model(resolve_model(str(tmp_path)), "CausalLM", init_seed=7)
+
+
+@pytest.mark.parametrize("kind", ("unheard-of", "bert"), ids=("kind", "weights"))
+def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(Unsupported, match="cannot be loaded: ") as raised:
+        load_model(resolve_model(str(tmp_path)), "CausalLM", init_seed=7)
+    assert "\n" not in str(raised.value)
 
 
 def put_tokenizer(folder, **special):

@@ -105,6 +105,11 @@ def test_everything_trained_is_fp32_and_everything_else_stays_half(dtype):
     assert all(p.grad is not None for _, p in trainable_parameters(model))
 
 
+def test_alpha_over_rank_scales_the_factors():
+    model = attach(bert(), rank=4, alpha=6)
+    assert next(m for m in model.modules() if isinstance(m, LoraLayer)).scaling["default"] == 1.5
+
+
 def test_dropout_is_by_record():
     model = attach(bert(), dropout=0.1)
     dropouts = [m for m in model.modules() if isinstance(m, RecordDropout)]

@@ -6,6 +6,7 @@ The last tests undo one protection each and see the bits move: the first ones ca
 import pytest
 import torch
 
+from tensorguard.models.load import checkpoint_activations
 from tensorguard.models.losses import IGNORED, forward_logits
 
 KINDS = ("bert", "llama", "gpt2")
@@ -81,6 +82,14 @@ def test_checkpointing_changes_nothing_but_memory(trained):
     rows = kept.rows(kept.batch(1))
     again = trained("llama", dropout=0.25, checkpointing=True)
     assert torch.equal(rows, again.rows(again.batch(1)))
+
+
+def test_checkpointing_may_come_after_the_adapter(trained):
+    kept = trained("llama", modules_to_save=["norm"])
+    rows = kept.rows(kept.batch(1))
+    checkpoint_activations(kept.model.get_base_model())
+    assert kept.model.get_base_model().is_activation_checkpointing
+    assert torch.equal(rows, kept.rows(kept.batch(1)))
 
 
 def test_mutation_mean_over_the_batchs_tokens_couples_records(trained):

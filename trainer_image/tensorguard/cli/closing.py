@@ -104,7 +104,7 @@ def _base(job: TenSafeTrainingJob) -> str:
 
     model = job.spec.model
     try:
-        return resolve_model(model.name, model.revision, trust_remote_code=model.trust_remote_code).location
+        return resolve_model(model.name, model.revision).location
     except ModelNotFound:  # it was there when training began; the hub has gone away since
         return model.name
 

@@ -20,6 +20,7 @@ from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.values import number
 from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.batches import buckets
 from tensorguard.data.listing import filesystem_of
 from tensorguard.data.shard import Shard
 from tensorguard.engine.config import WorkerConfig
@@ -33,7 +34,7 @@ from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.privacy.clipping import GridClipper
-from tensorguard.privacy.gradients import Batch, PerExampleGradients
+from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
@@ -81,7 +82,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     named = trainable_parameters(model)
     loss_scale = number(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
-    report = settle_threads(lambda: self_test(model, gradients, _dummies(job, model, device)))
+    report = settle_threads(lambda: _self_test(job, model, gradients, device))
 
     private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
     noise = DiscreteGaussian(mechanism.share_sigma)
@@ -175,16 +176,29 @@ def remarks(report: SelfTest) -> tuple[str, ...]:
     )
 
 
-def _dummies(job: TenSafeTrainingJob, model: PeftModel, device: torch.device) -> Callable[[int], Batch]:
-    """Public micro-batches of the run's own largest shape."""
+def _self_test(
+    job: TenSafeTrainingJob, model: PeftModel, gradients: PerExampleGradients, device: torch.device
+) -> SelfTest:
+    """The self-test on public micro-batches of every shape that the run can have: its worst figures."""
     training = job.spec.training
-    return dummy_batches(
-        job.spec.model.task,
-        rows=training.micro_batch_size,
-        length=training.max_length,
-        vocabulary=model.config.get_text_config().vocab_size,
-        labels=job.spec.model.num_labels or 2,
-        device=device,
+    reports = [
+        self_test(
+            model,
+            gradients,
+            dummy_batches(
+                job.spec.model.task,
+                rows=training.micro_batch_size,
+                length=length,
+                vocabulary=model.config.get_text_config().vocab_size,
+                labels=job.spec.model.num_labels or 2,
+                device=device,
+            ),
+        )
+        for length in buckets(training.max_length)
+    ]
+    return SelfTest(
+        sum_error=max(report.sum_error for report in reports),
+        neighbour_error=max(report.neighbour_error for report in reports),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tensafe_api.resolve import Plan
-from tensorguard.aggregation.channel import Channel
+from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.ledger.contract import Ledger
 
 CHUNK_SECONDS = 10.0
@@ -52,13 +52,19 @@ class Charging:
         """Charged over all attempts, as rank 0 last saw it."""
 
     def before(self, step: int, stop: bool) -> Allowance:
-        """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step."""
+        """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step.
+
+        Raises:
+            AggregationError: where rank 0 says to go on and the step is not charged.
+        """
         if step < self.allowance.through:
             return self.allowance
         mine = self._charge(step, stop) if self._ledger is not None else self.allowance
         notice = _NOTICE.pack(mine.verdict, mine.through, bytes.fromhex(mine.head))
         verdict, through, head = _NOTICE.unpack(self._channel.gather(notice)[0])
         self.allowance = Allowance(Verdict(verdict), through, head.hex())
+        if self.allowance.verdict is Verdict.GO_ON and through <= step:
+            raise AggregationError(f"worker 0 goes on with step {step}, and only steps below {through} are charged")
         return self.allowance
 
     def _charge(self, step: int, stop: bool) -> Allowance:

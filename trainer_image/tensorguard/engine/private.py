@@ -24,7 +24,7 @@ class PrivateMetrics:
         self._file = os.open(run_directory / NAME.format(rank=rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note_step(self, step: int, clipper: GridClipper) -> None:
-        """This worker's share of a step: how many units joined, how many were clipped, and their mean norm before it."""
+        """This worker's share of a step: how many units joined, how many were clipped, and their mean norm before."""
         norms = clipper.take_norms()
         units = len(norms)
         self._write(

@@ -193,7 +193,8 @@ class Worker:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
                 f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-                f"see {ERRORS.format(rank='N')} in the run's folder for why, mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
+                f"see {ERRORS.format(rank='N')} in the run's folder for why, "
+                "mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
             )
 
     def _restore(self, claim: Claim) -> bool:

@@ -20,7 +20,7 @@ RECORD_SDPA = "tensafe_sdpa"
 """The name under which transformers finds it. It contains "sdpa", so transformers checks that torch offers sdpa."""
 
 
-def _mask_always(*args: Any, **kwargs: Any) -> torch.Tensor:
+def _mask_always(*args: Any, **kwargs: Any) -> torch.Tensor | None:
     """transformers' `sdpa_mask` (bool [m, 1, L, L]) with both of its shortcuts closed."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)

@@ -4,15 +4,15 @@ In: a `ModelSource` and the task. Out: a `BaseModel` on its device, and a tokeni
 
 The base model's own dropout is switched off in the config before the model is made, and again in every module, because
 many layers keep the config's number and never show an `nn.Dropout`; LoRA's dropout, seeded by record, is the only one
-left. A
-classification head that the checkpoint lacks is initialised from the manifest's `lora.initSeed`, so all ranks and
-attempts start from the same one. Such modules are named in `BaseModel.fresh`: `lora` trains and saves them, since
+left. A classification head that the checkpoint lacks is initialised from the manifest's `lora.initSeed`, so all ranks
+and attempts start from the same one. Such modules are named in `BaseModel.fresh`: `lora` trains and saves them, since
 otherwise nobody could rebuild the model that was trained.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,9 +61,7 @@ def load_tokenizer(
     source: ModelSource, *, chat_template: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding on the right, with a pad token (its end token where it has none of its own)."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code
-    )
+    tokenizer = _read(AutoTokenizer, source, trust_remote_code)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -93,21 +91,19 @@ def load_model(
     `num_labels` and `label_names` are for SequenceClassification; `pad_token_id` is the tokenizer's, by which decoders
     find a record's last token. Raises Unsupported for models that cannot be trained record by record.
     """
-    config = AutoConfig.from_pretrained(
-        source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code
-    )
+    config = _read(AutoConfig, source, trust_remote_code)
     refuse_config(config)
     if task == "SequenceClassification":
         _set_labels(config, num_labels, label_names)
     _switch_off_dropout(config)
     with seeded(init_seed), _quietly():
-        model, report = _FACTORIES[task].from_pretrained(
-            source.location,
-            revision=source.revision or "main",
+        model, report = _read(
+            _FACTORIES[task],
+            source,
+            trust_remote_code,
             config=config,
             dtype=PRECISIONS[precision],
             attn_implementation="eager",
-            trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=task == "SequenceClassification",
             output_loading_info=True,
         )
@@ -140,6 +136,22 @@ def prepare_base(
     return BaseModel(model.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
 
 
+def _read(factory: Any, source: ModelSource, trust_remote_code: bool, **settings: Any) -> Any:
+    """`factory.from_pretrained` for the source; its errors, which run over many lines, as one sentence."""
+    try:
+        return factory.from_pretrained(
+            source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code, **settings
+        )
+    except (OSError, ValueError) as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise Unsupported(
+                f"spec.model.name '{source.name}' brings code of its own: set spec.model.trustRemoteCode to true if "
+                "you trust it with the training data."
+            ) from error
+        reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".:")
+        raise Unsupported(f"spec.model.name '{source.name}' cannot be loaded: {reason}.") from error
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without transformers' progress bar and report of missing weights: `_fresh_modules` judges those."""
@@ -159,7 +171,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
     Re-entrant on purpose: with transformers' default Opacus finds no gradient for each record, and says nothing. The
     embeddings' output then has to ask for a gradient, or the first checkpointed layer would give none (transformers
-    sees to it for models that read `input_ids`). Call before `attach_lora`. Raises Unsupported where a model cannot.
+    sees to it for models that read `input_ids`). Before or after `attach_lora`. Raises Unsupported where it cannot be.
     """
     if not model.supports_gradient_checkpointing:
         raise Unsupported(
@@ -197,9 +209,9 @@ def _fresh_modules(model: PreTrainedModel, task: str, keys: Sequence[str]) -> li
     modules = []
     for key in keys:
         parts = key.split(".")[:-1]
-        depth = 2 if parts[0] == prefix else 1
+        depth = 2 if parts[:1] == [prefix] else 1
         name = ".".join(parts[:depth])
-        if task != "SequenceClassification" or (depth == 2 and parts[1:2] != ["pooler"]):
+        if not name or task != "SequenceClassification" or (depth == 2 and parts[1:2] != ["pooler"]):
             raise Unsupported(f"the checkpoint has no weights for '{key}': choose a model that was made for {task}.")
         modules.append(name)
     return list(dict.fromkeys(modules))

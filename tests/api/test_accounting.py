@@ -1,0 +1,219 @@
+"""ε and σ: reference values, a second opinion, and directions in which no rounding may go."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting import pld, rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant
+from opacus.accountants import RDPAccountant as OpacusRDPAccountant
+
+from tensafe_api.accounting import (
+    LEAST_SIGMA,
+    AccountantName,
+    NoSuchNoise,
+    calibrate,
+    epsilon,
+    epsilon_of_events,
+    job_delta,
+    job_epsilon,
+    outsider_epsilon,
+    shown,
+    steps_within,
+)
+from tensafe_api.events import Event, Mechanism
+
+RDP_VALUES = [
+    # σ, q, steps, δ, ε
+    (1.5, 0.04, 2250, 1e-5, 7.32934),
+    (1.3, 0.0025, 6000, 1e-5, 0.72422),
+    (1.0, 1e-3, 30_000, 1e-7, 1.41550),
+]
+PLD_VALUES = [(0.8, 0.001, 1000, 1e-6, 0.46770), (1.5, 0.05, 1000, 1e-6, 6.19970)]
+MECHANISM = Mechanism(
+    sample_rate="0.04",
+    noise_multiplier="1.5",
+    clip="1.0",
+    unit="Example",
+    workers=4,
+    colluders=1,
+    grid_bits=20,
+    expected_batch_size=200,
+)
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps", "delta", "expected"), RDP_VALUES)
+def test_reference_values_of_rdp(sigma: float, q: float, steps: int, delta: float, expected: float) -> None:
+    assert epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps", "delta", "expected"), PLD_VALUES)
+def test_reference_values_of_pld(sigma: float, q: float, steps: int, delta: float, expected: float) -> None:
+    value = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta, accountant="PLD")
+    assert value == pytest.approx(expected, abs=1e-3)
+    assert value < epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta)
+
+
+@pytest.mark.parametrize(("sigma", "q", "steps", "delta", "expected"), RDP_VALUES)
+def test_opacus_agrees_on_rdp(sigma: float, q: float, steps: int, delta: float, expected: float) -> None:
+    ours = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta)
+    opacus = OpacusRDPAccountant()
+    opacus.history = [(sigma, q, steps)]
+    assert opacus.get_epsilon(delta) == pytest.approx(ours, abs=1e-3)
+    assert opacus.get_epsilon(delta) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "q", "steps", "delta", "prv"), [(0.8, 0.001, 1000, 1e-6, 0.47777), (1.5, 0.05, 1000, 1e-6, 6.20997)]
+)
+def test_opacus_prv_is_near_and_looser(sigma: float, q: float, steps: int, delta: float, prv: float) -> None:
+    opacus = PRVAccountant()
+    opacus.history = [(sigma, q, steps)]
+    theirs = opacus.get_epsilon(delta)
+    assert theirs == pytest.approx(prv, abs=1e-3)
+    assert (
+        0 < theirs - epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta, accountant="PLD") < 0.011
+    )
+
+
+def test_what_was_measured_before_still_holds() -> None:
+    def at(steps: int, sigma: float = 0.762861) -> float:
+        return epsilon(sample_rate=0.0128, noise_multiplier=sigma, steps=steps, delta=1e-6)
+
+    assert at(2000) == pytest.approx(8.0, abs=1e-3)
+    assert at(620) == pytest.approx(5.153, abs=1e-3)
+    assert at(2000, 0.76) == pytest.approx(8.08, abs=1e-2)
+
+
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+def test_the_scaled_curve_and_the_composed_events_are_one_figure(accountant: AccountantName) -> None:
+    events = [Event(sample_rate="0.04", noise_multiplier="1.5", steps=steps) for steps in (100, 0, 50)]
+    direct = epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=150, delta=1e-5, accountant=accountant)
+    plain: dp_accounting.PrivacyAccountant = rdp.RdpAccountant() if accountant == "RDP" else pld.PLDAccountant()
+    plain.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.5)), 150)
+    assert direct == pytest.approx(plain.get_epsilon(1e-5), rel=1e-9)
+    assert epsilon_of_events(events, 1e-5, accountant) == pytest.approx(direct, rel=1e-3)
+    one = Event(sample_rate="0.04", noise_multiplier="1.5", steps=150)
+    assert epsilon_of_events([one], 1e-5, accountant) == pytest.approx(direct, rel=1e-9)
+    if accountant == "RDP":
+        assert epsilon_of_events([one], 1e-5) == direct
+
+
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+def test_different_mechanisms_compose_to_more_than_each(accountant: AccountantName) -> None:
+    one = Event(sample_rate="0.04", noise_multiplier="1.5", steps=100)
+    other = Event(sample_rate="0.01", noise_multiplier="0.9", steps=40)
+    both = epsilon_of_events([one, other], 1e-5, accountant)
+    assert both > max(epsilon_of_events([event], 1e-5, accountant) for event in (one, other))
+
+
+def test_nothing_charged_is_nothing_spent() -> None:
+    assert epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=0, delta=1e-5) == 0.0
+    assert epsilon_of_events([], 1e-5) == 0.0
+    assert epsilon_of_events([Event(sample_rate="0.1", noise_multiplier="1", steps=0)], 1e-5) == 0.0
+
+
+rates = st.sampled_from([1.0, 0.3, 0.04, 0.0128, 1e-3])
+sigmas = st.floats(0.4, 8.0)
+deltas = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(rates, sigmas, st.integers(1, 20_000), deltas, st.integers(1, 5000), st.floats(1.001, 2.0))
+def test_more_steps_more_sampling_less_noise_and_a_smaller_delta_all_cost(
+    q: float, sigma: float, steps: int, delta: float, more: int, factor: float
+) -> None:
+    def at(**changes: float) -> float:
+        asked = {"sample_rate": q, "noise_multiplier": sigma, "steps": steps, "delta": delta, **changes}
+        return epsilon(**asked)  # type: ignore[arg-type]
+
+    # A relative 1e-12 for the last digits of the floats.
+    least = at() * (1 - 1e-12)
+    assert at(steps=steps + more) >= least
+    assert at(noise_multiplier=sigma / factor) >= least
+    assert at(delta=delta / factor) >= least
+    assert at(sample_rate=min(1.0, q * factor)) >= least
+
+
+@pytest.mark.parametrize(
+    ("target", "q", "steps", "delta"), [(8.0, 0.0128, 2200, 1e-6), (1.0, 0.05, 300, 1e-5), (0.1, 0.001, 50, 1e-7)]
+)
+def test_the_calibrated_sigma_is_the_least_string_within_the_target(
+    target: float, q: float, steps: int, delta: float
+) -> None:
+    sigma = calibrate(target_epsilon=target, sample_rate=q, steps=steps, delta=delta)
+    assert len(sigma.partition(".")[2]) <= 6
+
+    def at(noise: float) -> float:
+        return epsilon(sample_rate=q, noise_multiplier=noise, steps=steps, delta=delta)
+
+    assert at(float(sigma)) <= target < at(float(sigma) - 1e-6)
+
+
+def test_calibration_by_pld_meets_its_target_with_less_noise() -> None:
+    asked = {"target_epsilon": 2.0, "sample_rate": 0.05, "steps": 200, "delta": 1e-5}
+    by_pld = calibrate(**asked, accountant="PLD")  # type: ignore[arg-type]
+    spent = epsilon(sample_rate=0.05, noise_multiplier=float(by_pld), steps=200, delta=1e-5, accountant="PLD")
+    assert 1.999 < spent <= 2.0
+    assert float(by_pld) < float(calibrate(**asked))  # type: ignore[arg-type]
+
+
+def test_a_target_so_loose_that_it_needs_no_noise_still_gets_some() -> None:
+    assert float(calibrate(target_epsilon=1e9, sample_rate=0.01, steps=10, delta=1e-5)) == LEAST_SIGMA
+
+
+def test_a_target_that_no_noise_reaches_is_said() -> None:
+    with pytest.raises(NoSuchNoise, match="no noise multiplier reaches ε 1e-09 over 1000 steps"):
+        calibrate(target_epsilon=1e-9, sample_rate=1.0, steps=1000, delta=1e-9)
+
+
+@pytest.mark.parametrize(("sigma", "q"), [(1e8, 0.04), (1e6, 1e-3), (1e3, 1e-9)])
+def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
+    """dp-accounting's curve has negative orders here, for which it says ε = 0 although something was released."""
+    plain = rdp.RdpAccountant()
+    plain.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), 1000)
+    assert plain.get_epsilon(1e-9) == 0
+    event = Event(sample_rate=str(q), noise_multiplier=str(sigma), steps=1000)
+    assert 0 < epsilon(sample_rate=q, noise_multiplier=sigma, steps=1000, delta=1e-9) < 0.02
+    assert 0 < epsilon_of_events([event], 1e-9) < 0.02
+
+
+@settings(max_examples=40, deadline=None)
+@given(rates, sigmas, st.floats(0.01, 20.0), st.integers(0, 3000))
+def test_steps_within_is_the_last_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
+    asked = {"sample_rate": q, "noise_multiplier": sigma, "delta": 1e-6}
+    steps = steps_within(target_epsilon=target, at_most=at_most, **asked)  # type: ignore[arg-type]
+    assert 0 <= steps <= at_most
+    assert epsilon(steps=steps, **asked) <= target  # type: ignore[arg-type]
+    if steps < at_most:
+        assert epsilon(steps=steps + 1, **asked) > target  # type: ignore[arg-type]
+
+
+def test_a_jobs_delta_leaves_a_share_for_the_noise_sampler() -> None:
+    assert job_delta("0.00001") == pytest.approx(1e-5 * (1 - 1e-6), rel=1e-12)
+    assert job_delta("0.00001") < 1e-5
+    exact = epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5)
+    assert exact < job_epsilon(MECHANISM, 2250, "0.00001") < exact + 1e-5
+
+
+def test_colluders_see_sigma_and_outsiders_more() -> None:
+    spent, outside = (figure(MECHANISM, 100, "0.00001") for figure in (job_epsilon, outsider_epsilon))
+    assert outside == epsilon(
+        sample_rate=0.04, noise_multiplier=1.5 * math.sqrt(4 / 3), steps=100, delta=job_delta("0.00001")
+    )
+    assert outside < spent
+    alone = MECHANISM.model_copy(update={"colluders": 0})
+    assert outsider_epsilon(alone, 100, "0.00001") == job_epsilon(alone, 100, "0.00001") == spent
+
+
+def test_an_epsilon_is_shown_rounded_up() -> None:
+    assert shown(4.9281) == "4.929"
+    assert shown(0.1) == "0.101"  # the float is just above 0.1
+    assert shown(8.0) == "8"
+    assert shown(0.0) == "0"
+    assert shown(math.inf) == "inf"
+    assert shown(1e30) == "1000000000000000019884624838656"

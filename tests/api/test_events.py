@@ -1,0 +1,94 @@
+"""Events and figures: strings that are run as they are claimed, and rounding that never flatters."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import dp_accounting
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tensafe_api.events import Event, Mechanism, charged, round_up
+
+MECHANISM = Mechanism(
+    sample_rate="0.0128",
+    noise_multiplier="0.8",
+    clip="1.0",
+    unit="User",
+    workers=5,
+    colluders=1,
+    grid_bits=21,
+    expected_batch_size=512,
+)
+finite = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
+
+
+@given(st.one_of(finite, st.decimals(min_value=0, max_value=Decimal("1e40"), allow_nan=False)), st.integers(0, 12))
+def test_rounding_up_never_goes_down_and_never_far(value: float | Decimal, digits: int) -> None:
+    text = round_up(value, digits)
+    exact = Fraction(value)
+    assert exact <= Fraction(text) < exact + Fraction(1, 10**digits)
+    assert len(text.partition(".")[2]) <= digits
+    assert not text.endswith(".") and "e" not in text.lower()
+    assert "." not in text or not text.endswith("0")
+
+
+@given(finite, st.integers(0, 12))
+def test_what_is_rounded_stays(value: float, digits: int) -> None:
+    text = round_up(value, digits)
+    assert round_up(Decimal(text), digits) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(0.1, 3, "0.101"), (Decimal("0.1"), 3, "0.1"), (0.0, 6, "0"), (2.0, 6, "2"), (1e-30, 10, "0.0000000001")],
+)
+def test_rounding_by_example(value: float | Decimal, digits: int, text: str) -> None:
+    """0.1 is a float just above 0.1."""
+    assert round_up(value, digits) == text
+
+
+def test_the_event_is_poisson_sampled_gaussian_composed() -> None:
+    (event,) = charged(MECHANISM, 7)
+    assert event == Event(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
+    assert event.dp_event() == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.0128, dp_accounting.GaussianDpEvent(0.8)), 7
+    )
+
+
+def test_an_event_is_stored_as_written() -> None:
+    event = Event(sample_rate="0.01280", noise_multiplier="8e-1", steps=7)
+    stored = event.model_dump(by_alias=True, mode="json")
+    assert stored == {
+        "kind": "PoissonSampledGaussian",
+        "sampleRate": "0.01280",
+        "noiseMultiplier": "8e-1",
+        "steps": 7,
+    }
+    assert Event.model_validate(stored) == event
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "Shuffled"}, {"steps": -1}, {"sigma": "1"}, {"sampleRate": None}, {"steps": 1.5}]
+)
+def test_an_event_that_is_none_is_refused(change: dict[str, object]) -> None:
+    stored = {"kind": "PoissonSampledGaussian", "sampleRate": "0.1", "noiseMultiplier": "1", "steps": 7}
+    with pytest.raises(ValidationError):
+        Event.model_validate({**stored, **change})
+
+
+def test_shares_are_sized_for_those_who_may_pool_theirs() -> None:
+    assert MECHANISM.grid == 2**21
+    assert MECHANISM.share_sigma == pytest.approx(0.8 * 2**21 / 2)
+    assert MECHANISM.outsider_noise_multiplier == pytest.approx(0.8 * (5 / 4) ** 0.5)
+    # All N shares together are what an outsider faces, N−t of them are σ.
+    assert MECHANISM.share_sigma**2 * 5 == pytest.approx((MECHANISM.outsider_noise_multiplier * MECHANISM.grid) ** 2)
+    assert MECHANISM.share_sigma**2 * 4 == pytest.approx((0.8 * MECHANISM.grid) ** 2)
+
+
+def test_a_mechanism_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        MECHANISM.clip = "2.0"  # type: ignore[misc]

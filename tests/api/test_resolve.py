@@ -1,0 +1,300 @@
+"""From a manifest to figures: every default of the design, and no figure that flatters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensafe_api.accounting import epsilon, job_delta
+from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.problems import ManifestError, parse_job
+from tensafe_api.resolve import MOST_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
+from tensafe_api.resources.job import TenSafeTrainingJob
+
+ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
+Job = Callable[..., TenSafeTrainingJob]
+
+
+@pytest.fixture
+def job(manifest_with: ManifestWith) -> Job:
+    """The shortest manifest with changes; `noiseMultiplier` is given so that nothing needs calibrating."""
+
+    def make(changes: Mapping[str, Any] | None = None, *, calibrated: bool = False) -> TenSafeTrainingJob:
+        given_noise = {} if calibrated else {"spec.privacy.noiseMultiplier": "1"}
+        return parse_job(manifest_with({**given_noise, **(changes or {})}))
+
+    return make
+
+
+def problem(error: pytest.ExceptionInfo[ManifestError]) -> tuple[str, str]:
+    (only,) = error.value.problems
+    return only.path, only.message
+
+
+def test_the_shortest_manifest_resolves_to_the_designs_defaults(job: Job) -> None:
+    """5,000 units, three epochs by default: B = min(512, 5000/20)."""
+    completed, plan = resolve(job(calibrated=True))
+    assert plan.mechanism.expected_batch_size == 250
+    assert plan.mechanism.sample_rate == "0.05"
+    assert (plan.steps, plan.steps_per_epoch) == (60, 20)
+    assert plan.delta == "0.00002"
+    assert (plan.checkpoint_every, plan.chunk_steps) == (1, 1)
+    assert plan.reserve_steps == 6  # min(3 x (1 + 1), 60/10)
+    assert plan.evaluate_every == plan.checkpoint_every
+    assert plan.warmup_steps == 2  # 0.03 x 60, rounded up
+    assert (plan.target_epsilon, plan.accountant) == (8.0, "RDP")
+    assert plan.mechanism.workers == 2 and plan.mechanism.colluders == 0
+    assert (plan.mechanism.unit, plan.mechanism.clip, plan.mechanism.grid_bits) == ("User", "1.0", 22)
+    spec = completed.spec
+    assert (spec.training.steps, spec.training.epochs, spec.training.expected_batch_size) == (60, None, 250)
+    assert spec.privacy.noise_multiplier == plan.mechanism.noise_multiplier
+    assert (spec.privacy.target_delta, spec.privacy.reserve_steps) == ("0.00002", 6)
+    assert spec.checkpoint.every_steps == 1
+    assert spec.lora.alpha == 2 * spec.lora.rank
+    assert spec.dataset.loss_on == "Assistant"
+
+
+def test_resolving_again_changes_nothing(job: Job) -> None:
+    for one in (
+        job(calibrated=True),
+        job({"spec.training": {"steps": 777}, "spec.lora": {"rank": 4, "alpha": 5}}),
+        job({"spec.evaluation": {"uri": "s3://e/", "visibility": "Public"}}),
+    ):
+        completed, plan = resolve(one)
+        assert resolve(completed) == (completed, plan)
+        written = load_manifest(dump_manifest(completed))
+        assert resolve(written) == (completed, plan)
+
+
+def test_what_is_written_is_kept(job: Job) -> None:
+    written = {
+        "spec.training": {"steps": 123, "expectedBatchSize": 77, "warmupRatio": "0.1"},
+        "spec.privacy.targetDelta": "1e-6",
+        "spec.privacy.reserveSteps": 0,
+        "spec.privacy.noiseMultiplier": "0.9",
+        "spec.checkpoint.everySteps": 9,
+        "spec.evaluation": {"uri": "s3://e/", "visibility": "Public", "everySteps": 13},
+        "spec.lora": {"rank": 4, "alpha": 99},
+        "spec.dataset.lossOn": "All",
+    }
+    completed, plan = resolve(job(written))
+    assert (plan.steps, plan.mechanism.expected_batch_size, plan.delta) == (123, 77, "1e-6")
+    assert (plan.reserve_steps, plan.checkpoint_every, plan.evaluate_every, plan.warmup_steps) == (0, 9, 13, 13)
+    assert plan.mechanism.noise_multiplier == "0.9"
+    assert (completed.spec.lora.alpha, completed.spec.dataset.loss_on) == (99, "All")
+    assert completed.spec.evaluation is not None and completed.spec.evaluation.every_steps == 13
+
+
+@pytest.mark.parametrize(
+    ("at_least", "batch"), [(1, 1), (19, 1), (40, 2), (5000, 250), (10_239, 511), (10_240, 512), (10**9, 512)]
+)
+def test_the_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: int, job: Job) -> None:
+    assert resolve(job({"spec.dataset.unit.atLeast": at_least}))[1].mechanism.expected_batch_size == batch
+
+
+@pytest.mark.parametrize(
+    ("at_least", "batch", "rate"),
+    [
+        (3, 1, "0.3333333334"),
+        (40_000, 512, "0.0128"),
+        (7, 7, "1"),
+        (6000, 1000, "0.1666666667"),
+        (2**40, 1, "0.0000000001"),
+    ],
+)
+def test_the_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job: Job) -> None:
+    changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"steps": 1, "expectedBatchSize": batch}}
+    found = resolve(job(changes))[1].mechanism.sample_rate
+    assert found == rate
+    assert Fraction(found) >= Fraction(batch, at_least)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "at_least", "batch", "steps"),
+    [
+        ("3", 5000, 250, 60),
+        ("1", 1001, 100, 11),
+        ("0.5", 1000, 100, 5),
+        ("0.0001", 1000, 100, 1),
+        # Where floats would add a step: 1.1 x 1000 / 100 is 11.000000000000002 in them.
+        ("1.1", 1000, 100, 11),
+        ("0.1", 30, 1, 3),
+        ("1e1", 30, 1, 300),
+    ],
+)
+def test_epochs_are_of_the_public_bound(epochs: str, at_least: int, batch: int, steps: int, job: Job) -> None:
+    changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"epochs": epochs, "expectedBatchSize": batch}}
+    assert resolve(job(changes))[1].steps == steps
+
+
+def test_more_epochs_than_can_be_counted_are_refused(job: Job) -> None:
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.training": {"epochs": "1e200"}}))
+    path, message = problem(error)
+    assert path == "spec.training.epochs"
+    assert "2147483647 steps" in message
+
+
+@pytest.mark.parametrize(
+    ("steps", "attempts", "every", "expected"),
+    [
+        # chunk = steps/100; reserve = min(attempts x (every + chunk), steps/10)
+        (2000, 3, None, (40, 20, 180)),
+        (2000, 1, None, (40, 20, 60)),
+        (2000, 3, 100, (100, 20, 200)),
+        (9, 3, None, (1, 1, 0)),
+        (10, 3, None, (1, 1, 1)),
+        (49, 1, None, (1, 1, 2)),
+    ],
+)
+def test_checkpoints_chunks_and_reserve(
+    steps: int, attempts: int, every: int | None, expected: tuple[int, int, int], job: Job
+) -> None:
+    changes = {
+        "spec.training": {"steps": steps},
+        "spec.retry.maxAttempts": attempts,
+        "spec.checkpoint.everySteps": every,
+    }
+    plan = resolve(job(changes))[1]
+    assert (plan.checkpoint_every, plan.chunk_steps, plan.reserve_steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "steps", "warmup"), [("0", 100, 0), ("0.07", 100, 7), ("0.03", 10, 1), ("1", 10, 10)]
+)
+def test_warm_up_is_rounded_up_but_not_by_a_float(ratio: str, steps: int, warmup: int, job: Job) -> None:
+    """0.07 x 100 is 7.000000000000001 in floats."""
+    assert resolve(job({"spec.training": {"steps": steps, "warmupRatio": ratio}}))[1].warmup_steps == warmup
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "expected"),
+    [
+        ({"messages": "m"}, "CausalLM", "Assistant"),
+        ({"prompt": "p", "completion": "c"}, "CausalLM", "Completion"),
+        ({"text": "t"}, "CausalLM", "All"),
+        ({"text": "t", "label": "l"}, "SequenceClassification", None),
+    ],
+)
+def test_what_is_learned_follows_from_the_columns(columns: dict[str, str], task: str, expected: Any, job: Job) -> None:
+    changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model.task": task}
+    if task == "SequenceClassification":
+        changes["spec.model.numLabels"] = 2
+    assert resolve(job(changes))[0].spec.dataset.loss_on == expected
+
+
+@given(st.integers(1, 2**40))
+def test_the_default_delta_is_a_tenth_of_a_unit_and_never_more(at_least: int) -> None:
+    text = round_down_delta(1 / (10 * _decimal(at_least)))
+    exact = Fraction(1, 10 * at_least)
+    assert exact * Fraction(99, 100) < Fraction(text) <= exact
+    assert "e" not in text.lower()
+
+
+def _decimal(value: int) -> Any:
+    from decimal import Decimal
+
+    return Decimal(value)
+
+
+@pytest.mark.parametrize(("batch", "bits"), [(512, 21), (16_384, 16), (250, 22), (1, 22), (100_000, 14)])
+def test_the_grid_is_as_fine_as_an_int32_allows(batch: int, bits: int) -> None:
+    assert _grid_bits(batch, 1.0, 2, 0) == bits
+
+
+@given(st.integers(1, 100_000), st.floats(0.01, 50.0), st.integers(1, 16), st.data())
+def test_the_worst_case_fits_an_int32_and_no_finer_grid_would(
+    batch: int, sigma: float, workers: int, data: st.DataObject
+) -> None:
+    colluders = data.draw(st.integers(0, workers - 1))
+    widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
+    try:
+        bits = _grid_bits(batch, sigma, workers, colluders)
+    except ManifestError:
+        assert widest * 2**14 > 2**31 - 1
+        return
+    assert widest * 2**bits <= 2**31 - 1
+    assert bits == MOST_GRID_BITS or widest * 2 ** (bits + 1) > 2**31 - 1
+
+
+def test_a_batch_whose_worst_case_overflows_the_grid_is_refused(job: Job) -> None:
+    changes = {
+        "spec.dataset.unit.atLeast": 10**7,
+        "spec.training": {"steps": 10, "expectedBatchSize": 200_000},
+    }
+    with pytest.raises(ManifestError) as error:
+        resolve(job(changes))
+    path, message = problem(error)
+    assert path == "spec.training.expectedBatchSize"
+    assert "overflows the integer grid" in message and "lower it" in message
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.privacy.noiseMultiplier": "20000"}))
+    assert "or lower spec.privacy.noiseMultiplier" in problem(error)[1]
+
+
+def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
+    # 2^22 steps in a clip norm over two workers: σ must be above 64·√2/2^22.
+    least = 64 * math.sqrt(2) / 2**22
+    enough, too_little = f"{least * 1.01:.9f}", f"{least * 0.99:.9f}"
+    resolve(job({"spec.privacy.noiseMultiplier": enough}))
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.privacy.noiseMultiplier": too_little}))
+    path, message = problem(error)
+    assert path == "spec.privacy.noiseMultiplier"
+    assert "below 64 grid steps; raise it" in message
+
+
+def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> None:
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.privacy.targetEpsilon": "1e-9"}, calibrated=True))
+    path, message = problem(error)
+    assert path == "spec.privacy.targetEpsilon"
+    assert "raise it, or lower spec.training.steps" in message
+
+
+def test_colluders_are_paid_for_with_larger_shares(job: Job) -> None:
+    changes = {"spec.cluster.workers": 4, "spec.aggregation.colludingWorkers": 3}
+    plan = resolve(job(changes))[1]
+    assert (plan.mechanism.workers, plan.mechanism.colluders) == (4, 3)
+    assert plan.mechanism.share_sigma == plan.mechanism.grid
+    assert plan.mechanism.outsider_noise_multiplier == 2.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["0.5", "1", "3", "8", "20"]), st.integers(1, 3000), st.integers(30, 100_000))
+def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, steps: int, at_least: int) -> None:
+    manifest = {
+        "apiVersion": "tensafe.io/v1alpha1",
+        "kind": "TenSafeTrainingJob",
+        "metadata": {"name": "a"},
+        "spec": {
+            "model": {"name": "m"},
+            "dataset": {"uri": "d", "columns": {"text": "t"}, "unit": {"kind": "Example", "atLeast": at_least}},
+            "training": {"steps": steps},
+            "privacy": {"targetEpsilon": target},
+            "checkpoint": {"uri": "c"},
+            "cluster": {"workers": 1},
+        },
+    }
+    plan = resolve(parse_job(manifest))[1]
+    whole = plan.steps + plan.reserve_steps
+    assert plan.epsilon(whole) <= float(target)
+    assert plan.affordable(0, whole) == whole
+    assert plan.epsilon_claimed(0) == plan.epsilon(plan.steps) == plan.epsilon_claimed(plan.steps)
+    assert plan.epsilon_claimed(whole) == plan.epsilon(whole)
+    beyond = plan.affordable(whole, 10**6)
+    assert plan.epsilon(whole + beyond) <= float(target) < plan.epsilon(whole + beyond + 1)
+    assert plan.affordable(whole + beyond, 10) == 0
+    assert plan.affordable(whole + beyond + 5, 10) == 0
+
+
+def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
+    plan: Plan = resolve(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
+    assert plan.epsilon(60) == epsilon(sample_rate=0.05, noise_multiplier=0.9, steps=60, delta=job_delta("0.00002"))
+    assert plan.epsilon(0) == 0.0

@@ -1,0 +1,180 @@
+"""The statement: every figure in it can be had again, and everything in it can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+
+from tensafe_api.events import Event, Mechanism, charged
+from tensafe_api.statement import NOT_KNOWN, Facts, canonical, digest, page, recompute, statement
+
+MECHANISM = Mechanism(
+    sample_rate="0.04",
+    noise_multiplier="1.5",
+    clip="0.7",
+    unit="User",
+    workers=4,
+    colluders=1,
+    grid_bits=21,
+    expected_batch_size=200,
+)
+FACTS = Facts(
+    job_name="claims-triage",
+    job_uid="3f2a91c0",
+    attempt=2,
+    mechanism=MECHANISM,
+    unit_at_least=5000,
+    planned_steps=2250,
+    delta="0.00001",
+    accountant="RDP",
+    steps_charged=1234,
+    steps_recharged=56,
+    step=1178,
+    events=charged(MECHANISM, 1234),
+    dimension=98_765,
+    noise_distance=2.0**-102,
+    adapter_digest="sha256:" + "ab" * 32,
+    ledger_head="cd" * 32,
+    ledger_length=77,
+    dataset_digest="ef" * 32,
+    lineage="claims-2026",
+    model={"name": "Qwen/Qwen3-0.6B", "weights": "sha256:1234"},
+    evaluation="Public: s3://public/eval/",
+    private_metrics="Internal",
+    remarks=("On this machine a kernel rounded.",),
+)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+@pytest.mark.parametrize("steps", [0, 1, 300])
+def test_what_was_spent_can_be_had_again_from_the_events(steps: int, accountant: Any) -> None:
+    events = charged(MECHANISM, steps)
+    document = statement(replace(FACTS, steps_charged=steps, events=events, accountant=accountant))
+    document = json.loads(canonical(document))
+    assert recompute(document) == document["spent"]["epsilon"]
+
+
+def test_three_lines_of_dp_accounting_give_the_same() -> None:
+    document = statement(FACTS)
+    accountant = rdp.RdpAccountant()
+    for event in document["events"]:
+        gaussian = dp_accounting.GaussianDpEvent(float(event["noiseMultiplier"]))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(float(event["sampleRate"]), gaussian), event["steps"])
+    epsilon = accountant.get_epsilon(float(document["claim"]["delta"]))
+    assert epsilon <= float(document["spent"]["epsilon"]) < epsilon + 2e-3
+
+
+def test_events_that_were_changed_show() -> None:
+    document = statement(FACTS)
+    document["events"] = [Event(sample_rate="0.04", noise_multiplier="1.5", steps=1000).model_dump(by_alias=True)]
+    assert recompute(document) != document["spent"]["epsilon"]
+
+
+def test_the_claim_is_of_the_planned_steps_at_least() -> None:
+    """Where a run stopped may have depended on what it showed."""
+    stopped = statement(FACTS)
+    assert (stopped["claim"]["steps"], stopped["spent"]["stepsCharged"]) == (2250, 1234)
+    assert stopped["claim"]["epsilon"] == "7.33"  # 7.32936, rounded up
+    assert float(stopped["spent"]["epsilon"]) < float(stopped["claim"]["epsilon"])
+    recharged = statement(replace(FACTS, steps_charged=2300, events=charged(MECHANISM, 2300)))
+    assert recharged["claim"]["steps"] == 2300
+    assert recharged["claim"]["epsilon"] == recharged["spent"]["epsilon"]
+    assert float(recharged["claim"]["epsilon"]) > 7.33
+
+
+def test_an_outsider_faces_more_noise() -> None:
+    document = statement(FACTS)
+    assert float(document["againstOutsider"]) < float(document["spent"]["epsilon"])
+    alone = statement(replace(FACTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
+    assert alone["againstOutsider"] == alone["spent"]["epsilon"]
+
+
+def test_the_mechanism_stands_as_it_was_frozen() -> None:
+    document = statement(FACTS)
+    frozen = MECHANISM.model_dump(by_alias=True)
+    assert {name: document["mechanism"][name] for name in frozen} == frozen
+    assert document["events"] == [event.model_dump(by_alias=True) for event in FACTS.events]
+
+
+def test_every_fact_is_in_it() -> None:
+    """A fact that was changed changes the document."""
+    changed = {
+        "mechanism": MECHANISM.model_copy(update={"clip": "0.8"}),
+        "events": (),
+        "accountant": "PLD",
+        "delta": "0.00002",
+        "model": {"name": "other"},
+        "remarks": (),
+    }
+    whole = statement(FACTS)
+    for field in fields(Facts):
+        value = getattr(FACTS, field.name)
+        other = changed.get(field.name, f"{value}0" if isinstance(value, str) else None)
+        if other is None:
+            other = value + 1
+        assert statement(replace(FACTS, **{field.name: other})) != whole, field.name
+
+
+def test_what_nobody_knows_is_said_to_be_not_known() -> None:
+    bare = statement(replace(FACTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
+    assert bare["hashes"]["dataset"] == bare["lineage"] == bare["model"] == NOT_KNOWN
+    assert bare["hashes"]["image"] == bare["budget"] == NOT_KNOWN
+    assert bare["evaluation"] == "none"
+    assert page(bare).count(NOT_KNOWN) == 5
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        FACTS,
+        replace(FACTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
+    ],
+)
+def test_the_page_shows_everything(facts: Facts) -> None:
+    document = statement(facts)
+    text = page(document)
+    del document["schema"]
+    del document["mechanism"]["gridBits"]
+    missing = [leaf for leaf in leaves(document) if str(leaf) not in text]
+    assert not missing
+    assert "2^21" in text
+    for name, figure in (
+        ("planned steps", "2250"),
+        ("δ", "0.00001"),
+        ("noise multiplier σ", "1.5"),
+        ("unit", facts.mechanism.unit),
+    ):
+        assert f"| {name} | {figure} |" in text
+
+
+def test_canonical_json_is_stable() -> None:
+    document = statement(FACTS)
+    content = canonical(document)
+    assert json.loads(content) == document
+    assert canonical(json.loads(content)) == content
+    assert canonical(dict(reversed(document.items()))) == content
+    assert canonical({"b": 1, "a": {"ü": [1.5, None, True]}}) == '{"a":{"ü":[1.5,null,true]},"b":1}'.encode()
+    with pytest.raises(ValueError):
+        canonical({"epsilon": float("nan")})
+
+
+def test_a_digest_names_its_function() -> None:
+    assert digest(b"abc") == "sha256:" + hashlib.sha256(b"abc").hexdigest()
+    assert digest(b"abc") == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,87 @@
+"""What must be known of a data set in memory before it is read: the names of its columns, and its length.
+
+In comes whatever `tensorguard.data.read.from_memory` takes: a Ray, Hugging Face or torch data set, or a list of dicts.
+No record's content is looked at, only the names in the first one. `jobs` acts next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorguard.distributed.errors import ConfigurationError
+
+_SHAPES = (("prompt", "completion"), ("messages",), ("text", "label"), ("text",))
+
+
+def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
+    """Role to column, by the columns' own names: prompt and completion, or messages, or text and label, or text.
+
+    Raises:
+        ConfigurationError: where no column is called so.
+    """
+    names = _names(dataset)
+    for shape in _SHAPES:
+        unfit = task is not None and (task == "SequenceClassification") != ("label" in shape)
+        if not unfit and set(shape) <= set(names):
+            return {role: role for role in shape}
+    raise ConfigurationError(
+        f"columns is missing, and train_dataset has {', '.join(map(repr, names[:12])) or 'no columns'}: write which of "
+        "them is what, such as columns={'prompt': 'question', 'completion': 'answer'}, or {'text': ..., 'label': ...}"
+    )
+
+
+def length_of(dataset: Any) -> int:
+    """How many records there are.
+
+    Raises:
+        ConfigurationError: where that cannot be told.
+    """
+    if _is_ray(dataset):
+        _quiet()
+        return int(dataset.count())
+    try:
+        return len(dataset)
+    except TypeError:
+        raise ConfigurationError(
+            f"unit_at_least is missing, and train_dataset ({type(dataset).__name__}) has no length: "
+            "write a public lower bound of the number of its records"
+        ) from None
+
+
+def _names(dataset: Any) -> list[str]:
+    if isinstance(dataset, str | bytes | Mapping):
+        raise ConfigurationError(
+            f"train_dataset must be a Ray, Hugging Face or torch data set of dicts, or a list of dicts, not "
+            f"{type(dataset).__name__}; of a dict of splits, give one"
+        )
+    if _is_ray(dataset):
+        _quiet()
+        return list(dataset.columns() or ())
+    names = getattr(dataset, "column_names", None)
+    if isinstance(names, list):
+        return names
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"columns is missing, and train_dataset ({type(dataset).__name__}) does not tell its columns: "
+            "write which is what, such as columns={'text': 'note', 'label': 'department'}"
+        )
+    return _names_in(dataset)
+
+
+def _names_in(records: Sequence[Any]) -> list[str]:
+    if not len(records):
+        raise ConfigurationError("train_dataset is empty")
+    if not isinstance(records[0], Mapping):
+        raise ConfigurationError(f"train_dataset must hold dicts, not {type(records[0]).__name__}")
+    return list(records[0])
+
+
+def _is_ray(dataset: Any) -> bool:
+    return type(dataset).__module__.startswith("ray.data")
+
+
+def _quiet() -> None:
+    from tensorguard.data.read import quiet
+
+    quiet()

@@ -1,0 +1,79 @@
+"""What `fit` raises, and in whose words.
+
+The engine speaks of the manifest's fields, but who calls from Python never wrote a manifest. `in_python` puts the
+names of this package's configuration in the place of the manifest's, in any sentence; the caller mends what it names.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.engine.local import RayTimeoutError
+
+__all__ = ["ConfigurationError", "PrivacyBudgetExceeded", "RayTimeoutError", "TrainingFailed", "in_python"]
+
+_FIELDS = {
+    "model.name": "model_name",
+    "model.task": "task",
+    "model.numLabels": "num_labels",
+    "lora.rank": "lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.targetModules": "lora_target_modules",
+    "dataset.columns": "columns",
+    "dataset.unit.atLeast": "unit_at_least",
+    "unit.atLeast": "unit_at_least",
+    "dataset.unit.column": "columns['user']",
+    "training.epochs": "num_epochs",
+    "training.steps": "num_epochs",
+    "training.expectedBatchSize": "per_device_batch_size x gradient_accumulation_steps x num_workers",
+    "training.microBatchSize": "per_device_batch_size",
+    "training.learningRate": "learning_rate",
+    "training.weightDecay": "weight_decay",
+    "training.warmupRatio": "warmup_ratio",
+    "training.maxLength": "max_seq_length",
+    "training.gradientCheckpointing": "gradient_checkpointing",
+    "privacy.targetEpsilon": "dp_config.target_epsilon",
+    "privacy.targetDelta": "dp_config.target_delta",
+    "privacy.maxGradNorm": "dp_config.max_grad_norm",
+    "privacy.noiseMultiplier": "dp_config.noise_multiplier",
+    "checkpoint.uri": "checkpoint_dir",
+    "checkpoint.everySteps": "checkpoint_frequency",
+    "cluster.workers": "num_workers",
+    "cluster.worker.cpus": "resources_per_worker['CPU']",
+    "worker.gpus": "resources_per_worker['GPU']",
+    "cluster.worker.gpus": "resources_per_worker['GPU']",
+}
+_MANIFEST_NAME = re.compile(
+    r"\b(?:spec\.)?(" + "|".join(map(re.escape, sorted(_FIELDS, key=len, reverse=True))) + r")\b(?!\.\w)"
+)
+_OTHERS = {
+    "spec.dataset": "train_dataset",
+    "spec.evaluation": "eval_dataset",
+    "--resume": "resume_from_checkpoint",
+    "--output-dir": "output_dir",
+}
+_OTHER_NAME = re.compile("(" + "|".join(map(re.escape, _OTHERS)) + r")(?![\w.])")
+
+
+class ConfigurationError(ValueError):
+    """Training cannot begin as asked: a sentence (or one a line) that names the field and the mend. Nothing was spent."""
+
+
+class TrainingFailed(RuntimeError):
+    """Training ended in failure: a sentence that says why. `job` is the job with its status: what was spent by then."""
+
+    def __init__(self, message: str, job: TenSafeTrainingJob) -> None:
+        super().__init__(message)
+        self.job = job
+
+
+class PrivacyBudgetExceeded(TrainingFailed):
+    """The next step would have passed `target_epsilon`, and `stop_on_budget_exceeded` is False. It was not taken."""
+
+
+def in_python(sentence: str) -> str:
+    """`sentence` with the names of the Python configuration instead of the manifest's and the command line's."""
+    named = _MANIFEST_NAME.sub(lambda found: _FIELDS[found[1]], sentence)
+    return _OTHER_NAME.sub(lambda found: _OTHERS[found[1]], named)
