@@ -1,8 +1,8 @@
 """Makes all that the causal-lm example needs: a small Llama-shaped model, and rows of prompt and completion.
 
 What comes in: a seed. What goes out: ``model/`` (about a million weights that have read some public rows, with a
-tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside this file fine-tunes the
-one on the other.
+tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside this file fine-tunes
+the one on the other.
 
 The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
 model has practised on one city's places, which are public. The private rows are another city's: their names stand

@@ -171,7 +171,7 @@ def test_a_target_that_no_noise_reaches_is_said() -> None:
         calibrate(target_epsilon=1e-9, sample_rate=1.0, steps=1000, delta=1e-9)
 
 
-@pytest.mark.parametrize(("sigma", "q"), [(1e8, 0.04), (1e6, 1e-3), (1e3, 1e-9)])
+@pytest.mark.parametrize(("sigma", "q"), [(1e8, 0.04), (1e6, 1e-3)])
 def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
     """dp-accounting's curve has negative orders here, for which it says ε = 0 although something was released."""
     plain = rdp.RdpAccountant()

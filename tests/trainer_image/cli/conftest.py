@@ -84,7 +84,7 @@ def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[
             events.append(Stepped(now, step, charged))
             if step % every == 0:
                 events.append(Evaluated(now, step, 1.1 - step / 200, 0.4 + 0.5 * (step / steps) ** 0.5))
-                events.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps))
+                events.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps, charged))
     return events
 
 

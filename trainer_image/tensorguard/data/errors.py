@@ -1,4 +1,8 @@
-"""The one error of this package."""
+"""The errors of this package."""
+
+from typing import ClassVar
+
+from tensafe_api.reasons import Reason
 
 
 class DataError(ValueError):
@@ -7,3 +11,11 @@ class DataError(ValueError):
     Raised only for what is true of the data set as a whole (its address, its schema, its being empty), never because
     of a single record, and never with a record's content in its message: errors are printed, and a record is private.
     """
+
+    reason: ClassVar[Reason] = Reason.DATASET_UNSUITABLE
+
+
+class Unreadable(DataError):
+    """The files themselves cannot be had: a wrong address, no permission, another format than its name says."""
+
+    reason: ClassVar[Reason] = Reason.DATASET_UNREADABLE

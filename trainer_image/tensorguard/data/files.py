@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from fsspec.utils import infer_compression
 
 from tensorguard.data.columns import check_columns
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, Unreadable
 
 TABLE_ROWS = 4096
 TABLE_BYTES = 16 << 20
@@ -77,7 +77,9 @@ class Source:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{self.where}.uri: cannot read {path} as {self.format} ({type(error).__name__})") from None
+            raise Unreadable(
+                f"{self.where}.uri: cannot read {path} as {self.format} ({type(error).__name__})"
+            ) from None
 
     def _parquet(self, filesystem: Any, path: str, part: int, parts: int) -> Iterator[pa.Table]:
         with filesystem.open(path, "rb") as handle, pq.ParquetFile(handle) as file:

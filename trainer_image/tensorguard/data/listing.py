@@ -18,7 +18,7 @@ from fsspec.utils import infer_compression
 
 from tensafe_api.resources.learning import Storage
 from tensorguard.data.columns import check_columns, check_types
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, csv_rows, json_object, lines, tsv_row
 
 FORMATS = {
@@ -61,9 +61,9 @@ def inspect(
         filesystem = fsspec.filesystem(protocol, **options)
         files = _files(filesystem, uri, format)
     except ImportError as error:
-        raise DataError(f"{where}.uri: reading {uri} needs a package that is not installed ({error})") from None
+        raise Unreadable(f"{where}.uri: reading {uri} needs a package that is not installed ({error})") from None
     except Exception as error:
-        raise DataError(f"{where}.uri: cannot read {uri}: {_reason(error)}") from None
+        raise Unreadable(f"{where}.uri: cannot read {uri}: {_reason(error)}") from None
     if not files:
         raise DataError(f"{where}.uri: there is no data at {uri}: no file, or none but empty ones")
     kinds = {format} if format else {kind for path in files if (kind := _format_of(path))}
@@ -81,7 +81,7 @@ def inspect(
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{where}.uri: cannot read {first} as {source.format} ({type(error).__name__})") from None
+        raise Unreadable(f"{where}.uri: cannot read {first} as {source.format} ({type(error).__name__})") from None
     check_columns(source.columns, names.names if isinstance(names, pa.Schema) else names, first, f"{where}.columns")
     if isinstance(names, pa.Schema):
         check_types(columns, {name: names.field(name).type for name in source.columns}, f"{where}.columns")

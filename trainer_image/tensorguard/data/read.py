@@ -24,7 +24,7 @@ from ray.exceptions import RayTaskError
 
 from tensafe_api.resources.learning import Storage
 from tensorguard.data.columns import check_columns, check_types
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, text_of, text_table
 from tensorguard.data.listing import filesystem_of, inspect
 
@@ -111,8 +111,8 @@ def plain_error(error: RayTaskError, where: str) -> DataError:
     while isinstance(cause, RayTaskError):
         cause = cause.cause
     if isinstance(cause, DataError):
-        return DataError(str(cause).partition("\n")[0])  # Ray Data adds lines of its own
-    return DataError(f"{where}: reading failed ({type(cause).__name__})")
+        return type(cause)(str(cause).partition("\n")[0])  # Ray Data adds lines of its own
+    return Unreadable(f"{where}: reading failed ({type(cause).__name__})")
 
 
 @ray.remote

@@ -58,7 +58,7 @@ _OTHER_NAME = re.compile("(" + "|".join(map(re.escape, _OTHERS)) + r")(?![\w.])"
 
 
 class ConfigurationError(ValueError):
-    """Training cannot begin as asked: a sentence (or one a line) that names the field and the mend. Nothing was spent."""
+    """Training cannot begin as asked: a sentence for each reason, with the field and the mend. Nothing was spent."""
 
 
 class TrainingFailed(RuntimeError):

@@ -48,7 +48,7 @@ def job_of(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool
         "kind": KIND,
         "metadata": {"name": name_of(config), "annotations": annotations},
         "spec": {
-            "model": {"name": config.model_name, "task": task, "numLabels": _whole(config, "num_labels")},
+            "model": {"name": str(config.model_name), "task": task, "numLabels": _whole(config, "num_labels")},
             "lora": _lora(config),
             "dataset": {"uri": TRAIN_URI, "columns": columns, "unit": unit},
             "evaluation": evaluation,

@@ -63,13 +63,14 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Saved(Event):
-    """A checkpoint was written and recorded."""
+    """A checkpoint was written and recorded, when `charged` steps were charged over all attempts."""
 
     kind: ClassVar[str] = "saved"
     step: int
     uri: str
     digest: str
     final: bool
+    charged: int
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from tensafe_api.reasons import Reason
 from tensorguard.engine.config import WorkerConfig
 
 _SESSION_NOTE = ".ray-session"
@@ -27,7 +28,9 @@ COLLECTIVE_TIMEOUT_SECONDS = 300
 
 
 class RayTimeoutError(TimeoutError):
-    """Ray did not start, or the workers did not come together, within the time that was given."""
+    """The cluster had no room for all workers within the time that was given. `str()` is a sentence."""
+
+    reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
 
 
 @contextmanager
@@ -75,11 +78,15 @@ def fit(
     """Run one attempt on `workers` Ray workers, and wait for its end.
 
     Raises:
+        RayTimeoutError: where there is no room for the workers within `timeout`.
         ray.train.TrainingFailedError: after `max_restarts` restarts of the whole group.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    resources = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+    seconds = timeout or COLLECTIVE_TIMEOUT_SECONDS
+    _wait_for_room([resources] * workers, seconds)
     storage = tempfile.mkdtemp(prefix="tensafe-train-")
     trainer = TorchTrainer(
         _worker_main,
@@ -87,19 +94,39 @@ def fit(
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=gpus > 0,
-            resources_per_worker={"CPU": cpus, **({"GPU": gpus} if gpus else {})},
+            resources_per_worker=resources,
         ),
         run_config=RunConfig(
             name="attempt", storage_path=storage, failure_config=FailureConfig(max_failures=max_restarts)
         ),
-        torch_config=TorchConfig(
-            backend="nccl" if gpus else "gloo", timeout_s=int(timeout or COLLECTIVE_TIMEOUT_SECONDS)
-        ),
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=int(seconds)),
     )
     try:
         trainer.fit()
     finally:
         shutil.rmtree(storage, ignore_errors=True)
+
+
+def _wait_for_room(bundles: list[dict[str, float]], seconds: float) -> None:
+    """Wait until all workers fit into the cluster at once: left to itself, Ray Train would ask again for ever."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    room = placement_group(bundles)
+    try:
+        if not room.wait(seconds):
+            free = ray.available_resources()
+            raise RayTimeoutError(
+                f"Ray had no room for {len(bundles)} workers with {_words(bundles[0])} each within {seconds:g} seconds "
+                f"(free now: {_words({name: free.get(name, 0.0) for name in bundles[0]})}); "
+                "lower spec.cluster.workers or spec.cluster.worker, or wait until the cluster is free"
+            )
+    finally:
+        remove_placement_group(room)
+
+
+def _words(resources: dict[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def _worker_main(loop: dict[str, Any]) -> None:

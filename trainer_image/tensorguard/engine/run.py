@@ -13,13 +13,15 @@ checkpoint.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing
+from tensorguard.engine.folder import WORK, FolderBusy, alone_in, write_private
 from tensorguard.engine.local import fit, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
@@ -38,7 +41,6 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 
 MANIFEST = "job.yaml"
-_WORK = ".work"
 _POLL_SECONDS = 0.2
 
 
@@ -101,19 +103,19 @@ def run(
     """
     completed, plan = resolve(_absolute(job, base_dir))
     _check_machine(completed)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
-    one.admit(resume)
-    reader = EventReader(output_dir / EVENTS, from_end=True)
-    thread = threading.Thread(target=one.work, name="tensafe-run", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(_POLL_SECONDS)
+    with _alone_in(output_dir):
+        one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
+        one.admit(resume)
+        reader = EventReader(output_dir / EVENTS, from_end=True)
+        thread = threading.Thread(target=one.work, name="tensafe-run", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            for event in reader.read():
+                listener(event)
         for event in reader.read():
             listener(event)
-    for event in reader.read():
-        listener(event)
-    return one.result()
+        return one.result()
 
 
 @dataclass
@@ -130,6 +132,8 @@ class _Run:
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
     _log: EventLog = field(init=False)
+    _since: EventReader = field(init=False)
+    """Reads the events of this call alone: an attempt that never claimed the ledger leaves its number to the next."""
 
     def admit(self, resume: bool) -> None:
         """Refuse what cannot begin; look at an earlier run in the folder; make the key and the event log."""
@@ -138,9 +142,16 @@ class _Run:
 
         earlier = self._earlier(resume)
         try:
-            checkpoint_store(self.job).check_writable()
+            store = checkpoint_store(self.job)
+            store.check_writable()
         except (CheckpointError, ImportError, ValueError) as error:
             raise RunRefused("spec.checkpoint.uri", str(error)) from error
+        if earlier is None and (others := store.names()):
+            raise RunRefused(
+                "spec.checkpoint.uri",
+                f"{store.uri(others[0])} is another run's checkpoint, which this run could overwrite; "
+                "name another place, or move it away",
+            )
         uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
         self.ledger_spec = self._ledger_spec(uid)
         if earlier is not None:
@@ -149,7 +160,7 @@ class _Run:
         else:
             for leftover in (LEDGER, EVENTS, JOB_KEY):
                 (self.directory / leftover).unlink(missing_ok=True)
-            _write_private(self.directory / JOB_KEY, secrets.token_bytes(32))
+            write_private(self.directory / JOB_KEY, secrets.token_bytes(32))
         if not (self.directory / JOB_KEY).exists():
             raise RunRefused(
                 "",
@@ -159,14 +170,15 @@ class _Run:
         self.job = self.job.model_copy(update={"metadata": metadata})
         (self.directory / MANIFEST).write_text(dump_manifest(self.job))
         self.stop.bind(self.directory)
+        self._since = EventReader(self.directory / EVENTS, from_end=True)
         self._log = EventLog(self.directory / EVENTS)
 
     def work(self) -> None:
         """Prepare the data, open the ledger, train; whatever happens ends in `ended`."""
-        work = self.directory / _WORK
+        work = self.directory / WORK
         try:
             self._tell("Starting Ray")
-            cpus = max(1, round(self.job.spec.cluster.workers * cpus_of(self.job)))
+            cpus = math.ceil(self.job.spec.cluster.workers * cpus_of(self.job))
             gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
             with local_ray(self.directory, cpus=cpus, gpus=gpus):
                 config = self._prepare(work)
@@ -309,8 +321,7 @@ class _Run:
 
     def _told_end(self) -> Ended | None:
         """How rank 0 said that this attempt ended."""
-        events = EventReader(self.directory / EVENTS).read()
-        return next((event for event in events if isinstance(event, Ended) and event.attempt == self.attempt), None)
+        return next((event for event in self._since.read() if isinstance(event, Ended)), None)
 
     def _ending(self, reason: Reason, message: str) -> Ended:
         ended = Ended(time.time(), self.attempt, reason.value, message)
@@ -382,9 +393,13 @@ def _absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
     return job.model_copy(update={"spec": spec.model_copy(update=update)})
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    try:
+        with alone_in(directory):
+            yield
+    except FolderBusy as error:
+        raise RunRefused("", str(error)) from error
 
 
 def _reason(error: Exception) -> Reason:

@@ -189,17 +189,14 @@ def _evaluations(events: Sequence[Event]) -> tuple[EvaluationResult, ...]:
 
 
 def _checkpoints(plan: Plan, events: Sequence[Event]) -> tuple[CheckpointRecord, ...]:
-    charged = 0
     by_uri: dict[str, CheckpointRecord] = {}
     for event in events:
-        if isinstance(event, Stepped):
-            charged = event.charged
-        elif isinstance(event, Saved):
+        if isinstance(event, Saved):
             by_uri.pop(event.uri, None)
             by_uri[event.uri] = CheckpointRecord(
                 uri=event.uri,
                 step=event.step,
-                epsilon=accounting.shown(plan.epsilon(charged)),
+                epsilon=accounting.shown(plan.epsilon(event.charged)),
                 digest=event.digest,
                 time=timestamp(event.time),
             )

@@ -27,11 +27,11 @@ from tensorguard.engine.charging import Charging, Verdict
 from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig
 from tensorguard.engine.evaluation import evaluate_together
 from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
-from tensorguard.engine.saving import Saver, check_not_rolled_back, latest, name_of, restore
+from tensorguard.engine.saving import FINAL, Saver, check_not_rolled_back, latest, name_of, restore
 from tensorguard.engine.step import PrivateStep
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import AttemptFailed, together
-from tensorguard.ledger.contract import LedgerState
+from tensorguard.ledger.contract import LedgerState, Outcome
 from tensorguard.ledger.file import FileLedger
 
 LOCK_WAIT_SECONDS = 30.0
@@ -87,7 +87,8 @@ class Worker:
         self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
         self._stop = Stop.of(config.directory)
         self._step: PrivateStep | None = None
-        self._saved_at: int | None = None
+        self._saved_at = 0
+        self._began_sealed = False
 
     def begin(self) -> None:
         """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
@@ -104,7 +105,8 @@ class Worker:
         )
         together(self._channel, lambda: self._restore(claim))
         self._at = claim.step
-        self._saved_at = claim.step if claim.checkpoint else None
+        self._saved_at = claim.step
+        self._began_sealed = claim.checkpoint == FINAL
         job_key = self._config.job_key()
         mechanism = parts.plan.mechanism
         self._step = PrivateStep(
@@ -145,11 +147,7 @@ class Worker:
                 self._evaluate()
             if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
                 self._save()
-        self._evaluate()
-        self._save(final=True)
-        if self._ledger is not None:
-            self._ledger.record_outcome("Completed")
-        return self.end(Reason.COMPLETED, f"all {plan.steps} steps are done")
+        return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
 
     def end(self, reason: Reason, message: str) -> None:
         """Tell how the attempt ended."""
@@ -219,11 +217,20 @@ class Worker:
         )
         if self._parts.job.spec.privacy.on_budget_exhausted == "Fail":
             return self.end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
-        self._evaluate()
-        self._save(final=True)
+        return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, sentence)
+
+    def _finish(self, outcome: Outcome, reason: Reason, message: str) -> None:
+        """The last checkpoint, and the word in the ledger that nothing follows.
+
+        Where an earlier incarnation was killed between the two, its checkpoint stays: it is recorded, and a second one
+        under the same name would not be what the ledger says until it is recorded in turn.
+        """
+        if not (self._began_sealed and self._saved_at == self._at):
+            self._evaluate()
+            self._save(final=True)
         if self._ledger is not None:
-            self._ledger.record_outcome("BudgetExhausted")
-        return self.end(Reason.BUDGET_EXHAUSTED, sentence)
+            self._ledger.record_outcome(outcome)
+        self.end(reason, message)
 
     def _evaluate(self) -> None:
         """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
@@ -262,7 +269,8 @@ class Worker:
             keep=parts.job.spec.checkpoint.keep,
         )
         release = saver.save(self._at, final=final)
-        self._tell(Saved(time.time(), release.step, release.uri, release.digest, final))
+        charged = self._ledger.read().steps_charged
+        self._tell(Saved(time.time(), release.step, release.uri, release.digest, final, charged))
 
     def _tell(self, event: Event) -> None:
         if self._log is not None:

@@ -9,17 +9,20 @@ model first and pass it. A hub id or a path works with `AutoPeftModel...` too.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 
+from tensafe_api.reasons import Reason
 from tensorguard.models.lora import ADAPTER
 from tensorguard.models.source import ModelSource
 
 
 class AdapterMismatch(ValueError):
     """A checkpoint's adapter does not fit this model; the message names the first difference."""
+
+    reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
 
 
 def adapter_state(model: PeftModel) -> dict[str, torch.Tensor]:

@@ -19,11 +19,12 @@ number of threads.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from tensafe_api.reasons import Reason
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
 from tensorguard.models.losses import IGNORED
@@ -38,6 +39,8 @@ _NEIGHBOUR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16
 
 class SelfTestFailed(RuntimeError):
     """The model's gradients are not one record's each; the message names the parameter or module and the mend."""
+
+    reason: ClassVar[Reason] = Reason.MODEL_UNSUPPORTED
 
 
 @dataclass(frozen=True)

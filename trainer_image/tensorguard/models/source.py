@@ -14,14 +14,19 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from huggingface_hub import hf_hub_download
+
+from tensafe_api.reasons import Reason
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class ModelNotFound(ValueError):
     """The name leads nowhere; the message is one sentence for the user."""
+
+    reason: ClassVar[Reason] = Reason.MODEL_UNAVAILABLE
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,21 @@ dynamic rotary scaling remembers the longest batch so far; DoRA and embedding Lo
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
+
+from tensafe_api.reasons import Reason
 
 _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 class Unsupported(ValueError):
     """The model or the adapter cannot be trained with a bound for each record; the message says what and why."""
+
+    reason: ClassVar[Reason] = Reason.MODEL_UNSUPPORTED
 
 
 def configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:

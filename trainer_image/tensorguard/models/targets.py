@@ -11,12 +11,14 @@ the same letters. Each of these is mended or an error here, with the field and t
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as PEFT_DEFAULTS
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tensafe_api.reasons import Reason
 from tensorguard.models.support import Unsupported
 
 ALL_LINEAR = "all-linear"
@@ -27,6 +29,8 @@ _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
 class BadTarget(ValueError):
     """A name in `spec.lora` does not fit the model; one sentence with the field and the mend."""
+
+    reason: ClassVar[Reason] = Reason.MODEL_UNSUPPORTED
 
 
 def resolve_targets(

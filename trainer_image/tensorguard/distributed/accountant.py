@@ -1,0 +1,114 @@
+"""ε of steps that need not all be alike, for whoever plans or recounts a training by hand.
+
+The very accountant of a job's status: dp-accounting's Rényi accountant, under add-or-remove-one adjacency, at a δ less
+the share that pays for the noise sampler. Steps add up at each Rényi order; their ε themselves do not add, nor do
+their squares.
+
+>>> accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=1e-5)
+>>> accountant.step(noise_multiplier=1.5, sample_rate=0.04, steps=2250)
+>>> epsilon, delta = accountant.get_epsilon()
+>>> round(epsilon, 3), delta
+(7.329, 1e-05)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+
+from dp_accounting.rdp import RdpAccountant
+
+from tensafe_api import accounting
+from tensafe_api.events import one_step
+from tensorguard.distributed.config import number, whole
+from tensorguard.distributed.errors import ConfigurationError
+
+_MOST_STEPS = 2**31 - 1
+
+
+class DistributedRDPAccountant:
+    """Counts steps of Poisson sampling with Gaussian noise. How many workers share a step makes no difference to it."""
+
+    def __init__(self, target_epsilon: float, target_delta: float) -> None:
+        """Args: target_epsilon: above 0; target_delta: above 0 and below 1.
+
+        Raises:
+            ConfigurationError: where one of them is not.
+        """
+        self.target_epsilon = _above_zero("target_epsilon", target_epsilon)
+        self.target_delta = _delta(target_delta)
+        self._accountant = RdpAccountant()
+        self._pending: Counter[tuple[float, float]] = Counter()
+
+    def step(self, *, noise_multiplier: float, sample_rate: float, steps: int = 1) -> None:
+        """Count `steps` steps in which each unit joins with probability `sample_rate`, and the noise's standard
+        deviation is `noise_multiplier` clip norms.
+
+        Raises:
+            ConfigurationError: where a figure is none of such a step; nothing was counted.
+        """
+        mechanism = _mechanism(noise_multiplier, sample_rate)
+        count = whole("steps", steps)
+        if not 0 <= count <= _MOST_STEPS:
+            raise ConfigurationError(f"steps must be from 0 to {_MOST_STEPS}, not {steps}")
+        self._pending[mechanism] += count
+
+    def get_epsilon(self, target_delta: float | None = None) -> tuple[float, float]:
+        """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite where no bound is finite."""
+        delta = self.target_delta if target_delta is None else _delta(target_delta)
+        self._compose()
+        return _epsilon(self._accountant, delta), delta
+
+    @property
+    def remaining_epsilon(self) -> float:
+        """target_epsilon less what was spent; 0 where it was passed. ε do not add: see `remaining_steps`."""
+        return max(0.0, self.target_epsilon - self.get_epsilon()[0])
+
+    def remaining_steps(self, *, noise_multiplier: float, sample_rate: float, at_most: int = 1_000_000) -> int:
+        """How many further steps of this kind, up to `at_most`, keep target_epsilon."""
+        event = one_step(*reversed(_mechanism(noise_multiplier, sample_rate)))
+        self._compose()
+
+        def fits(steps: int) -> bool:
+            tried = copy.deepcopy(self._accountant)
+            tried.compose(event, steps)
+            return _epsilon(tried, self.target_delta) <= self.target_epsilon
+
+        low, high = 0, whole("at_most", at_most) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _compose(self) -> None:
+        """Take in what was counted since the last look, steps of one kind together."""
+        for (sigma, rate), steps in self._pending.items():
+            if steps:
+                self._accountant.compose(one_step(rate, sigma), steps)
+        self._pending.clear()
+
+
+def _epsilon(accountant: RdpAccountant, delta: float) -> float:
+    return float(accountant.get_epsilon(accounting.job_delta(repr(delta))))
+
+
+def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:
+    rate = number("sample_rate", sample_rate)
+    if not 0 < rate <= 1:
+        raise ConfigurationError(f"sample_rate must be above 0 and at most 1, not {sample_rate!r}")
+    return _above_zero("noise_multiplier", noise_multiplier), rate
+
+
+def _delta(value: float) -> float:
+    delta = number("target_delta", value)
+    if not 0 < delta < 1:
+        raise ConfigurationError(f"target_delta must be above 0 and below 1, not {value!r}")
+    return delta
+
+
+def _above_zero(name: str, value: float) -> float:
+    found = number(name, value)
+    if not 0 < found < math.inf:
+        raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
+    return found

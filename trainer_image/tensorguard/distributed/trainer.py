@@ -1,0 +1,247 @@
+"""`TenSafeTrainer.fit`: the guide's face of the engine that `tensafe run` is the other face of.
+
+In: a configuration, callbacks, and data in memory. It becomes a `TenSafeTrainingJob` (`jobs`), and
+`tensorguard.engine.run` trains it, on workers of its own; this module listens on the caller's thread, calls the
+callbacks, and makes of the job's final status a result or an exception. Nothing about privacy is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.manifest import ManifestError
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Status
+from tensorguard.distributed.audit import AuditLog
+from tensorguard.distributed.callbacks import Dispatcher, TenSafeCallback
+from tensorguard.distributed.config import TenSafeTrainingConfig
+from tensorguard.distributed.errors import (
+    ConfigurationError,
+    PrivacyBudgetExceeded,
+    RayTimeoutError,
+    TrainingFailed,
+    in_python,
+)
+from tensorguard.distributed.interrupts import Interrupts
+from tensorguard.distributed.jobs import job_of, run_folder
+from tensorguard.engine import run as engine
+from tensorguard.engine.events import Event, Stepped
+from tensorguard.engine.stopping import Stop
+from tensorguard.ledger.contract import LedgerError, LedgerMissing
+from tensorguard.ledger.file import FileLedger
+
+
+@dataclass(frozen=True)
+class TenSafeResult:
+    """What became of a training.
+
+    job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
+    metrics: dp_epsilon (to sign off: of the planned steps at least), dp_epsilon_spent (of the charged ones), both
+        rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss, final_eval_loss and
+        best_eval_accuracy, None where nothing was evaluated (accuracy: for classification only).
+    checkpoint: path or URI of the final adapter, else of the last one saved, else None.
+    output_dir: the run's folder.
+    """
+
+    job: TenSafeTrainingJob
+    metrics: dict[str, float | int | None]
+    checkpoint: str | None
+    output_dir: Path
+
+    @property
+    def phase(self) -> str:
+        """Succeeded; BudgetExhausted where the budget ended before the steps; Suspended after `trainer.stop()`."""
+        return _status(self.job).phase or Phase.FAILED.value
+
+
+class TenSafeTrainer:
+    """Trains a LoRA adapter under differential privacy.
+
+    Attributes:
+        config: as given.
+        step: steps done, as the callbacks have heard; 0 before.
+    """
+
+    def __init__(self, config: TenSafeTrainingConfig, callbacks: Sequence[TenSafeCallback] = ()) -> None:
+        self.config = config
+        self.step = 0
+        self._callbacks = tuple(callbacks)
+        self._plan: Plan | None = None
+        self._output_dir = Path()
+        self._stop: Stop | None = None
+
+    def fit(
+        self, train_dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
+    ) -> TenSafeResult:
+        """Train, and wait for the end.
+
+        Args:
+            train_dataset: the private data: a Ray, Hugging Face or torch data set of dicts, or a list of dicts.
+            eval_dataset: a *public* one, with the same columns: what is measured on it is shown, and costs no ε.
+            resume_from_checkpoint: go on with an earlier run: its checkpoint_dir or its output_dir, or its newest
+                checkpoint. The configuration and the data must be those of that run.
+
+        Raises:
+            ConfigurationError: it cannot begin as asked; nothing was spent.
+            RayTimeoutError: there was no room for the workers within `ray_timeout`.
+            PrivacyBudgetExceeded: the next step would have passed target_epsilon, and stop_on_budget_exceeded is False.
+            TrainingFailed: it began, and failed.
+            KeyboardInterrupt: after Ctrl-C, once a checkpoint is sealed.
+            Exception: whatever a callback raised, once a checkpoint is sealed.
+        """
+        job = job_of(self.config, train_dataset, evaluates=eval_dataset is not None)
+        output_dir = run_folder(self.config)
+        if resume_from_checkpoint is not None:
+            _check_resumes(job, output_dir, str(resume_from_checkpoint))
+        try:
+            _, plan = resolve(job)
+        except ManifestError as error:
+            raise ConfigurationError(in_python(str(error))) from None
+        self._plan, self._stop, self._output_dir, self.step = plan, Stop(), output_dir, 0
+        calls = Dispatcher(self, self._callbacks, plan, job.spec.dataset.unit.at_least, self._stop)
+        audit = AuditLog(job.metadata.name, plan) if self.config.enable_audit_logging else None
+
+        def hear(event: Event) -> None:
+            if isinstance(event, Stepped):
+                self.step = event.step
+            if audit is not None:
+                audit.hear(event)
+            calls.hear(event)
+
+        with Interrupts(self._stop) as interrupts:
+            try:
+                finished = engine.run(
+                    job,
+                    output_dir=output_dir,
+                    base_dir=Path.cwd(),
+                    resume=resume_from_checkpoint is not None,
+                    listener=hear,
+                    stop=self._stop,
+                    sources=engine.Sources(train=train_dataset, evaluation=eval_dataset),
+                    timeout=self.config.ray_timeout,
+                ).job
+            except (ManifestError, engine.RunRefused) as error:
+                raise ConfigurationError(in_python(str(error))) from error
+            calls.end()
+        note = _ending(finished, output_dir)
+        interrupts.pass_on(note)
+        if calls.error is not None:
+            calls.error.add_note(note)
+            raise calls.error
+        _raise_failure(finished)
+        return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
+
+    def stop(self) -> None:
+        """Ask the training to seal a checkpoint and end; for callbacks and other threads. `fit` then returns."""
+        if self._stop is None:
+            raise ConfigurationError("there is no training to stop: call fit first")
+        self._stop.request()
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the plan; 0 before `fit`."""
+        return self._plan.steps if self._plan else 0
+
+    @property
+    def epsilon_spent(self) -> float:
+        """ε of all steps that the ledger has charged by now, those of earlier runs that were resumed among them.
+
+        Charges come before their steps, so it is never too small.
+        """
+        if self._plan is None:
+            return 0.0
+        try:
+            return self._plan.epsilon(FileLedger(self._output_dir).read().steps_charged)
+        except LedgerMissing:
+            return 0.0
+
+
+def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
+    """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
+    from tensorguard.engine.build import checkpoint_store
+    from tensorguard.engine.saving import latest, name_of
+
+    asked = place.removeprefix("file://").rstrip("/")
+    asked = asked if "://" in asked else str(Path(asked).expanduser().absolute())
+    root = job.spec.checkpoint.uri.rstrip("/")
+    if asked in (root, str(output_dir)):
+        return
+    folder, _, name = asked.rpartition("/")
+    if folder != root:
+        raise ConfigurationError(
+            f"resume_from_checkpoint is {asked}, which is neither checkpoint_dir ({root}) nor a checkpoint in it nor "
+            f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to go on with"
+        )
+    try:
+        newest = latest(checkpoint_store(job), FileLedger(output_dir).read())
+    except LedgerError as error:
+        raise ConfigurationError(in_python(str(error))) from error
+    if newest is None or name_of(newest) != name:
+        raise ConfigurationError(
+            f"resume_from_checkpoint is {asked}, but the newest checkpoint of that run is "
+            f"{newest.uri if newest else 'none'}: a run goes on from its newest one, so give checkpoint_dir"
+        )
+
+
+def _raise_failure(job: TenSafeTrainingJob) -> None:
+    status = _status(job)
+    if status.phase != Phase.FAILED:
+        return
+    attempt = status.attempts[-1]
+    message = in_python(attempt.message or "the training failed without a reason")
+    if attempt.reason == Reason.PRIVACY_BUDGET_EXCEEDED:
+        raise PrivacyBudgetExceeded(message, job)
+    if attempt.reason == Reason.RESOURCES_MISSING:
+        raise RayTimeoutError(message)
+    raise TrainingFailed(f"{attempt.reason}: {message}", job)
+
+
+def _ending(job: TenSafeTrainingJob, output_dir: Path) -> str:
+    """What to say beside an exception that is not the training's own."""
+    status = _status(job)
+    if status.phase != Phase.SUSPENDED:
+        return f"the training ended as {status.phase}; its folder is {output_dir}"
+    if status.ledger_name is None:
+        return "the training stopped before its first step; nothing was spent"
+    return (
+        f"the training stopped after step {status.progress.step or 0} and sealed what it had; go on by "
+        f"fit(..., resume_from_checkpoint={str(output_dir)!r})"
+    )
+
+
+def _metrics(job: TenSafeTrainingJob) -> dict[str, float | int | None]:
+    status = _status(job)
+    privacy, progress = status.privacy, status.progress
+    losses = [float(evaluation.loss) for evaluation in status.evaluations]
+    accuracies = [float(evaluation.accuracy) for evaluation in status.evaluations if evaluation.accuracy is not None]
+    return {
+        "dp_epsilon": _float(privacy.epsilon_claimed),
+        "dp_epsilon_spent": _float(privacy.epsilon_spent),
+        "dp_delta": _float(privacy.delta),
+        "noise_multiplier": _float(privacy.noise_multiplier),
+        "sample_rate": _float(privacy.sample_rate),
+        "steps": progress.step,
+        "total_steps": progress.total_steps,
+        "best_eval_loss": min(losses, default=None),
+        "final_eval_loss": losses[-1] if losses else None,
+        "best_eval_accuracy": max(accuracies, default=None),
+    }
+
+
+def _checkpoint(job: TenSafeTrainingJob) -> str | None:
+    status = _status(job)
+    uris = [status.final_model.uri] if status.final_model else [record.uri for record in status.checkpoints]
+    return uris[-1].removeprefix("file://") if uris else None
+
+
+def _status(job: TenSafeTrainingJob) -> Status:
+    return job.status or Status()
+
+
+def _float(text: str | None) -> float | None:
+    return None if text is None else float(text)
