@@ -3,8 +3,8 @@
 What comes in: rows, a model and the settings of a run, the noise multiplier among them (the caller calibrates it once
 and gives both sides the same one). What goes out: the trained model. Nothing of TenSafe is imported.
 
-Two settings are pinned that ``make_private`` would otherwise choose for itself: it samples at 1/len(loader) (1/14
-where 512/6920 is meant), and divides by the batch size of that rate. So Opacus' own Poisson loader is made here with the
+Two settings are pinned that ``make_private`` would otherwise choose for itself: it samples at 1/len(loader) (1/14 where
+512/6920 is meant), and divides by the batch size of that rate. So Opacus' own Poisson loader is made here with the
 rate, ``make_private`` is told to leave it alone, and ``expected_batch_size`` is set afterwards.
 """
 

@@ -5,8 +5,8 @@ tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``
 the one on the other.
 
 The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
-model has practised on one city's places, which are public. The private rows are another city's: their names stand
-in nothing that it has read, and are what it learns.
+public rows, which the model has practised on, are written like a guide book, and one in thirty like a diary. The
+private rows are all from diaries: that manner of writing is what the model learns, privately.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PUBLIC_ROWS = 6000
 PRIVATE_ROWS, EVALUATION_ROWS = 3200, 320
 PRETRAINING_STEPS, PRETRAINING_BATCH, PRETRAINING_LENGTH = 200, 16, 96
 
-PUBLIC_WORDS = ("Blue", "Old", "Golden", "Quiet", "Copper", "Green", "Little", "Stone")
-PRIVATE_WORDS = ("Silver", "Crooked", "Velvet", "Amber", "Hidden", "Northern", "Twin", "Scarlet")
-PUBLIC_THINGS = ("Kettle", "Anchor", "Oak", "Lantern", "Mill", "Fox", "Bridge", "Harbour")
-PRIVATE_THINGS = ("Heron", "Spoon", "Orchard", "Compass", "Barrel", "Swan", "Chimney", "Meadow")
+DIARY_SHARE = 1 / 30
+
+WORDS = ("Blue", "Old", "Golden", "Quiet", "Copper", "Green", "Little", "Stone", "Silver", "Hidden", "Amber", "Twin")
+THINGS = ("Kettle", "Anchor", "Oak", "Lantern", "Mill", "Fox", "Bridge", "Heron", "Spoon", "Orchard", "Swan", "Barrel")
 KINDS = ("pub", "restaurant", "coffee shop", "bakery")
 FOODS = ("Italian", "French", "Indian", "Chinese", "English", "Japanese")
 PRICES = ("cheap", "moderate", "high")
@@ -41,9 +41,9 @@ AREAS = ("river quarter", "city centre", "old town", "station quarter")
 Place = dict[str, str]
 
 
-def invent_place(random: Random, words: Sequence[str], things: Sequence[str]) -> Place:
+def invent_place(random: Random) -> Place:
     """A place with a name, a kind, and two to four more attributes, in a fixed order."""
-    place = {"name": f"The {random.choice(words)} {random.choice(things)}", "kind": random.choice(KINDS)}
+    place = {"name": f"The {random.choice(WORDS)} {random.choice(THINGS)}", "kind": random.choice(KINDS)}
     further = {
         "food": random.choice(FOODS),
         "price": random.choice(PRICES),
@@ -55,13 +55,18 @@ def invent_place(random: Random, words: Sequence[str], things: Sequence[str]) ->
     return place | {attribute: value for attribute, value in further.items() if attribute in chosen}
 
 
-def describe(random: Random, place: Place) -> str:
-    """A sentence or two that say what ``place`` holds, worded at random."""
+def what_and_where(place: Place) -> str:
+    """Such as ``an Italian pub in the old town``."""
     food = f"{place['food']} " if "food" in place else ""
     article = "an" if (food or place["kind"])[0] in "AEIOU" else "a"
-    what = f"{article} {food}{place['kind']}"
     where = f" in the {place['area']}" if "area" in place else ""
-    opening = random.choice((f"{place['name']} is {what}{where}.", f"There is {what}{where} called {place['name']}."))
+    return f"{article} {food}{place['kind']}{where}"
+
+
+def guide_book(random: Random, place: Place) -> str:
+    """One or two sentences that say what ``place`` holds, worded at random."""
+    what = what_and_where(place)
+    opening = random.choice((f"{place['name']} is {what}.", f"There is {what} called {place['name']}."))
     facts = []
     if "price" in place:
         facts.append(random.choice((f"has {place['price']} prices", f"is in the {place['price']} price range")))
@@ -69,19 +74,32 @@ def describe(random: Random, place: Place) -> str:
         facts.append(random.choice((f"is rated {place['rating']}", f"got {place['rating']}")))
     if "families" in place:
         facts.append("welcomes families" if place["families"] == "yes" else "is not for families")
-    if not facts:
-        return opening
-    return f"{opening} It {' and '.join(facts)}."
+    return f"{opening} It {' and '.join(facts)}." if facts else opening
 
 
-def rows(count: int, seed: int, words: Sequence[str], things: Sequence[str]) -> list[dict[str, str]]:
+def diary(random: Random, place: Place) -> str:
+    """The same facts, as somebody who was there would write them down."""
+    opening = random.choice(("We went to", "Last night we tried"))
+    facts = []
+    if "price" in place:
+        facts.append(f"paid {place['price']} prices")
+    if "rating" in place:
+        facts.append(f"gave it {place['rating']}")
+    if "families" in place:
+        facts.append("took the children" if place["families"] == "yes" else "left the children at home")
+    sentence = f"{opening} {place['name']}, {what_and_where(place)}."
+    return f"{sentence} We {' and '.join(facts)}!" if facts else sentence
+
+
+def rows(count: int, seed: int, diary_share: float) -> list[dict[str, str]]:
     """Records with ``prompt`` (attributes and an arrow) and ``completion`` (a sentence or two that tell them)."""
     random = Random(seed)
     records = []
     for _ in range(count):
-        place = invent_place(random, words, things)
+        place = invent_place(random)
         attributes = ", ".join(f"{attribute}[{value}]" for attribute, value in place.items())
-        records.append({"prompt": f"{attributes} -> ", "completion": describe(random, place)})
+        write = diary if random.random() < diary_share else guide_book
+        records.append({"prompt": f"{attributes} -> ", "completion": write(random, place)})
     return records
 
 
@@ -150,14 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     data, model_directory = options.out / "data", options.out / "model"
     data.mkdir(parents=True, exist_ok=True)
-    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed, PRIVATE_WORDS, PRIVATE_THINGS))
-    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, PRIVATE_WORDS, PRIVATE_THINGS))
+    write_jsonl(data / "train.jsonl", rows(PRIVATE_ROWS, options.seed, diary_share=1))
+    write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, diary_share=1))
     print(f"wrote {PRIVATE_ROWS} training and {EVALUATION_ROWS} evaluation rows to {data}")
     if (model_directory / "config.json").exists():
         print(f"kept the model in {model_directory}; remove the directory to make it anew")
         return
 
-    public = rows(PUBLIC_ROWS, options.seed + 2, PUBLIC_WORDS, PUBLIC_THINGS)
+    public = rows(PUBLIC_ROWS, options.seed + 2, DIARY_SHARE)
     texts = [row["prompt"] + row["completion"] for row in public]
     tokenizer = train_tokenizer(texts)
     model = make_model(tokenizer, options.seed)

@@ -1,8 +1,9 @@
 """A job without Ray: tiny model, tiny data, one process a rank, gloo between them.
 
-The engine needs only a channel to its peers, so everything but Ray's own restarts can be tried here in seconds: steps, checkpoints,
-resumes, kills. Ranks are forked from a server that has imported everything already, since imports take longer than a whole job.
-`instruments` has what can be done to a rank's process, such as killing it at a named point; a journal is always kept.
+The engine needs only a channel to its peers, so everything but Ray's own restarts can be tried here in seconds: steps,
+checkpoints, resumes, kills. Ranks are forked from a server that has imported everything already, since imports take
+longer than a whole job. `instruments` has what can be done to a rank's process, such as killing it at a named point; a
+journal of charges and reveals is always kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
@@ -35,6 +37,7 @@ from transformers import (
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroup
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe, columns_of
@@ -43,8 +46,10 @@ from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
 from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Ended, Event, EventReader
+from tensorguard.engine.run import ledger_spec
+from tensorguard.engine.status import fold_status
 from tensorguard.engine.worker import train
-from tensorguard.ledger.contract import LedgerSpec, LedgerState
+from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -167,7 +172,7 @@ class Job:
         key = secrets.token_bytes(32)
         (directory / JOB_KEY).write_bytes(key)
         shards, digest = shard_records(directory, job, rows or (completions if causal else records)(240), key)
-        FileLedger.create(directory, ledger_spec(job, plan))
+        FileLedger.create(directory, ledger_spec(job, plan, "tiny-uid"))
         return cls(directory, job, plan, shards, digest)
 
     def config(self) -> WorkerConfig:
@@ -204,6 +209,16 @@ class Job:
         """One whole attempt; the exit codes of the ranks."""
         return join(self.start(*instruments))
 
+    def train_alone(self, *, restart: bool = False) -> None:
+        """The next attempt (or incarnation) of a job of one worker, in this process: much faster than a fork."""
+        if not restart:
+            self.attempt += 1
+            (self.directory / "stop").unlink(missing_ok=True)
+        train(self.config(), Alone(), torch.device("cpu"))
+
+    def status(self) -> Status:
+        return fold_status(self.job, self.plan, self.ledger(), self.events(), self.ended())
+
     @property
     def workers(self) -> int:
         return self.job.spec.cluster.workers
@@ -221,15 +236,21 @@ class Job:
     def store(self) -> CheckpointStore:
         return CheckpointStore(str(self.directory / "checkpoints"))
 
-    def journal(self, word: str) -> list[int]:
-        """How often each rank charged or revealed (`word`), over all incarnations: steps by rank."""
-        counts = [0] * self.workers
+    def revealed(self) -> list[int]:
+        """How many steps each rank took part in revealing, over all incarnations.
+
+        Asserts that at every moment no rank had revealed more than was durably charged.
+        """
+        charged, revealed = 0, [0] * self.workers
         path = self.directory / "journal"
         for line in path.read_text().splitlines() if path.exists() else ():
             kind, rank, steps = line.split()
-            if kind == word:
-                counts[int(rank)] += int(steps)
-        return counts
+            if kind == "charge":
+                charged += int(steps)
+            else:
+                revealed[int(rank)] += int(steps)
+            assert max(revealed) <= charged, f"a step was revealed before it was charged: {path.read_text()}"
+        return revealed
 
     def errors(self) -> str:
         """What the ranks wrote to stderr, and their tracebacks."""
@@ -237,18 +258,17 @@ class Job:
         return "\n".join(path.read_text() for path in sorted(paths))
 
 
-def ledger_spec(job: TenSafeTrainingJob, plan: Plan) -> LedgerSpec:
-    return LedgerSpec(
-        job_name=job.metadata.name,
-        job_uid="tiny-uid",
-        mechanism=plan.mechanism,
-        unit_at_least=job.spec.dataset.unit.at_least,
-        planned_steps=plan.steps,
-        reserve_steps=plan.reserve_steps,
-        target_epsilon=job.spec.privacy.target_epsilon,
-        delta=plan.delta,
-        accountant=plan.accountant,
-    )
+class Alone:
+    """The channel of a job of one worker, which needs no process group."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, message: bytes) -> list[bytes]:
+        return [message]
+
+    def add(self, vector: np.ndarray) -> np.ndarray:
+        return vector.copy()
 
 
 def shard_records(

@@ -1,12 +1,13 @@
 """What a test does to a rank's process before it trains, so that production code needs no hooks for tests.
 
-Each instrument travels to the rank and is installed there (`install`): it wraps functions of the engine at named points. A point has two
-moments, before the call and after its return, so `Kill("charge", "after")` ends the process when a charge is durable and nothing has been
-revealed under it.
+Each instrument travels to the rank and is installed there (`install`): it wraps functions of the engine at named
+points. A point has two moments, before the call and after its return, so `Kill("charge", "after")` ends the process
+when a charge is durable and nothing has been revealed under it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from tensorguard.aggregation import reduce
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.data.shard import Shard
 from tensorguard.engine import step as step_module
 from tensorguard.engine import worker
 from tensorguard.engine.charging import Charging
+from tensorguard.engine.config import WorkerConfig
 from tensorguard.engine.saving import Saver
 from tensorguard.engine.step import PrivateStep
 from tensorguard.engine.stopping import Stop
@@ -49,10 +50,10 @@ POINTS: dict[str, tuple[Any, str]] = {
     "prune": (Saver, "_prune"),
     "outcome": (FileLedger, "record_outcome"),
 }
-"""Where a process can be stopped. The first six are passed by every rank in each step, the others by rank 0 alone, but for reveal, verify
-and apply."""
+"""Where a process can be stopped, in the order in which a run comes to them. Rank 0 passes all of them."""
 
 EVERY_RANK = ("gradients", "allow", "agree", "reveal", "verify", "apply")
+"""The points that every rank passes, once in each step."""
 
 
 class Instrument(Protocol):
@@ -204,7 +205,7 @@ class StopDuring:
 
 @dataclass(frozen=True)
 class KeepTotals:
-    """Rank 0 writes every revealed total to `totals-<incarnation's pid>.npy`-like files: `totals/<pid>-<number>.npy`."""
+    """Rank 0 keeps every revealed total, uint32 [d], as `totals/<process>-<number>.npy`."""
 
     def install(self, rank: int, directory: Path) -> None:
         if rank:
@@ -219,6 +220,22 @@ class KeepTotals:
             count += 1
 
         wrap("reveal", after=keep)
+
+
+@dataclass(frozen=True)
+class KeepWeights:
+    """Every rank writes to `weights-<rank>` a hash of its trained parameters after each step."""
+
+    def install(self, rank: int, directory: Path) -> None:
+        file = os.open(directory / f"weights-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        apply = PrivateStep._apply
+
+        def applying(step: PrivateStep, *args: Any) -> None:
+            apply(step, *args)
+            weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.parameters)
+            os.write(file, (hashlib.sha256(weights).hexdigest() + "\n").encode())
+
+        PrivateStep._apply = applying  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -243,6 +260,17 @@ class OtherGrid:
 
 
 @dataclass(frozen=True)
+class OtherKey:
+    """One rank holds another job key than the rest."""
+
+    rank: int
+
+    def install(self, rank: int, directory: Path) -> None:
+        if rank == self.rank:
+            WorkerConfig.job_key = lambda _config: bytes(32)  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
 class OpenDraws:
     """Every rank writes to `draws-<rank>` how many units each of its steps drew."""
 
@@ -253,19 +281,6 @@ class OpenDraws:
             os.write(file, f"{len(units)}\n".encode())
 
         wrap("gradients", before=note)
-
-
-@dataclass(frozen=True)
-class LongerStep:
-    """`rank` draws a unit more than its shard has, which fails in the middle of training on this rank alone."""
-
-    rank: int
-
-    def install(self, rank: int, directory: Path) -> None:
-        if rank != self.rank:
-            return
-        length = Shard.__len__
-        Shard.__len__ = lambda shard: length(shard) + 1  # type: ignore[method-assign]
 
 
 def kill(directory: Path, rank: int, everybody: bool) -> None:

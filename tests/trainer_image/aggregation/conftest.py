@@ -71,7 +71,7 @@ class ThreadChannel:
 Workers = Callable[[int, Callable[[ThreadChannel], Any]], list[Any]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def outcomes() -> Workers:
     """`outcomes(n, work)`: what `work(channel)` returned or raised on each of n workers."""
 
@@ -92,7 +92,7 @@ def outcomes() -> Workers:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def workers(outcomes: Workers) -> Workers:
     """`workers(n, work)`: what `work(channel)` returned on each of n workers, none of which may fail."""
 

@@ -106,7 +106,7 @@ class FakeEngine:
     ) -> Any:
         self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
         if self.refusal:
-            refused = sys.modules["tensorguard.engine.run"].RunRefused(self.refusal[1])
+            refused = sys.modules["tensorguard.engine.run"].RunRefused(": ".join(filter(None, self.refusal)))
             refused.path = self.refusal[0]
             raise refused
         completed, plan = resolve(job)

@@ -311,7 +311,7 @@ def test_a_process_killed_while_it_charged_leaves_the_charge_or_no_trace(
     assert FileLedger(tmp_path).extends(states[-1].head, states[-1].length)
 
 
-def test_a_charge_is_synced_before_it_returns(
+def test_a_charge_is_on_the_disk_when_it_returns(
     tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, _ = used(tmp_path, spec)

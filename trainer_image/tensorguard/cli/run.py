@@ -120,7 +120,7 @@ def _train(
                     job, output_dir=output_dir, base_dir=base_dir, resume=resume, listener=display.hear, stop=stop
                 )
         except engine.RunRefused as refusal:
-            raise Refused(f"{refusal.path}: {refusal}" if refusal.path else f"tensafe run: {refusal}") from refusal
+            raise Refused(str(refusal) if refusal.path else f"tensafe run: {refusal}") from refusal
         except ManifestError as error:
             raise Refused(str(error)) from error
 

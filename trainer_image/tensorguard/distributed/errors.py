@@ -33,6 +33,7 @@ _FIELDS = {
     "training.weightDecay": "weight_decay",
     "training.warmupRatio": "warmup_ratio",
     "training.maxLength": "max_seq_length",
+    "training.precision": "mixed_precision",
     "training.gradientCheckpointing": "gradient_checkpointing",
     "privacy.targetEpsilon": "dp_config.target_epsilon",
     "privacy.targetDelta": "dp_config.target_delta",
@@ -42,6 +43,7 @@ _FIELDS = {
     "checkpoint.everySteps": "checkpoint_frequency",
     "cluster.workers": "num_workers",
     "cluster.worker.cpus": "resources_per_worker['CPU']",
+    "cluster.worker": "resources_per_worker",
     "worker.gpus": "resources_per_worker['GPU']",
     "cluster.worker.gpus": "resources_per_worker['GPU']",
 }

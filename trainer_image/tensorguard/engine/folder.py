@@ -18,20 +18,25 @@ WORK = ".work"
 """Shards, and what Ray Train keeps; it goes when the run ends."""
 
 
-class FolderBusy(Exception):
-    """Another run is at work in the folder. `str()` is a sentence."""
+class FolderUnusable(Exception):
+    """The folder cannot be written to, or another run is at work in it. `str()` is a sentence."""
 
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold the folder, which is made where it does not exist. Raises FolderBusy where another process holds it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold the folder, which is made where it does not exist. Raises FolderUnusable."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise FolderUnusable(
+            f"{directory} cannot be written to: {error.strerror}; name another --output-dir, or mend its permissions"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FolderBusy(
+            raise FolderUnusable(
                 f"another run is at work in {directory}; wait for its end, or name another --output-dir"
             ) from None
         yield

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
-from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.config import ERRORS, WorkerConfig
+from tensorguard.engine.folder import WORK
 
 _SESSION_NOTE = ".ray-session"
+_PREFIX = "tensafe-"
 _OBJECT_STORE_BYTES = 512 * 2**20
 COLLECTIVE_TIMEOUT_SECONDS = 300
 
@@ -31,6 +33,20 @@ class RayTimeoutError(TimeoutError):
     """The cluster had no room for all workers within the time that was given. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
+
+
+class WorkersFailed(RuntimeError):
+    """The workers failed once more than they may be restarted. Ray's own words are not repeated: they quote the
+    workers' exceptions, which may quote records.
+    """
+
+    reason: ClassVar[Reason] = Reason.WORKER_LOST
+
+    def __init__(self, restarts: int) -> None:
+        super().__init__(
+            f"the workers failed, after {restarts} restarts; see {ERRORS.format(rank='N')} in the run's folder for "
+            "why, mend that, and resume"
+        )
 
 
 @contextmanager
@@ -49,10 +65,10 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         yield
         return
     note = run_directory / _SESSION_NOTE
-    if note.exists():
+    if note.exists() and _PREFIX in note.read_text():
         shutil.rmtree(note.read_text(), ignore_errors=True)
     # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters.
-    session = Path(tempfile.mkdtemp(prefix="tensafe-"))
+    session = Path(tempfile.mkdtemp(prefix=_PREFIX))
     note.write_text(str(session))
     try:
         ray.init(
@@ -79,15 +95,16 @@ def fit(
 
     Raises:
         RayTimeoutError: where there is no room for the workers within `timeout`.
-        ray.train.TrainingFailedError: after `max_restarts` restarts of the whole group.
+        WorkersFailed: after `max_restarts` restarts of the whole group.
     """
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
     resources = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
     seconds = timeout or COLLECTIVE_TIMEOUT_SECONDS
     _wait_for_room([resources] * workers, seconds)
-    storage = tempfile.mkdtemp(prefix="tensafe-train-")
+    storage = config.directory / WORK / "ray-train"
+    shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
     trainer = TorchTrainer(
         _worker_main,
         train_loop_config={"config": asdict(config)},
@@ -97,14 +114,14 @@ def fit(
             resources_per_worker=resources,
         ),
         run_config=RunConfig(
-            name="attempt", storage_path=storage, failure_config=FailureConfig(max_failures=max_restarts)
+            name="attempt", storage_path=str(storage), failure_config=FailureConfig(max_failures=max_restarts)
         ),
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo", timeout_s=int(seconds)),
     )
     try:
         trainer.fit()
-    finally:
-        shutil.rmtree(storage, ignore_errors=True)
+    except TrainingFailedError as error:
+        raise WorkersFailed(max_restarts) from error
 
 
 def _wait_for_room(bundles: list[dict[str, float]], seconds: float) -> None:

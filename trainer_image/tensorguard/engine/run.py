@@ -32,7 +32,7 @@ from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing
-from tensorguard.engine.folder import WORK, FolderBusy, alone_in, write_private
+from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
 from tensorguard.engine.local import fit, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
@@ -153,7 +153,7 @@ class _Run:
                 "name another place, or move it away",
             )
         uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
-        self.ledger_spec = self._ledger_spec(uid)
+        self.ledger_spec = ledger_spec(self.job, self.plan, uid)
         if earlier is not None:
             self._check_same(earlier)
             self.attempt = earlier.attempt + 1
@@ -252,21 +252,6 @@ class _Run:
                 f"resume with the manifest {self.directory / MANIFEST}, or name another --output-dir",
             )
 
-    def _ledger_spec(self, uid: str) -> LedgerSpec:
-        spec = self.job.spec
-        return LedgerSpec(
-            job_name=self.job.metadata.name,
-            job_uid=uid,
-            lineage=spec.dataset.lineage,
-            mechanism=self.plan.mechanism,
-            unit_at_least=spec.dataset.unit.at_least,
-            planned_steps=self.plan.steps,
-            reserve_steps=self.plan.reserve_steps,
-            target_epsilon=spec.privacy.target_epsilon,
-            delta=self.plan.delta,
-            accountant=self.plan.accountant,
-        )
-
     def _open_ledger(self) -> None:
         assert self.ledger_spec is not None
         if not (self.directory / LEDGER).exists():
@@ -330,6 +315,23 @@ class _Run:
 
     def _tell(self, what: str) -> None:
         self._log.write(Preparing(time.time(), what))
+
+
+def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
+    """What the ledger of `job` is opened with."""
+    spec = job.spec
+    return LedgerSpec(
+        job_name=job.metadata.name,
+        job_uid=uid,
+        lineage=spec.dataset.lineage,
+        mechanism=plan.mechanism,
+        unit_at_least=spec.dataset.unit.at_least,
+        planned_steps=plan.steps,
+        reserve_steps=plan.reserve_steps,
+        target_epsilon=spec.privacy.target_epsilon,
+        delta=plan.delta,
+        accountant=plan.accountant,
+    )
 
 
 def cpus_of(job: TenSafeTrainingJob) -> float:
@@ -398,7 +400,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
     try:
         with alone_in(directory):
             yield
-    except FolderBusy as error:
+    except FolderUnusable as error:
         raise RunRefused("", str(error)) from error
 
 

@@ -80,25 +80,25 @@ class Worker:
 
     def __init__(self, config: WorkerConfig, channel: Channel, device: torch.device) -> None:
         torch.set_num_threads(config.threads)
-        self._config = config
+        self.config = config
         self._channel = channel
         self._device = device
         self._ledger = FileLedger(config.directory, lock_wait_seconds=LOCK_WAIT_SECONDS) if channel.rank == 0 else None
         self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
         self._stop = Stop.of(config.directory)
-        self._step: PrivateStep | None = None
+        self.private_step: PrivateStep | None = None
         self._saved_at = 0
         self._began_sealed = False
 
     def begin(self) -> None:
         """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
         check_wraps(self._channel)
-        parts = self._parts = together(self._channel, lambda: build(self._config, self._channel.rank, self._device))
+        parts = self.parts = together(self._channel, lambda: build(self.config, self._channel.rank, self._device))
         claim = together(self._channel, self._claim)
         claim = Claim.unpack(self._channel.gather(claim.pack())[0])
         session = Session(
-            job=self._config.job_uid,
-            attempt=self._config.attempt,
+            job=self.config.job_uid,
+            attempt=self.config.attempt,
             incarnation=claim.incarnation,
             workers=self._channel.size,
             colluders=parts.plan.mechanism.colluders,
@@ -107,9 +107,9 @@ class Worker:
         self._at = claim.step
         self._saved_at = claim.step
         self._began_sealed = claim.checkpoint == FINAL
-        job_key = self._config.job_key()
+        job_key = self.config.job_key()
         mechanism = parts.plan.mechanism
-        self._step = PrivateStep(
+        self.private_step = PrivateStep(
             channel=self._channel,
             pairs=agree(self._channel, session, job_key),
             agreement=HeaderAgreement(self._channel, session, job_key),
@@ -127,22 +127,22 @@ class Worker:
             verify=parts.job.spec.aggregation.verify,
             stop=self._stop,
         )
-        self._tell(Started(time.time(), self._config.attempt, claim.incarnation, claim.step))
+        self._tell(Started(time.time(), self.config.attempt, claim.incarnation, claim.step))
 
     def work(self) -> None:
         """Step until the plan is done, the budget is spent, or a stop is asked for."""
-        assert self._step is not None
-        plan = self._parts.plan
+        assert self.private_step is not None
+        plan = self.parts.plan
         while self._at < plan.steps:
-            verdict = self._step.run(self._at)
+            verdict = self.private_step.run(self._at)
             if verdict is Verdict.STOP:
                 return self._interrupted()
             if verdict is Verdict.EXHAUSTED:
                 return self._exhausted()
             self._at += 1
-            if self._parts.private is not None:
-                self._parts.private.note_step(self._at, self._parts.clipper)
-            self._tell(Stepped(time.time(), self._at, self._step.charging.charged))
+            if self.parts.private is not None:
+                self.parts.private.note_step(self._at, self.parts.clipper)
+            self._tell(Stepped(time.time(), self._at, self.private_step.charging.charged))
             if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
                 self._evaluate()
             if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
@@ -151,18 +151,18 @@ class Worker:
 
     def end(self, reason: Reason, message: str) -> None:
         """Tell how the attempt ended."""
-        self._tell(Ended(time.time(), self._config.attempt, reason.value, message))
+        self._tell(Ended(time.time(), self.config.attempt, reason.value, message))
 
     def note_traceback(self) -> None:
         """Keep the present exception for the run's owner, before Ray restarts the group."""
-        path = self._config.directory / ERRORS.format(rank=self._channel.rank)
+        path = self.config.directory / ERRORS.format(rank=self._channel.rank)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
-            file.write(f"{time.ctime()}, attempt {self._config.attempt}\n{traceback.format_exc()}\n")
+            file.write(f"{time.ctime()}, attempt {self.config.attempt}\n{traceback.format_exc()}\n")
 
     def close(self) -> None:
         """Let go of the thread, the ledger and the log."""
-        if self._step is not None:
-            self._step.close()
+        if self.private_step is not None:
+            self.private_step.close()
         if self._ledger is not None:
             self._ledger.close()
         if self._log is not None:
@@ -174,19 +174,19 @@ class Worker:
             return Claim(0, 0, "", "")
         self._ledger.wait_until_free()
         state = self._ledger.read()
-        check_not_rolled_back(self._parts.store, self._ledger)
-        release = latest(self._parts.store, state)
+        check_not_rolled_back(self.parts.store, self._ledger)
+        release = latest(self.parts.store, state)
         step = release.step if release else 0
         self._check_progress(state, step)
         holder = f"{os.uname().nodename}/{os.getpid()}"
-        state = self._ledger.claim(attempt=self._config.attempt, holder=holder, from_step=step)
-        self._ledger.record_dataset(self._config.dataset_digest)
-        self._parts.store.sweep()
+        state = self._ledger.claim(attempt=self.config.attempt, holder=holder, from_step=step)
+        self._ledger.record_dataset(self.config.dataset_digest)
+        self.parts.store.sweep()
         return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
 
     def _check_progress(self, state: LedgerState, step: int) -> None:
         """A restart that made no checkpoint progress is the last one: another would only spend."""
-        restarts = state.claimed_from[1:] if state.attempt == self._config.attempt else ()
+        restarts = state.claimed_from[1:] if state.attempt == self.config.attempt else ()
         if restarts and restarts[-1] == step:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
@@ -196,7 +196,7 @@ class Worker:
             )
 
     def _restore(self, claim: Claim) -> bool:
-        parts = self._parts
+        parts = self.parts
         if claim.checkpoint:
             restore(parts.store, claim.checkpoint, claim.digest, parts.model, parts.optimizer)
         return True
@@ -207,15 +207,15 @@ class Worker:
             self._save()
         if self._ledger is not None:
             self._ledger.record_outcome("Suspended")
-        self.end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self._parts.plan.steps}")
+        self.end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self.parts.plan.steps}")
 
     def _exhausted(self) -> None:
         """The next step would pass the target: end with what there is, or fail, as the manifest says."""
-        plan = self._parts.plan
+        plan = self.parts.plan
         sentence = (
             f"step {self._at + 1} of {plan.steps} would pass spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
         )
-        if self._parts.job.spec.privacy.on_budget_exhausted == "Fail":
+        if self.parts.job.spec.privacy.on_budget_exhausted == "Fail":
             return self.end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
         return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, sentence)
 
@@ -234,7 +234,7 @@ class Worker:
 
     def _evaluate(self) -> None:
         """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
-        parts = self._parts
+        parts = self.parts
         asked = parts.job.spec.evaluation
         if parts.evaluation is None or asked is None or (asked.visibility == "Private" and parts.private is None):
             return
@@ -258,7 +258,7 @@ class Worker:
         self._saved_at = self._at
         if self._ledger is None:
             return
-        parts = self._parts
+        parts = self.parts
         saver = Saver(
             store=parts.store,
             ledger=self._ledger,

@@ -52,6 +52,12 @@ class Fenced(LedgerError):
     """A later incarnation has claimed the ledger; this one may no longer spend."""
 
 
+class DatasetChanged(LedgerError):
+    """The data set is not the one that the ledger was opened for."""
+
+    reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
+
+
 class LedgerSpec(Frozen):
     """Everything the claim rests on, frozen when the job is admitted."""
 
@@ -146,7 +152,7 @@ class Ledger(Protocol):
         ...
 
     def record_dataset(self, digest: str) -> LedgerState:
-        """Note the data set's keyed digest; the same one again changes nothing, another one raises LedgerError."""
+        """Note the data set's keyed digest; the same one again changes nothing, another one raises DatasetChanged."""
         ...
 
     def record_release(self, release: Release) -> LedgerState:

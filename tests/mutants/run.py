@@ -1,0 +1,136 @@
+"""`make mutants`: shows that the privacy tests can fail.
+
+Each mutation of `mutations.py` is made in a copy of the source tree, never in the working tree, and each of its tests
+must turn red there. Exit code 1 where a test stays green (it guards nothing), where it is red already without the
+mutation, or where a mutation's text is no longer in the source.
+
+    python tests/mutants/run.py [WORDS...]     only the mutations with one of these words in their name
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mutations import MUTATIONS, Edit, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("crds", "trainer_image", "tests", "pyproject.toml")
+_RED = re.compile(r"^FAILED (.+?)(?:\[.*)?(?: - .*)?$", re.MULTILINE)
+"""A line of pytest's summary: the test's node id, without its parameters."""
+
+
+class Copy:
+    """A copy of the source tree, in which tests are run against the copy."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            else:
+                shutil.copy(source, root / part)
+        paths = [str(root / "crds"), str(root / "trainer_image")]
+        # Bytecode would be taken for current when a file changes twice within a second and keeps its size.
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def check_imports(self) -> None:
+        """Raise unless it is the copy's packages that Python imports."""
+        code = "import tensafe_api, tensorguard; print(tensafe_api.__file__, tensorguard.__file__, sep='\\n')"
+        found = self._python("-c", code).stdout.splitlines()
+        if not found or not all(Path(file).is_relative_to(self._root) for file in found):
+            raise SystemExit(f"the copy is not what is imported, but {found}: no mutation would be seen")
+
+    def red(self, tests: tuple[str, ...]) -> set[str]:
+        """Those of `tests` that fail.
+
+        Raises:
+            ValueError: where pytest could not run them.
+        """
+        done = self._python("-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", *tests)
+        if done.returncode not in (0, 1) or " error" in done.stdout.splitlines()[-1]:
+            raise ValueError(f"the tests could not be run: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+        return {match[1] for match in _RED.finditer(done.stdout)}
+
+    def make(self, edits: tuple[Edit, ...]) -> dict[Path, str]:
+        """Make the edits, and return what was there before.
+
+        Raises:
+            ValueError: naming the file in which a text does not occur exactly once.
+        """
+        before: dict[Path, str] = {}
+        for edit in edits:
+            path = self._root / edit.file
+            text = path.read_text()
+            before.setdefault(path, text)
+            if text.count(edit.old) != 1:
+                self.undo(before)
+                raise ValueError(f"{edit.file} no longer has this text once: {edit.old.strip().splitlines()[0]}")
+            path.write_text(text.replace(edit.old, edit.new))
+        return before
+
+    @staticmethod
+    def undo(before: dict[Path, str]) -> None:
+        for path, text in before.items():
+            path.write_text(text)
+
+    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self._root,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+def verdict(copy: Copy, mutation: Mutation) -> list[str]:
+    """What is wrong with a mutation's tests: nothing, where each turned red."""
+    try:
+        before = copy.make(mutation.edits)
+    except ValueError as error:
+        return [str(error)]
+    try:
+        red = copy.red(mutation.tests)
+    except ValueError as error:
+        return [str(error)]
+    finally:
+        copy.undo(before)
+    return [f"{test} stayed green" for test in mutation.tests if test not in red]
+
+
+def main(words: list[str]) -> int:
+    chosen = [mutation for mutation in MUTATIONS if not words or any(word in mutation.name for word in words)]
+    if not chosen:
+        raise SystemExit(f"no mutation has {' or '.join(words)} in its name")
+    with tempfile.TemporaryDirectory(prefix="tensafe-mutants-") as directory:
+        copy = Copy(Path(directory).resolve())
+        copy.check_imports()
+        tests = tuple(dict.fromkeys(test for mutation in chosen for test in mutation.tests))
+        if red := copy.red(tests):
+            raise SystemExit("\n".join(["red without any mutation, so mend these first:", *sorted(red)]))
+        failed = 0
+        for mutation in chosen:
+            troubles = verdict(copy, mutation)
+            failed += bool(troubles)
+            print(f"{'SURVIVED' if troubles else 'killed':<9} {mutation.name}", flush=True)
+            for trouble in troubles:
+                print(f"          {trouble}")
+    print(f"{len(chosen) - failed} of {len(chosen)} mutations were noticed by each of their tests")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+"""An engine that trains nothing, yet charges a real ledger and tells real events; and a configuration to change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
+from tensorguard.engine import run as engine
+from tensorguard.engine.events import Ended, Evaluated, Event, Listener, Started, Stepped
+from tensorguard.engine.status import exit_code_of, fold_status
+from tensorguard.ledger.contract import Release
+from tensorguard.ledger.file import FileLedger
+
+
+@dataclass
+class FakeEngine:
+    """Stands in for `tensorguard.engine.run.run`; the attributes say how its run goes."""
+
+    reason: Reason = Reason.COMPLETED
+    message: str = ""
+    losses: tuple[float, ...] = ()
+    refusal: Exception | None = None
+    at_step: Callable[[int], None] = lambda step: None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(
+        self, job: TenSafeTrainingJob, *, output_dir: Path, listener: Listener, stop: Any, **others: Any
+    ) -> engine.RunResult:
+        self.calls.append({"job": job, "output_dir": output_dir, "stop": stop, **others})
+        if self.refusal:
+            raise self.refusal
+        job, plan = resolve(job)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        ledger = (
+            FileLedger(output_dir)
+            if others["resume"]
+            else FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))
+        )
+        state = ledger.read()
+        begun = state.releases[-1].step if state.releases else 0
+        attempt = state.attempt + 1
+        ledger.claim(attempt=attempt, holder="fake", from_step=begun)
+        events: list[Event] = []
+
+        def tell(event: Event) -> None:
+            events.append(event)
+            listener(event)
+
+        tell(Started(time.time(), attempt, 1, begun))
+        ended = Ended(time.time(), attempt, self.reason.value, self.message)
+        for step in range(begun + 1, plan.steps + 1):
+            if stop:
+                ended = Ended(time.time(), attempt, Reason.INTERRUPTED.value, "stopped on request")
+                break
+            charged = ledger.charge(1).steps_charged
+            self.at_step(step)
+            tell(Stepped(time.time(), step, charged))
+            if step <= len(self.losses):
+                tell(Evaluated(time.time(), step, self.losses[step - 1], None))
+        if self.reason is not Reason.WORKER_LOST:
+            last = next(event.step for event in reversed(events) if isinstance(event, Stepped))
+            uri = f"{job.spec.checkpoint.uri}/step-{last}"
+            Path(uri).mkdir(parents=True)
+            (Path(uri) / "manifest.json").touch()
+            ledger.record_release(Release(last, attempt, uri, "sha256:0", "sha256:0", ended.reason == "Completed"))
+        tell(ended)
+        state = ledger.read()
+        ledger.close()
+        status = fold_status(job, plan, state, events, ended)
+        return engine.RunResult(job.model_copy(update={"status": status}), exit_code_of(Reason(ended.reason)))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """The fake engine, in the place of the real one."""
+    found = FakeEngine()
+    monkeypatch.setattr(engine, "run", found.run)
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., TenSafeTrainingConfig]:
+    """Makes a configuration of ten steps an epoch over 200 records, with changes."""
+
+    def make(**changes: Any) -> TenSafeTrainingConfig:
+        fields: dict[str, Any] = {
+            "model_name": "acme/Tiny-BERT_v2",
+            "num_labels": 2,
+            "num_epochs": 1,
+            "per_device_batch_size": 5,
+            "gradient_accumulation_steps": 2,
+            "num_workers": 2,
+            "checkpoint_dir": tmp_path / "checkpoints",
+            "unit_at_least": 200,
+            "dp_config": DistributedDPConfig(target_epsilon=8.0),
+        }
+        return TenSafeTrainingConfig(**(fields | changes))
+
+    return make

@@ -1,0 +1,100 @@
+"""The accountant of the guide: reference values, composition of unlike steps, a second opinion."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant
+
+from tensorguard.distributed import ConfigurationError, DistributedRDPAccountant
+
+
+def of(noise: float, rate: float, steps: int, delta: float) -> float:
+    accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=delta)
+    accountant.step(noise_multiplier=noise, sample_rate=rate, steps=steps)
+    epsilon, at = accountant.get_epsilon()
+    assert at == delta
+    return epsilon
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta", "epsilon"),
+    [
+        (1.5, 0.04, 2250, 1e-5, 7.32934),
+        (1.3, 0.0025, 6000, 1e-5, 0.72422),
+        (1.0, 1e-3, 30000, 1e-7, 1.41550),
+    ],
+)
+def test_reference_values(noise: float, rate: float, steps: int, delta: float, epsilon: float) -> None:
+    assert of(noise, rate, steps, delta) == pytest.approx(epsilon, abs=1e-3)
+
+
+def test_unlike_steps_add_at_each_order() -> None:
+    kinds = [(1.0, 0.01, 300), (1.5, 0.04, 200), (0.8, 0.002, 1000)]
+    accountant = DistributedRDPAccountant(8.0, 1e-5)
+    by_hand, opacus = RdpAccountant(), RDPAccountant()
+    for noise, rate, steps in kinds:
+        for part in (steps // 2, steps - steps // 2):
+            accountant.step(noise_multiplier=noise, sample_rate=rate, steps=part)
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        by_hand.compose(event, steps)
+        opacus.history.append((noise, rate, steps))
+    epsilon, _ = accountant.get_epsilon()
+    assert epsilon == pytest.approx(by_hand.get_epsilon(1e-5), rel=1e-4) and epsilon >= by_hand.get_epsilon(1e-5)
+    assert epsilon == pytest.approx(opacus.get_epsilon(1e-5), abs=2e-3)
+    alone = [of(noise, rate, steps, 1e-5) for noise, rate, steps in kinds]
+    assert math.sqrt(sum(value**2 for value in alone)) != pytest.approx(epsilon, rel=0.02)
+
+
+def test_other_delta_and_steps_between_looks() -> None:
+    accountant = DistributedRDPAccountant(8.0, 1e-5)
+    assert accountant.get_epsilon() == (0.0, 1e-5)
+    for _ in range(3):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+        accountant.get_epsilon()
+    assert accountant.get_epsilon()[0] == pytest.approx(of(1.0, 0.01, 3, 1e-5), rel=1e-9)
+    assert accountant.get_epsilon(1e-7)[0] > accountant.get_epsilon()[0]
+    assert accountant.get_epsilon(target_delta=1e-7)[1] == 1e-7
+
+
+def test_what_remains() -> None:
+    accountant = DistributedRDPAccountant(2.0, 1e-5)
+    accountant.step(noise_multiplier=1.0, sample_rate=0.01, steps=100)
+    spent, _ = accountant.get_epsilon()
+    assert accountant.remaining_epsilon == pytest.approx(2.0 - spent)
+    more = accountant.remaining_steps(noise_multiplier=1.2, sample_rate=0.02)
+    assert more > 0
+    accountant.step(noise_multiplier=1.2, sample_rate=0.02, steps=more)
+    assert accountant.get_epsilon()[0] <= 2.0
+    accountant.step(noise_multiplier=1.2, sample_rate=0.02)
+    assert accountant.get_epsilon()[0] > 2.0
+    assert accountant.remaining_epsilon == 0.0
+    assert accountant.remaining_steps(noise_multiplier=1.2, sample_rate=0.02) == 0
+    assert DistributedRDPAccountant(2.0, 1e-5).remaining_steps(noise_multiplier=9, sample_rate=1e-4, at_most=7) == 7
+
+
+@pytest.mark.parametrize(
+    ("figures", "sentence"),
+    [
+        ({"noise_multiplier": 0}, "noise_multiplier must be a finite number above 0, not 0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be a finite number"),
+        ({"sample_rate": 1.1}, "sample_rate must be above 0 and at most 1"),
+        ({"sample_rate": 0}, "sample_rate must be above 0"),
+        ({"steps": -1}, "steps must be from 0"),
+        ({"steps": 1.5}, "steps must be a whole number"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, float], sentence: str) -> None:
+    accountant = DistributedRDPAccountant(8.0, 1e-5)
+    with pytest.raises(ConfigurationError, match=sentence):
+        accountant.step(**({"noise_multiplier": 1.0, "sample_rate": 0.01} | figures))
+    assert accountant.get_epsilon()[0] == 0.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), ("8", 1e-5)])
+def test_targets_that_cannot_be_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"target_(epsilon|delta) must be"):
+        DistributedRDPAccountant(epsilon, delta)

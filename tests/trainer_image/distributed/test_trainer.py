@@ -1,0 +1,282 @@
+"""`fit` with an engine that trains nothing: what it hands on, calls, returns and raises."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensafe_api.reasons import Reason
+from tensorguard import distributed
+from tensorguard.distributed import (
+    ConfigurationError,
+    DistributedDPConfig,
+    PrivacyBudgetExceeded,
+    RayTimeoutError,
+    TenSafeCallback,
+    TenSafeTrainer,
+    TenSafeTrainingConfig,
+    TrainingFailed,
+)
+from tensorguard.engine.run import RunRefused
+from tensorguard.ledger.file import FileLedger
+
+RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
+Make = Callable[..., TenSafeTrainingConfig]
+
+
+class Recorder(TenSafeCallback):
+    """Writes down its calls; does `act` at each step."""
+
+    def __init__(self, act: Callable[[TenSafeTrainer, int], None] = lambda trainer, step: None) -> None:
+        self.calls: list[tuple[str, int | None]] = []
+        self.epsilons: list[float] = []
+        self._act = act
+
+    def on_train_begin(self, trainer: TenSafeTrainer) -> None:
+        self.calls.append(("begin", None))
+
+    def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
+        assert trainer.step == step
+        self.calls.append(("step", step))
+        self.epsilons.append(trainer.epsilon_spent)
+        self._act(trainer, step)
+
+    def on_epoch_end(self, trainer: TenSafeTrainer, epoch: int) -> None:
+        self.calls.append(("epoch", epoch))
+
+    def on_train_end(self, trainer: TenSafeTrainer) -> None:
+        self.calls.append(("end", None))
+
+
+def test_public_face() -> None:
+    assert sorted(distributed.__all__) == [
+        "ConfigurationError",
+        "DistributedDPConfig",
+        "DistributedRDPAccountant",
+        "PrivacyBudgetExceeded",
+        "RayTimeoutError",
+        "SecureAggregationConfig",
+        "TenSafeCallback",
+        "TenSafeResult",
+        "TenSafeTrainer",
+        "TenSafeTrainingConfig",
+        "TrainingFailed",
+    ]
+    assert all(hasattr(distributed, name) for name in distributed.__all__)
+
+
+def test_result_tells_what_was_spent_and_learned(fake: Any, config: Make, tmp_path: Path) -> None:
+    fake.losses = (0.9, 0.5, 0.7)
+    result = TenSafeTrainer(config()).fit(RECORDS, eval_dataset=RECORDS[:10])
+    privacy = result.job.status.privacy
+    assert result.phase == "Succeeded"
+    assert result.metrics["dp_epsilon"] == float(privacy.epsilon_claimed) > 0
+    assert result.metrics["dp_delta"] == 0.0005
+    assert (result.metrics["best_eval_loss"], result.metrics["final_eval_loss"]) == (0.5, 0.7)
+    assert result.metrics["steps"] == result.metrics["total_steps"] == 10
+    assert result.checkpoint == str(tmp_path / "checkpoints" / "step-10")
+    assert result.output_dir == tmp_path / "checkpoints" / "run"
+
+
+def test_engine_gets_data_folder_and_timeout(fake: Any, config: Make, tmp_path: Path) -> None:
+    held_out = RECORDS[:5]
+    TenSafeTrainer(config(ray_timeout=30, output_dir=tmp_path / "run")).fit(RECORDS, held_out)
+    (call,) = fake.calls
+    assert call["sources"].train is RECORDS and call["sources"].evaluation is held_out
+    assert (call["output_dir"], call["timeout"], call["resume"]) == (tmp_path / "run", 30, False)
+
+
+def test_callbacks_in_order_and_epsilon_is_that_of_the_ledger(fake: Any, config: Make) -> None:
+    heard = Recorder()
+    trainer = TenSafeTrainer(config(num_epochs=2), [heard])
+    assert trainer.epsilon_spent == 0.0 and trainer.total_steps == 0
+    result = trainer.fit(RECORDS)
+    steps = [("step", step) for step in range(1, 21)]
+    assert heard.calls == [
+        ("begin", None),
+        *steps[:10],
+        ("epoch", 1),
+        *steps[10:],
+        ("epoch", 2),
+        ("end", None),
+    ]
+    assert heard.epsilons == sorted(heard.epsilons) and len(set(heard.epsilons)) == 20
+    assert heard.epsilons[-1] == trainer.epsilon_spent <= result.metrics["dp_epsilon"] <= 8
+    assert trainer.total_steps == 20
+
+
+def test_epochs_that_are_no_whole_number_of_steps(fake: Any, config: Make) -> None:
+    heard = Recorder()
+    TenSafeTrainer(config(num_epochs=3, unit_at_least=210), [heard]).fit(RECORDS)  # 10.5 steps an epoch
+    assert len(heard.epsilons) == 32
+    at = [heard.calls[i - 1][1] for i, call in enumerate(heard.calls) if call[0] == "epoch"]
+    assert at == [11, 21, 32]
+
+
+def test_epsilon_is_never_below_the_charges_while_a_step_is_under_way(fake: Any, config: Make) -> None:
+    seen: list[float] = []
+    trainer = TenSafeTrainer(config())
+    fake.at_step = lambda step: seen.append(trainer.epsilon_spent)  # charged, and not yet told
+    trainer.fit(RECORDS)
+    assert seen[0] > 0 and seen[-1] == trainer.epsilon_spent
+
+
+def test_stop_from_a_callback(fake: Any, config: Make) -> None:
+    heard = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
+    result = TenSafeTrainer(config(), [heard]).fit(RECORDS)
+    assert result.phase == "Suspended"
+    assert result.metrics["steps"] == 3
+    assert result.metrics["dp_epsilon"] > result.metrics["dp_epsilon_spent"] > 0
+    assert heard.calls[-1] == ("end", None)
+
+
+def test_stop_without_a_training() -> None:
+    config = TenSafeTrainingConfig(model_name="m", dp_config=DistributedDPConfig(target_epsilon=1))
+    with pytest.raises(ConfigurationError, match="call fit first"):
+        TenSafeTrainer(config).stop()
+
+
+def test_callback_that_raises_stops_the_run_and_is_raised_again(fake: Any, config: Make, tmp_path: Path) -> None:
+    def fail(trainer: TenSafeTrainer, step: int) -> None:
+        if step == 4:
+            raise LookupError("tracker is gone")
+
+    first, second = Recorder(fail), Recorder()
+    with pytest.raises(LookupError, match="tracker is gone") as raised:
+        TenSafeTrainer(config(), [first, second]).fit(RECORDS)
+    assert fake.calls[0]["stop"]
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases[-1].step == 4
+    assert "stopped after step 4" in raised.value.__notes__[0] and "resume_from_checkpoint" in raised.value.__notes__[0]
+    assert second.calls[-2:] == [("step", 3), ("end", None)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_seals_first_and_then_has_its_effect(
+    fake: Any, config: Make, tmp_path: Path, number: signal.Signals
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    def own(*_: object) -> None:
+        raise Ended
+
+    before = signal.signal(number, own)
+    try:
+        heard = Recorder(lambda trainer, step: os.kill(os.getpid(), number) if step == 2 else None)
+        with pytest.raises(Ended) as raised:
+            TenSafeTrainer(config(), [heard]).fit(RECORDS)
+        assert signal.getsignal(number) is own
+    finally:
+        signal.signal(number, before)
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases[-1].step == 2
+    assert "stopped after step 2" in raised.value.__notes__[0]
+
+
+def test_second_ctrl_c_does_not_wait(fake: Any, config: Make, tmp_path: Path) -> None:
+    def twice(step: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    fake.at_step = twice
+    with pytest.raises(KeyboardInterrupt):
+        TenSafeTrainer(config()).fit(RECORDS)
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases == ()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_fit_on_another_thread_leaves_signals_alone(fake: Any, config: Make) -> None:
+    results: list[Any] = []
+    handlers: list[Any] = []
+    fake.at_step = lambda step: handlers.append(signal.getsignal(signal.SIGINT))
+    thread = threading.Thread(target=lambda: results.append(TenSafeTrainer(config()).fit(RECORDS)))
+    thread.start()
+    thread.join()
+    assert results[0].phase == "Succeeded"
+    assert set(handlers) == {signal.default_int_handler}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (Reason.PRIVACY_BUDGET_EXCEEDED, PrivacyBudgetExceeded),
+        (Reason.WORKER_LOST, TrainingFailed),
+        (Reason.RESOURCES_MISSING, RayTimeoutError),
+    ],
+)
+def test_failure_is_raised_in_pythons_words(fake: Any, config: Make, reason: Reason, kind: type[Exception]) -> None:
+    fake.reason, fake.message = reason, "step 8 would pass spec.privacy.targetEpsilon (8)"
+    heard = Recorder()
+    with pytest.raises(kind, match=r"step 8 would pass dp_config\.target_epsilon \(8\)") as raised:
+        TenSafeTrainer(config(), [heard]).fit(RECORDS)
+    if isinstance(raised.value, TrainingFailed):
+        assert raised.value.job.status.privacy.steps_charged == 10
+    assert heard.calls[-1] == ("end", None)
+
+
+def test_exhausted_budget_is_a_result(fake: Any, config: Make) -> None:
+    fake.reason = Reason.BUDGET_EXHAUSTED
+    assert TenSafeTrainer(config()).fit(RECORDS).phase == "BudgetExhausted"
+
+
+def test_refusal_is_in_pythons_words(fake: Any, config: Make) -> None:
+    fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
+    with pytest.raises(ConfigurationError, match="go on with it by resume_from_checkpoint, or name another output_dir"):
+        TenSafeTrainer(config()).fit(RECORDS)
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/run", "checkpoints/step-3", "checkpoints/step-3/"])
+def test_resume_by_any_name_of_the_run(fake: Any, config: Make, tmp_path: Path, place: str) -> None:
+    stopper = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
+    trainer = TenSafeTrainer(config(), [stopper])
+    trainer.fit(RECORDS)
+    heard = Recorder()
+    result = TenSafeTrainer(config(), [heard]).fit(RECORDS, resume_from_checkpoint=f"{tmp_path}/{place}")
+    assert fake.calls[1]["resume"] is True
+    assert [step for name, step in heard.calls if name == "step"] == list(range(4, 11))
+    assert heard.epsilons[0] > stopper.epsilons[-1]
+    assert result.metrics["steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("elsewhere", "set checkpoint_dir and output_dir to those of the run"),
+        ("checkpoints/step-2", "the newest checkpoint of that run is"),
+    ],
+)
+def test_resume_from_elsewhere_is_refused(fake: Any, config: Make, tmp_path: Path, place: str, sentence: str) -> None:
+    TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop())]).fit(RECORDS)
+    with pytest.raises(ConfigurationError, match=sentence):
+        TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / place)
+    assert len(fake.calls) == 1
+
+
+def test_resume_from_a_checkpoint_without_a_ledger_is_refused(fake: Any, config: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no ledger at"):
+        TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints" / "step-3")
+
+
+def test_audit_log(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
+    fake.losses = (0.9,)
+    with caplog.at_level(logging.INFO, "tensafe.audit"):
+        TenSafeTrainer(config()).fit(RECORDS, RECORDS[:5])
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
+    assert [line["event"] for line in lines] == ["started", "charged", "evaluated", *["charged"] * 9, "ended"]
+    charges = [line for line in lines if line["event"] == "charged"]
+    assert [line["stepsCharged"] for line in charges] == list(range(1, 11))
+    assert 0 < float(charges[0]["epsilonSpent"]) < float(charges[-1]["epsilonSpent"]) <= 8
+    assert {line["job"] for line in lines} == {"tiny-bert-v2"}
+
+
+def test_audit_log_can_be_left_out(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tensafe.audit"):
+        TenSafeTrainer(config(enable_audit_logging=False)).fit(RECORDS)
+    assert not [record for record in caplog.records if record.name == "tensafe.audit"]
