@@ -27,7 +27,7 @@ AccountantName = Literal["RDP", "PLD"]
 SAMPLER_SHARE_OF_DELTA = 1e-6
 """The share of a job's δ that pays for the noise samplers' computed distance from the discrete Gaussian (the trainer
 refuses to run where
-dimension × steps × workers × distance is above it). A job's ε is computed at δ less this share."""
+dimension × steps × workers × distance × (1 + e^ε) is above it). A job's ε is computed at δ less this share."""
 
 LEAST_SIGMA = 0.05
 """Calibration never goes below this: a target so loose that less noise would do is met with more."""
@@ -146,6 +146,29 @@ def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant:
         delta=job_delta(target_delta),
         accountant=accountant,
     )
+
+
+def claimed_steps(
+    mechanism: Mechanism,
+    *,
+    planned: int,
+    charged: int,
+    target_epsilon: float,
+    target_delta: str,
+    accountant: AccountantName = "RDP",
+) -> int:
+    """The steps to sign off: as many as were planned, since where a run stopped may have depended on what it showed;
+    fewer only where the budget, which looks at no output, could never have allowed them.
+    """
+    possible = steps_within(
+        target_epsilon=target_epsilon,
+        sample_rate=float(mechanism.sample_rate),
+        noise_multiplier=float(mechanism.noise_multiplier),
+        delta=job_delta(target_delta),
+        accountant=accountant,
+        at_most=planned,
+    )
+    return max(charged, possible)
 
 
 def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:

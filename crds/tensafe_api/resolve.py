@@ -65,9 +65,20 @@ class Plan:
         )
         return max(0, within - charged)
 
+    def claimed_steps(self, charged: int) -> int:
+        """The steps to sign off (`accounting.claimed_steps`)."""
+        return accounting.claimed_steps(
+            self.mechanism,
+            planned=self.steps,
+            charged=charged,
+            target_epsilon=self.target_epsilon,
+            target_delta=self.delta,
+            accountant=self.accountant,
+        )
+
     def epsilon_claimed(self, charged: int) -> float:
-        """ε to sign off: of the planned steps at least, since where a run stops may depend on what it showed."""
-        return self.epsilon(max(self.steps, charged))
+        """ε of the steps to sign off."""
+        return self.epsilon(self.claimed_steps(charged))
 
 
 def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
@@ -130,6 +141,12 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         delta=delta,
         accountant=accountant,
     )
+    if not plan.affordable(0, 1):
+        raise _problem(
+            "spec.privacy.noiseMultiplier",
+            f"at σ = {sigma} the first step alone passes spec.privacy.targetEpsilon ({target:g}); "
+            "raise it, or leave it out to have it computed",
+        )
     return _completed(job, plan), plan
 
 

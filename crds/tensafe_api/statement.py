@@ -54,6 +54,7 @@ class Facts:
     mechanism: Mechanism
     unit_at_least: int
     planned_steps: int
+    steps_claimed: int
     delta: str
     accountant: accounting.AccountantName
     steps_charged: int
@@ -76,7 +77,7 @@ class Facts:
 
 def statement(facts: Facts) -> dict[str, Any]:
     """The statement as a JSON object. Its ε are rounded up at three decimals."""
-    claimed = max(facts.planned_steps, facts.steps_charged)
+    claimed = facts.steps_claimed
     mechanism, delta, accountant = facts.mechanism, facts.delta, facts.accountant
     return {
         "schema": SCHEMA,

@@ -32,6 +32,7 @@ FACTS = Facts(
     mechanism=MECHANISM,
     unit_at_least=5000,
     planned_steps=2250,
+    steps_claimed=2250,
     delta="0.00001",
     accountant="RDP",
     steps_charged=1234,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -191,6 +191,7 @@ row = st.lists(st.one_of(spans, st.floats(width=32)), min_size=7, max_size=7)
     x=row,
     at=st.booleans(),
 )
+@example(shards=[{0: [1.0] * 7, 1: [1.0] * 7}, {}], x=[-1e30] * 7, at=False)
 def test_one_more_unit_moves_the_revealed_sum_by_at_most_the_grid(
     shards: list[dict[int, list[float]]], x: list[float], at: bool, workers: Run
 ) -> None:

@@ -40,11 +40,9 @@ class FakeEngine:
             raise self.refusal
         job, plan = resolve(job)
         output_dir.mkdir(parents=True, exist_ok=True)
-        ledger = (
-            FileLedger(output_dir)
-            if others["resume"]
-            else FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))
-        )
+        if not others["resume"]:
+            FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))
+        ledger = FileLedger(output_dir)
         state = ledger.read()
         begun = state.releases[-1].step if state.releases else 0
         attempt = state.attempt + 1

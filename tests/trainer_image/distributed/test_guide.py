@@ -6,12 +6,14 @@ import dataclasses
 import json
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from harness import make_model, records
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from tensafe_api import statement
 from tensorguard.distributed import (
@@ -33,6 +35,14 @@ def code(heading: str) -> str:
     found = re.search(rf"^## {heading}$.*?```python\n(.*?)```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of two CPUs that was there before the training, as in a notebook that reads its data with Ray."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
 
 
 def write_lines(path: str, rows: list[dict[str, Any]]) -> None:
@@ -73,9 +83,7 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.ray
-def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(
-    tmp_path: Path,
-) -> None:
+def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(cluster: None, tmp_path: Path) -> None:
     class Fails(TenSafeCallback):
         def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
             if step == 3:
@@ -85,19 +93,19 @@ def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(
     config = TenSafeTrainingConfig(
         model_name=str(tmp_path / "model"),
         num_labels=2,
-        num_epochs=20,
+        num_epochs=10,
         per_device_batch_size=5,
         gradient_accumulation_steps=2,
         max_seq_length=16,
         checkpoint_dir=tmp_path / "models",
-        checkpoint_frequency=150,
+        checkpoint_frequency=90,
         unit_at_least=200,
         dp_config=DistributedDPConfig(target_epsilon=20.0),
     )
     with pytest.raises(LookupError, match="tracker is gone"):
         TenSafeTrainer(config, [Fails()]).fit(records(240))
     release = FileLedger(tmp_path / "models" / "run").read().releases[-1]
-    assert 3 <= release.step < 200 and not release.final
+    assert 3 <= release.step < 100 and not release.final
 
     class Begins(TenSafeCallback):
         first: int | None = None
@@ -111,11 +119,11 @@ def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(
     result = TenSafeTrainer(config, [begins]).fit(records(240), resume_from_checkpoint=release.uri)
     assert begins.first == release.step + 1
     assert begins.spent > 0
-    assert result.phase == "Succeeded" and result.metrics["steps"] == 200
+    assert result.phase == "Succeeded" and result.metrics["steps"] == 100
 
 
 @pytest.mark.ray
-def test_no_room_for_the_workers(tmp_path: Path) -> None:
+def test_no_room_for_the_workers(cluster: None, tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(
         model_name=str(tmp_path / "model"),
@@ -125,12 +133,13 @@ def test_no_room_for_the_workers(tmp_path: Path) -> None:
         ray_timeout=1,
         dp_config=DistributedDPConfig(target_epsilon=8.0),
     )
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    taken = placement_group([{"CPU": 1}])
+    ray.get(taken.ready())
     try:
         with pytest.raises(RayTimeoutError, match="no room for 2 workers with 1 CPU each within 1 seconds"):
             TenSafeTrainer(config).fit(ray.data.from_items(records(240)))
     finally:
-        ray.shutdown()
+        remove_placement_group(taken)
     assert FileLedger(tmp_path / "models" / "run").read().steps_charged == 0
 
 

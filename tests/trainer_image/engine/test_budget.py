@@ -14,7 +14,7 @@ TOO_LITTLE_NOISE = (
     "spec.training.steps=9",
     "spec.checkpoint.everySteps=4",
     "spec.privacy.noiseMultiplier=0.9",
-    "spec.privacy.targetEpsilon=4.2",
+    "spec.privacy.targetEpsilon=2.5",
 )
 
 
@@ -36,14 +36,14 @@ def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path:
     assert 0 < steps < 9
     stopping.train_alone()
     assert stopping.ended().reason == "BudgetExhausted"
-    assert f"step {steps + 1} of 9 would pass spec.privacy.targetEpsilon (4.2)" in stopping.ended().message
+    assert f"step {steps + 1} of 9 would pass spec.privacy.targetEpsilon (2.5)" in stopping.ended().message
     ledger, status = stopping.ledger(), stopping.status()
     assert ledger.outcome == "BudgetExhausted"
     assert ledger.steps_charged == steps
     assert (ledger.releases[-1].step, ledger.releases[-1].final) == (steps, True)
     assert stopping.store().exists("final")
     assert status.phase == "BudgetExhausted"
-    assert float(status.privacy.epsilon_spent) <= 4.2
+    assert float(status.privacy.epsilon_spent) <= 2.5
 
 
 def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_what_add_takes_is_summed_until_it_is_taken() -> None:
     assert not together.take().any()
 
 
+def test_norms_are_kept_only_where_asked_for_and_are_those_before_clipping() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    plain, telling = clipper(2), GridClipper(2, GRID, 1.0, CPU, keep_norms=True)
+    for one in (plain, telling):
+        one.add(rows.clone(), [1, 2])
+    assert plain.take_norms() == []
+    assert telling.take_norms() == pytest.approx([5.0, 0.5])
+    assert telling.take_norms() == []
+    assert torch.equal(plain.take(), telling.take())
+
+
 def test_no_units_add_nothing() -> None:
     empty = clipper(3)
     empty.add(torch.empty(0, 3), [])
@@ -175,13 +186,16 @@ def test_a_unit_that_rounding_made_too_long_is_rounded_toward_zero(
     assert rounded[1].unique().tolist() == [1 if sign > 0 else -1]
 
 
-@pytest.mark.parametrize("row", [[1.0, 1.0, 1.0], [3e38, 0.0, 0.0], [1.0, 0.0, 0.0]])
+@pytest.mark.parametrize("row", [[1.0] * 16, [3e38] + [0.0] * 15, [1.0] + [0.0] * 15])
 def test_a_unit_that_stays_too_long_is_dropped(row: list[float]) -> None:
-    """The check does not trust the scaling: were the scale twice what it should be, nothing longer than S is added."""
-    made = clipper(3)
+    """The check does not trust the scaling: were the scale twice what it should be, nothing longer than S is added.
+
+    In the first row each coordinate is within S, and only the norm is not.
+    """
+    made = clipper(16)
     made._room *= 2.0
-    kept = [0.25, 0.0, 0.0]
-    assert made.to_grid(torch.tensor([row, kept]), [1, 2])[0].tolist() == [0, 0, 0]
+    kept = [0.25] + [0.0] * 15
+    assert not made.to_grid(torch.tensor([row, kept]), [1, 2])[0].any()
     made.add(torch.tensor([row, kept]), [1, 2])
     assert square(made.take()) > 0
 

@@ -65,13 +65,16 @@ class CheckpointStore:
         """Write a checkpoint whole, replacing one of the same name, and return its digest."""
         listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
         manifest = canonical({"files": listing})
-        if self._local:
-            self._write_local(name, {**files, MANIFEST: manifest})
-        else:
-            self.remove(name)
-            for file, content in files.items():
-                self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
-            self._fs.pipe_file(f"{self._root}/{name}/{MANIFEST}", manifest)
+        try:
+            if self._local:
+                self._write_local(name, {**files, MANIFEST: manifest})
+            else:
+                self.remove(name)
+                for file, content in files.items():
+                    self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
+                self._fs.pipe_file(f"{self._root}/{name}/{MANIFEST}", manifest)
+        except OSError as error:
+            raise CheckpointError(f"{self.uri(name)} could not be written: {_sentence(error)}; {_MAKE_ROOM}") from error
         return digest(manifest)
 
     def read(self, name: str, expected: str | None = None, only: str | None = None) -> dict[str, bytes]:
@@ -137,11 +140,16 @@ class CheckpointStore:
                 out.flush()
                 os.fsync(out.fileno())
         _sync(aside)
-        self.remove(name)
-        aside.rename(Path(self._root) / name)
+        place = Path(self._root) / name
+        if place.exists():  # the old one steps aside by a rename as well, and is swept up later if we are killed here
+            place.rename(Path(self._root) / f"{_ASIDE}old-{name}-{uuid.uuid4().hex}")
+        aside.rename(place)
         _sync(Path(self._root))
+        for old in Path(self._root).glob(f"{_ASIDE}old-{name}-*"):
+            shutil.rmtree(old, ignore_errors=True)
 
 
+_MAKE_ROOM = "make room there, or mend its permissions, and resume"
 _MEND = "move it away to resume from the one before it (the steps since then are charged again)"
 
 

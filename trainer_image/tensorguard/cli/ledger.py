@@ -73,10 +73,17 @@ def _read(directory: Path) -> LedgerState:
 
 def _figures(state: LedgerState) -> dict[str, Any]:
     """Everything that the ledger says, as JSON. ε are floats in full precision, not rounded."""
-    from tensafe_api.accounting import job_epsilon, outsider_epsilon
+    from tensafe_api.accounting import claimed_steps, job_epsilon, outsider_epsilon
 
     spec, charged = state.spec, state.steps_charged
-    claimed = max(charged, spec.planned_steps)
+    claimed = claimed_steps(
+        spec.mechanism,
+        planned=spec.planned_steps,
+        charged=charged,
+        target_epsilon=float(spec.target_epsilon),
+        target_delta=spec.delta,
+        accountant=spec.accountant,
+    )
     return {
         "job": spec.job_name,
         "uid": spec.job_uid,
