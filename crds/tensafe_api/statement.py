@@ -54,7 +54,7 @@ class Facts:
     mechanism: Mechanism
     unit_at_least: int
     planned_steps: int
-    steps_claimed: int
+    target_epsilon: str
     delta: str
     accountant: accounting.AccountantName
     steps_charged: int
@@ -77,13 +77,21 @@ class Facts:
 
 def statement(facts: Facts) -> dict[str, Any]:
     """The statement as a JSON object. Its ε are rounded up at three decimals."""
-    claimed = facts.steps_claimed
+    claimed = accounting.claimed_steps(
+        facts.mechanism,
+        planned=facts.planned_steps,
+        charged=facts.steps_charged,
+        target_epsilon=float(facts.target_epsilon),
+        target_delta=facts.delta,
+        accountant=facts.accountant,
+    )
     mechanism, delta, accountant = facts.mechanism, facts.delta, facts.accountant
     return {
         "schema": SCHEMA,
         "job": {"name": facts.job_name, "uid": facts.job_uid, "attempt": facts.attempt, "step": facts.step},
         "claim": {
             "epsilon": accounting.shown(accounting.job_epsilon(mechanism, claimed, delta, accountant)),
+            "targetEpsilon": facts.target_epsilon,
             "delta": delta,
             "unit": mechanism.unit,
             "unitDefinition": _UNIT[mechanism.unit],

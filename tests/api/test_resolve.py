@@ -237,12 +237,28 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
     # 2^22 steps in a clip norm over two workers: σ must be above 64·√2/2^22.
     least = 64 * math.sqrt(2) / 2**22
     enough, too_little = f"{least * 1.01:.9f}", f"{least * 0.99:.9f}"
-    resolve(job({"spec.privacy.noiseMultiplier": enough}))
+    resolve(job({"spec.privacy.noiseMultiplier": enough, "spec.privacy.targetEpsilon": "1e12"}))
     with pytest.raises(ManifestError) as error:
         resolve(job({"spec.privacy.noiseMultiplier": too_little}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
     assert "below 64 grid steps; raise it" in message
+
+
+def test_noise_under_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.privacy.noiseMultiplier": "0.2", "spec.privacy.targetEpsilon": "1"}))
+    path, message = problem(error)
+    assert path == "spec.privacy.noiseMultiplier"
+    assert "the first step alone passes spec.privacy.targetEpsilon" in message
+
+
+def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job) -> None:
+    _, plan = resolve(job({"spec.privacy.noiseMultiplier": "0.9", "spec.privacy.targetEpsilon": "4"}))
+    assert plan.epsilon(plan.steps) > 4
+    assert 0 < plan.claimed_steps(0) < plan.steps
+    assert plan.epsilon_claimed(0) <= 4
+    assert plan.claimed_steps(plan.steps) == plan.steps, "what was charged is always claimed"
 
 
 def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> None:

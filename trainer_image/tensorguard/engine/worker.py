@@ -288,7 +288,7 @@ def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> F
         mechanism=spec.mechanism,
         unit_at_least=spec.unit_at_least,
         planned_steps=spec.planned_steps,
-        steps_claimed=parts.plan.claimed_steps(state.steps_charged),
+        target_epsilon=spec.target_epsilon,
         delta=spec.delta,
         accountant=spec.accountant,
         steps_charged=state.steps_charged,
