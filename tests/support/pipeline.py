@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from harness import make_causal_model, make_model
 from tensorguard.data.shard import Shard, tokens_table, units_table
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.units import ShardGradients
-from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
@@ -74,28 +73,26 @@ class Pipeline:
         gradients.add_to(clipper, drawn if order is None else list(order), Stop())
         return clipper.take().numpy()
 
-    def with_loss(self, loss: LossFunction) -> PerExampleGradients:
-        """The same model's gradients of another loss. Only one of them can be in use at a time."""
-        self.gradients.close()
-        return PerExampleGradients(self.model, trainable_parameters(self.model), loss)
-
 
 @cache
-def pipeline(task: str, precision: str, dropout: float = 0.3, rows: int = 8) -> Pipeline:
-    """A pipeline, made once for each kind."""
+def pipeline(
+    task: str, precision: str = "fp32", dropout: float = 0.3, rows: int = 8, loss: LossFunction | None = None
+) -> Pipeline:
+    """A pipeline, made once for each kind. `loss` takes the place of the task's own."""
     torch.set_num_threads(1)
-    directory = Path(mkdtemp(prefix="pipeline-"))
-    (make_model if task == "SequenceClassification" else make_causal_model)(directory)
-    source = resolve_model(str(directory), None)
-    base = load_model(source, task, init_seed=1, num_labels=2, pad_token_id=0, precision=precision, device=CPU)
+    with TemporaryDirectory() as directory:
+        (make_model if task == "SequenceClassification" else make_causal_model)(Path(directory))
+        source = resolve_model(directory, None)
+        base = load_model(source, task, init_seed=1, num_labels=2, pad_token_id=0, precision=precision, device=CPU)
     targets = ["query", "value"] if task == "SequenceClassification" else ["q_proj", "v_proj", "down_proj"]
     model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        base.model.get_input_embeddings().weight[POISON] = torch.finfo(torch.float32).max
+        embeddings = base.model.get_input_embeddings().weight
+        embeddings[POISON] = torch.finfo(embeddings.dtype).max
         for _, parameter in trainable_parameters(model):
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task))
+    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(task))
     return Pipeline(task, model, gradients, rows)
 
 
@@ -112,6 +109,3 @@ def make_shard(units: Sequence[Unit], task: str) -> Shard:
 def squared_norm(difference: np.ndarray) -> int:
     """Σk² without overflow."""
     return sum(int(k) * int(k) for k in difference)
-
-
-__all__ = ["CLIP", "GRID", "LENGTH", "POISON", "WORDS", "Pipeline", "pipeline", "record_seeds", "squared_norm"]

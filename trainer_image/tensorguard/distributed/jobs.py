@@ -17,11 +17,10 @@ from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensorguard.distributed.config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
 from tensorguard.distributed.datasets import columns_of, length_of
 from tensorguard.distributed.errors import ConfigurationError, in_python
+from tensorguard.engine.config import COUNTED
 
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"
-COUNTED = "tensafe.io/unit-at-least"
-"""Annotation of a job whose `unit.atLeast` is the true number of records."""
 COUNTED_SENTENCE = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
     "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"

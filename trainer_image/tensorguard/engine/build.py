@@ -25,7 +25,7 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.listing import filesystem_of
 from tensorguard.data.shard import Shard
-from tensorguard.engine.config import WorkerConfig
+from tensorguard.engine.config import COUNTED, WorkerConfig
 from tensorguard.engine.private import PrivateMetrics
 from tensorguard.engine.schedule import schedule
 from tensorguard.engine.together import AttemptFailed
@@ -87,6 +87,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     named = trainable_parameters(model)
     loss_scale = number(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
+    _check_length(job, model)
     report = settle_threads(lambda: _self_test(job, model, gradients, device))
 
     private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
@@ -125,7 +126,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         private=private,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
-        remarks=remarks(report) + vouched,
+        remarks=(*remarks(report), *vouched, *(v for k, v in job.metadata.annotations.items() if k == COUNTED)),
     )
 
 
@@ -205,6 +206,17 @@ def _self_test(
         sum_error=max(report.sum_error for report in reports),
         neighbour_error=max(report.neighbour_error for report in reports),
     )
+
+
+def _check_length(job: TenSafeTrainingJob, model: PeftModel) -> None:
+    """Refuse records longer than the model has positions for."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and job.spec.training.max_length > positions:
+        raise AttemptFailed(
+            Reason.INVALID_MANIFEST,
+            f"spec.training.maxLength: {job.spec.training.max_length} is more than the {positions} positions of "
+            f"{job.spec.model.name}; lower it",
+        )
 
 
 def _vouch_for_noise(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tuple[str, ...]:

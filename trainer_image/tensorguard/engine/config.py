@@ -12,6 +12,8 @@ from pathlib import Path
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 
+COUNTED = "tensafe.io/unit-at-least"
+"""Annotation of a job whose `unit.atLeast` is the true number of records: a sentence, which goes into the statement."""
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
 ERRORS = "errors-rank{rank}.log"

@@ -37,6 +37,7 @@ from tensorguard.engine.local import fit, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.file import LOCK as LEDGER_LOCK
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 
@@ -217,7 +218,8 @@ class _Run:
         """The state of the run that `directory` holds, if it may and must be gone on with."""
         ledger = FileLedger(self.directory, lock_wait_seconds=30.0 if resume else 0.0)
         if not (self.directory / LEDGER).exists():
-            if resume:
+            # A run that ended before its workers began has no ledger: nothing was spent, and a resume begins it.
+            if resume and not ((self.directory / MANIFEST).exists() and not (self.directory / LEDGER_LOCK).exists()):
                 raise RunRefused("", f"{self.directory} holds no run to resume; leave out --resume to begin one")
             return None
         try:

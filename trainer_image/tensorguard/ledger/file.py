@@ -36,6 +36,7 @@ from tensorguard.ledger.contract import (
 from tensorguard.ledger.fold import Entry, fold
 
 NAME = "ledger.jsonl"
+LOCK = "ledger.lock"
 _NO_HEAD = "0" * 64
 _LOCK_POLL_SECONDS = 0.05
 
@@ -46,7 +47,7 @@ class FileLedger:
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
         """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""
         self._path = directory / NAME
-        self._lock_path = directory / "ledger.lock"
+        self._lock_path = directory / LOCK
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
         self._claimed: tuple[int, int] | None = None
