@@ -57,6 +57,11 @@ def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
     return minilm.accuracy(model, test), job_epsilon(plan.mechanism, charged, plan.delta)
 
 
+def _opacus_accuracy(noise_multiplier: float, seed: int) -> float:
+    torch.set_num_threads(1)
+    return next(iter(opacus_sst2.accuracies(noise_multiplier, [seed])))
+
+
 def _rank(config: WorkerConfig, rank: int, store: Path) -> None:
     torch.set_num_threads(1)
     train(config, tensafe_job.join(rank, WORKERS, store), torch.device("cpu"))
@@ -78,10 +83,11 @@ def main() -> int:
         _, plan, _ = tensafe_job.make(Path(scratch) / "plan", corpora.sst2("train"))
         sigma = plan.mechanism.noise_multiplier
         print(f"sigma {sigma}, sampling rate {plan.mechanism.sample_rate}, {plan.steps} steps", flush=True)
-        torch.set_num_threads(WORKERS)
-        theirs = []
-        for seed, found in zip(options.seeds, opacus_sst2.accuracies(float(sigma), options.seeds)):
-            theirs.append(found)
+        with multiprocessing.get_context("spawn").Pool(
+            WORKERS
+        ) as pool:  # one thread each: two would wait for each other
+            theirs = pool.starmap(_opacus_accuracy, [(float(sigma), seed) for seed in options.seeds], chunksize=1)
+        for seed, found in zip(options.seeds, theirs):
             print(f"opacus  seed {seed}: accuracy {found:.4f}", flush=True)
         torch.set_num_threads(1)
         ours = []

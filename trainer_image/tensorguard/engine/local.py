@@ -12,7 +12,9 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -86,6 +88,17 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         ray.shutdown()
         shutil.rmtree(session, ignore_errors=True)
         note.unlink(missing_ok=True)
+
+
+def keep_sigterm() -> None:
+    """Put Python's own SIGTERM handler back, where there is one; does nothing off the main thread.
+
+    When Ray starts it sets a handler in C++, which dumps a stack, calls Python's, and aborts the process three seconds
+    later: too soon to seal a checkpoint.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def fit(

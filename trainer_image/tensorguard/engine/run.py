@@ -33,7 +33,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
-from tensorguard.engine.local import fit, local_ray
+from tensorguard.engine.local import fit, keep_sigterm, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import LedgerError, LedgerSpec, LedgerState
@@ -112,6 +112,7 @@ def run(
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
+            keep_sigterm()
             for event in reader.read():
                 listener(event)
         for event in reader.read():
