@@ -24,8 +24,7 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import JOB_KEY, WorkerConfig
-from tensorguard.engine.run import ledger_spec
+from tensorguard.engine.config import JOB_KEY, WorkerConfig, ledger_spec
 from tensorguard.ledger.file import FileLedger
 
 MANIFEST = """

@@ -69,6 +69,8 @@ def _place(here: dict[str, Any], name: str, kind: Any, value: str, instead: str 
         return None
     try:
         here[name] = _read(kind, value)
+    except yamltext.RepeatedKeyError as repeated:
+        return f'"{repeated}" stands there twice: keep one of them'
     except yaml.YAMLError:
         return f"{value} cannot be read: write a list as [a, b] and a mapping as {{name: value}}"
     if instead:

@@ -22,7 +22,8 @@ NOT_KNOWN = "not known"
 
 _UNIT = {
     "Example": "one record of the data set (one conversation is one record; records are never packed together)",
-    "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used",
+    "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
+    "each record without a user id (null) is a unit of its own",
 }
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "

@@ -49,14 +49,20 @@ def read_value(text: str) -> Any:
     """One value written in YAML, with every scalar left a string.
 
     Raises:
+        RepeatedKeyError: a mapping has one key twice.
         yaml.YAMLError: the text is no YAML.
     """
-    return yaml.load(text, Loader=yaml.BaseLoader)
+    return yaml.load(text, Loader=_StringLoader)
 
 
 def read_scalar(text: str) -> Any:
-    """What a bare scalar is for Kubernetes: a number, a truth value, nothing, or a string."""
-    return yaml.load(text, Loader=_Loader)
+    """What a bare scalar is for Kubernetes: a number, a truth value, nothing, or a string; collections stay text.
+
+    Raises:
+        yaml.YAMLError: the text is no YAML.
+    """
+    value = yaml.load(text, Loader=_Loader)
+    return text if isinstance(value, dict | list) else value
 
 
 def write(value: Any) -> str:
@@ -68,6 +74,10 @@ def write_json(value: Any) -> str:
     """The value as JSON that YAML readers take as well: what YAML calls unprintable, or a line break, is escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+
+
+class RepeatedKeyError(yaml.YAMLError):
+    """A mapping has one key twice; its text is the key."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -93,6 +103,17 @@ class _Loader(yaml.SafeLoader):
                     f'line {line}: "{key}" stands in line {written[key]} already: keep one of them'
                 )
             written.setdefault(key, line)
+        return super().construct_mapping(node, deep)
+
+
+class _StringLoader(yaml.BaseLoader):
+    """Leaves scalars strings, and refuses a key that is written twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                raise RepeatedKeyError(key)
         return super().construct_mapping(node, deep)
 
 

@@ -215,6 +215,7 @@ DECIMAL = 'is not a decimal number such as "8", "0.05" or "2e-4"'
         ({"spec.privacy.targetEpsilon": float("nan")}, f"spec.privacy.targetEpsilon: {DECIMAL}"),
         ({"spec.privacy.targetEpsilon": float("inf")}, f"spec.privacy.targetEpsilon: {DECIMAL}"),
         ({"spec.privacy.targetEpsilon": "0"}, 'spec.privacy.targetEpsilon: "0" must be above 0'),
+        ({"spec.privacy.targetDelta": "1e-320"}, 'spec.privacy.targetDelta: "1e-320" must be at least 1e-300'),
         ({"spec.privacy.targetEpsilon": "1e999"}, 'spec.privacy.targetEpsilon: "1e999" must be below 1e300'),
         ({"spec.privacy.targetDelta": "1"}, 'spec.privacy.targetDelta: "1" must be below 1'),
         (

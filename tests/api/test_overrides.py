@@ -84,6 +84,15 @@ def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
             "spec.lora.layers=[1",
             "--set spec.lora.layers: [1 cannot be read: write a list as [a, b] and a mapping as {name: value}",
         ),
+        (
+            'spec.privacy={targetEpsilon: "1", targetEpsilon: "20"}',
+            '--set spec.privacy: "targetEpsilon" stands there twice: keep one of them',
+        ),
+        (
+            "spec.cluster.env=[{name: A, name: B}]",
+            '--set spec.cluster.env: "name" stands there twice: keep one of them',
+        ),
+        ('spec.cluster.nodeSelector="{zone: 1, zone: 2}"', "spec.cluster.nodeSelector: must be a mapping"),
         ("spec.lora.rank=many", 'spec.lora.rank: must be a whole number without quotes, not "many"'),
         ("spec.privacy.targetEpsilon=nan", 'spec.privacy.targetEpsilon: "nan" is not a decimal number'),
     ],

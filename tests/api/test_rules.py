@@ -66,6 +66,13 @@ EXAMPLES = [
         {"spec.model.chatTemplate": "{{ messages }}"},
     ),
     Example(
+        {"spec.evaluation": {"uri": "s3://clinic/claims/", "visibility": "Public"}},
+        "spec.evaluation.visibility",
+        "evaluation.visibility must not be Public where evaluation.uri is dataset.uri, since the status would show "
+        "exact losses of the private data: write Private, or the uri of a public set",
+        {"spec.evaluation": {"uri": "s3://clinic/claims/", "visibility": "Private"}},
+    ),
+    Example(
         CLASSES,
         "spec.model.numLabels",
         "model.numLabels belongs to SequenceClassification: write it there (the number of classes), and leave it out "
@@ -189,6 +196,9 @@ MORE_REFUSED = [
     {**CLASSES, "spec.model.numLabels": 2, "spec.dataset.columns": TEXT},
     {"spec.cluster.volumes": [{"name": "v", "mountPath": "/v"}]},
     {"spec.privacy.targetDelta": "0.5"},
+    {"spec.evaluation": {"uri": "s3://clinic/claims", "visibility": "Public"}},
+    {"spec.evaluation": {"uri": "file:///data/a/", "visibility": "Public"}, "spec.dataset.uri": "/data/a"},
+    {"spec.evaluation": {"uri": "/data/a", "visibility": "Public"}, "spec.dataset.uri": "file:///data/a/"},
     {"spec.cluster.workers": 1, "spec.aggregation.colludingWorkers": 1},
 ]
 
@@ -208,6 +218,12 @@ def test_rule(example: Example, manifest_with: ManifestWith) -> None:
         parse_job(manifest_with(example.refused))
     assert [str(problem) for problem in refusal.value.problems] == [f"{example.at}: {example.says}"]
     assert parse_job(manifest_with(example.kept)).kind == "TenSafeTrainingJob"
+
+
+@pytest.mark.parametrize("uri", ["s3://clinic/claims/eval/", "s3://clinic/claim", "clinic/claims", "/"])
+def test_another_set_may_be_public(uri: str, manifest_with: ManifestWith) -> None:
+    evaluation = {"uri": uri, "visibility": "Public"}
+    assert parse_job(manifest_with({"spec.evaluation": evaluation})).spec.evaluation
 
 
 def test_every_rule_has_an_example() -> None:

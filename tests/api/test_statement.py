@@ -165,6 +165,12 @@ def test_the_page_shows_everything(facts: Facts) -> None:
         assert f"| {name} | {figure} |" in text
 
 
+def test_the_unit_user_says_what_becomes_of_records_without_one() -> None:
+    assert statement(FACTS)["claim"]["unitDefinition"].endswith(
+        "each record without a user id (null) is a unit of its own"
+    )
+
+
 def test_canonical_json_is_stable() -> None:
     document = statement(FACTS)
     content = canonical(document)

@@ -63,7 +63,7 @@ def test_only_strings_are_decimal_strings(value: object) -> None:
     [
         (values.PositiveDecimal, ["1e-300", "1e299"], ["0", "0.0", "1e-999", "1e300"]),
         (values.NonNegativeDecimal, ["0", "5"], ["1e300"]),
-        (values.OpenFraction, ["1e-9", "0.999"], ["0", "1", "1.0"]),
+        (values.Delta, ["1e-300", "1e-9", "0.999"], ["0", "1e-301", "1e-320", "1", "1.0"]),
         (values.Share, ["0", "0.999"], ["1", "1e0"]),
         (values.Fraction, ["0", "1", "1.0"], ["1.001", "2"]),
     ],

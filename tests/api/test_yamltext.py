@@ -51,6 +51,17 @@ def test_keys_that_are_written_twice_or_are_no_strings_are_reported() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", '{a: 1, "a": 1}', "[{b: {a: 1, a: 2}}]", "a: 1\na: 2"])
+def test_a_value_has_each_key_once(text: str) -> None:
+    with pytest.raises(yamltext.RepeatedKeyError, match=r"^a$"):
+        yamltext.read_value(text)
+    assert yamltext.read_value("[{a: 1}, {a: 2, b: {a: 3}}]") == [{"a": "1"}, {"a": "2", "b": {"a": "3"}}]
+
+
+def test_a_scalar_is_no_collection() -> None:
+    assert yamltext.read_scalar("{a: 1, a: 2}") == "{a: 1, a: 2}"
+
+
 def test_documents_that_are_empty_do_not_count() -> None:
     assert yamltext.read_documents("---\na: 1\n---\n") == ([{"a": 1}], [])
     assert yamltext.read_documents("# nothing\n") == ([], [])

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.peers import opacus_trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.peers import opacus_trainer
 from tensorguard.engine.schedule import schedule
 
 CLIP, EXPECTED = 0.5, 10

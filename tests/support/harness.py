@@ -44,9 +44,8 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec
 from tensorguard.engine.events import Ended, Event, EventReader
-from tensorguard.engine.run import ledger_spec
 from tensorguard.engine.status import fold_status
 from tensorguard.engine.worker import train
 from tensorguard.ledger.contract import LedgerState
@@ -156,6 +155,7 @@ class Job:
     shards: tuple[Path, ...]
     digest: str
     attempt: int = 0
+    job_uid: str = "tiny-uid"
     instruments: tuple[Instrument, ...] = (Journal(),)
 
     @classmethod
@@ -178,7 +178,7 @@ class Job:
     def config(self) -> WorkerConfig:
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
-            job_uid="tiny-uid",
+            job_uid=self.job_uid,
             attempt=self.attempt,
             run_directory=str(self.directory),
             shards=tuple(map(str, self.shards)),
@@ -254,7 +254,7 @@ class Job:
 
     def errors(self) -> str:
         """What the ranks wrote to stderr, and their tracebacks."""
-        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(ERRORS.format(rank="*"))]
+        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(ERRORS.format(who="*"))]
         return "\n".join(path.read_text() for path in sorted(paths))
 
 

@@ -57,6 +57,14 @@ def _in_suspension(name: str) -> Transition:
     )
 
 
+def _spellings(uri: str) -> set[str]:
+    return {start + uri + end for start in ("", "file://") for end in ("", "/")}
+
+
+def _spellings_in_cel(uri: str) -> str:
+    return f"[{uri}, {uri} + '/', 'file://' + {uri}, 'file://' + {uri} + '/']"
+
+
 class Spec(Block):
     """What is asked for."""
 
@@ -127,6 +135,21 @@ class Spec(Block):
             "model.chatTemplate belongs to conversations: write dataset.columns.messages, or leave it out",
             lambda spec: spec.model.chat_template is None or spec.dataset.columns.messages is not None,
             ".model.chatTemplate",
+        ),
+        Rule(
+            # Two URIs that differ by file:// or a slash at the end have a spelling in common. A chain of `map` would
+            # say it more directly, but the API server's estimate of its cost is above the budget of a whole CRD.
+            "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
+            f"!{_spellings_in_cel('self.evaluation.uri')}.exists(uri, "
+            f"uri in {_spellings_in_cel('self.dataset.uri')})",
+            "evaluation.visibility must not be Public where evaluation.uri is dataset.uri, since the status would show "
+            "exact losses of the private data: write Private, or the uri of a public set",
+            lambda spec: (
+                spec.evaluation is None
+                or spec.evaluation.visibility != "Public"
+                or _spellings(spec.evaluation.uri).isdisjoint(_spellings(spec.dataset.uri))
+            ),
+            ".evaluation.visibility",
         ),
     )
     transitions: ClassVar[tuple[Transition, ...]] = (

@@ -14,12 +14,12 @@ from tensafe_api.resources.block import Block, Rule
 from tensafe_api.resources.values import (
     URI,
     Count,
+    Delta,
     Endpoint,
     Flag,
     Fraction,
     NonNegativeDecimal,
     ObjectName,
-    OpenFraction,
     Positive,
     PositiveDecimal,
     Word,
@@ -88,9 +88,10 @@ class Privacy(Block):
     """What the training may tell of one unit, and how that is counted. Adjacency: one unit added or removed."""
 
     target_epsilon: PositiveDecimal = Field(description="The epsilon that training must not exceed.")
-    target_delta: OpenFraction | None = Field(
+    target_delta: Delta | None = Field(
         None,
-        description="The delta of the claim, below 1 / unit.atLeast; default: 1 / (10 x unit.atLeast).",
+        description="The delta of the claim, at least 1e-300 and below 1 / unit.atLeast; default: "
+        "1 / (10 x unit.atLeast).",
     )
     max_grad_norm: PositiveDecimal = Field("1.0", description="Norm to which the gradient of each unit is clipped.")
     noise_multiplier: PositiveDecimal | None = Field(

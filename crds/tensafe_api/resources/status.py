@@ -17,10 +17,10 @@ from tensafe_api.resources.block import StatusBlock, Unique
 from tensafe_api.resources.values import (
     URI,
     Count,
+    Delta,
     Flag,
     Fraction,
     NonNegativeDecimal,
-    OpenFraction,
     Positive,
     PositiveDecimal,
     Text,
@@ -96,7 +96,7 @@ class PrivacyStatus(StatusBlock):
     )
     epsilon_spent: NonNegativeDecimal | None = Field(None, description="Epsilon of the charged steps.")
     target_epsilon: PositiveDecimal | None = Field(None, description="Epsilon that must not be exceeded.")
-    delta: OpenFraction | None = Field(None, description="Delta of every epsilon here.")
+    delta: Delta | None = Field(None, description="Delta of every epsilon here.")
     unit: Text | None = Field(None, description="Whose presence is hidden: Example or User.")
     adjacency: Text | None = Field(None, description="AddOrRemoveOne: data sets that differ by one unit.")
     noise_multiplier: PositiveDecimal | None = Field(

@@ -26,6 +26,8 @@ from tensafe_api.resources.block import Rule
 
 STRING_ERROR = "string"
 """Type of the pydantic error of a string that is not written as its field asks."""
+LEAST_DELTA = 1e-300
+"""The least δ: a float far below it has few digits, and the millionth of it that pays for the noise would be 0."""
 
 
 def number(value: str) -> float:
@@ -113,6 +115,9 @@ _SUFFIXES |= {f"{letter}i": Decimal(1024) ** power for power, letter in enumerat
 
 _FINITE = Rule("double(self) < 1e300", "must be below 1e300", lambda text: float(text) < 1e300)
 _POSITIVE = Rule("double(self) > 0.0", "must be above 0", lambda text: float(text) > 0)
+_LEAST_DELTA = Rule(
+    f"double(self) >= {LEAST_DELTA}", f"must be at least {LEAST_DELTA}", lambda text: float(text) >= LEAST_DELTA
+)
 _BELOW_ONE = Rule("double(self) < 1.0", "must be below 1", lambda text: float(text) < 1)
 _UP_TO_ONE = Rule("double(self) <= 1.0", "must be at most 1", lambda text: float(text) <= 1)
 
@@ -125,8 +130,8 @@ PositiveDecimal = Annotated[str, _decimal(_POSITIVE, _FINITE)]
 """A decimal string above 0."""
 NonNegativeDecimal = Annotated[str, _decimal(_FINITE)]
 """A decimal string of 0 or more (the pattern has no sign)."""
-OpenFraction = Annotated[str, _decimal(_POSITIVE, _BELOW_ONE)]
-"""A decimal string above 0 and below 1."""
+Delta = Annotated[str, _decimal(_LEAST_DELTA, _BELOW_ONE)]
+"""A decimal string from 1e-300 to below 1."""
 Share = Annotated[str, _decimal(_BELOW_ONE)]
 """A decimal string from 0 to below 1."""
 Fraction = Annotated[str, _decimal(_UP_TO_ONE)]

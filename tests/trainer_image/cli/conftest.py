@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tensorguard.engine
 import yaml
+
+import tensorguard.engine
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob

@@ -1,21 +1,29 @@
 """Listing and reading, without Ray: every format, its quirks, and the sentences that refuse a data set."""
 
+import datetime
 import gzip
 import json
+import uuid
+from decimal import Decimal
 
 import fsspec
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensafe_api.resources.learning import Storage
 from tensorguard.data import listing
 from tensorguard.data.columns import check_types
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source
+from tensorguard.data.keys import user_of
 from tensorguard.data.listing import filesystem_of, inspect
+from tensorguard.data.read import _records_table, from_memory
 
 TEXT_LABEL = {"text": "text", "label": "label"}
 BY_POSITION = {"text": "0", "label": "1"}
@@ -120,16 +128,83 @@ def test_big_files_are_cut_and_csv_is_not(tmp_path, monkeypatch):
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):
-    for name, content in {"d.csv": "texts,label\na,1\n", "d.jsonl": '{"texts": "a", "label": 1}\n'}.items():
-        (tmp_path / name).write_text(content)
-        message = refusal(tmp_path / name)
-        assert message.startswith("spec.dataset.columns: ")
-        assert message.endswith("has no column 'text'; did you mean 'texts'?")
+    for near in ("texts", "TEXT", "Text "):
+        for name in ("d.csv", "d.tsv", "d.jsonl"):
+            header = f"label\t{near}\n1\ta\n"
+            record = json.dumps({near: "a", "label": 1})
+            (tmp_path / name).write_text({"d.csv": header.replace("\t", ","), "d.tsv": header}.get(name, record))
+            message = refusal(tmp_path / name)
+            assert message.startswith("spec.dataset.columns: ")
+            assert message.endswith(f"has no column 'text'; did you mean {near!r}?")
     pq.write_table(pa.table({"x": ["a"]}), tmp_path / "d.parquet")
     assert refusal(tmp_path / "d.parquet").endswith("has no column 'text'; it has 'x'")
     (tmp_path / "d.tsv").write_text("a\tb\n")
     assert "has no column '2'; it has '0', '1'" in refusal(tmp_path / "d.tsv", {"text": "2"})
     assert "by its header, or all by position" in refusal(tmp_path / "d.tsv", {"text": "0", "label": "b"})
+
+
+def test_what_stands_where_names_should_be_is_not_repeated(tmp_path):
+    """A file without a header row, and records whose keys are data: the first record is no news for a status."""
+    for name in ("d.csv", "d.tsv"):
+        (tmp_path / name).write_text(
+            "Jane Doe has HIV,1,text: HIV\nx,0,y\n".replace(",", "," if "csv" in name else "\t")
+        )
+        expected = (
+            'has no column \'text\'; it has 3; if the file has no header row, name columns by position ("0", "1")'
+        )
+        assert refusal(tmp_path / name).endswith(expected)
+        with pytest.raises(DataError) as error:
+            list(Source("file", {}, name[2:], ("text",)).tables(str(tmp_path / name), 0, 1))
+        assert str(error.value).endswith(expected)
+    (tmp_path / "d.jsonl").write_text('{"Jane Doe": "HIV", "t\u00e9xt": 1, "text\\n": 2}\n')
+    message = refusal(tmp_path / "d.jsonl")
+    assert message.endswith("has no column 'text'; name it as the keys of the records are spelt")
+
+
+def test_one_user_in_every_format(tmp_path):
+    """pandas writes 7 as 7.0 where another record of the file lacks its id."""
+    ids = pd.DataFrame({"u": [7, None], "x": "x"})
+    ids.to_csv(tmp_path / "a.csv", index=False)
+    ids.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+    ids.to_parquet(tmp_path / "a.parquet")
+    ids.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    (tmp_path / "b.csv").write_text("u,x\n7, \n 007 , \n7e0, \n,x\n")
+    (tmp_path / "b.tsv").write_text("u\tx\n7\t\n7.00\t\n\tx\n")
+    (tmp_path / "b.jsonl").write_text(
+        '{"u": 7}\n{"u": 7.0}\n{"u": "7"}\n{"u": 7e0}\n{"u": null}\n{"x": 1}\n{"u": NaN}\n'
+    )
+    pq.write_table(pa.table({"u": pa.array([7, None], pa.int64())}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"u": pa.array([Decimal("7.00"), None], pa.decimal128(9, 2))}), tmp_path / "c.parquet")
+    pq.write_table(pa.table({"u": pa.array(["7", " 7.0 ", ""]).dictionary_encode()}), tmp_path / "d.parquet")
+    records = [{"u": u} for u in (7, 7.0, "7", b"7", Decimal("7.00"), np.float32(7), torch.tensor(7.0), None, pd.NA)]
+    memory = _records_table(records, {"user": "u"}, "train_dataset").to_pylist()
+    for rows in (*(rows_at(path, {"user": "u"}) for path in sorted(tmp_path.iterdir())), memory):
+        assert {user_of(row["u"]) for row in rows} == {b"7", None}
+
+
+def test_ids_in_memory_that_json_cannot_say_are_kept():
+    ids = (uuid.UUID(int=1), datetime.date(2026, 1, 31), b"\xff", "\ud800")
+    rows = _records_table([{"u": u} for u in ids for _ in range(2)], {"user": "u"}, "train_dataset").to_pylist()
+    assert len({row["u"] for row in rows} - {None}) == len(ids)
+
+
+def test_a_data_set_in_memory_that_fails_says_nothing_of_a_record():
+    class Broken:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            raise ValueError("cannot parse 'Jane Doe has HIV'")
+
+    def generator():
+        yield {"text": "a"}
+        raise RuntimeError("Jane Doe has HIV")
+
+    for source, kind in ((Broken(), "ValueError"), (generator(), "RuntimeError")):
+        with pytest.raises(Unreadable) as error:
+            from_memory(source, {"text": "text"})
+        assert str(error.value) == f"train_dataset: reading failed ({kind})"
+        assert error.value.__suppress_context__
 
 
 def test_refusals_of_addresses(tmp_path):

@@ -1,7 +1,9 @@
 """Who goes where, without Ray: keyed names, splitting and merging, under every order and with any neighbour."""
 
 from collections import Counter
+from decimal import Decimal
 
+import pandas as pd
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,9 +142,40 @@ def test_units_spread_over_workers_and_the_key_decides():
 
 
 def test_ids_are_one_user_whatever_their_type():
-    assert {keys.user_of(value) for value in (7, 7.0, "7", b"7")} == {b"7"}
-    assert {keys.user_of(value) for value in (None, "", float("nan"))} == {None}
+    sevens = (7, 7.0, "7", b"7", bytearray(b"7"), "7.0", Decimal("7.00"), "7e0", "70e-1", " 7\t", "007", "+7", "٧")
+    assert {keys.user_of(value) for value in sevens} == {b"7"}
+    assert {keys.user_of(value) for value in (None, "", " ", float("nan"), Decimal("nan"), pd.NA, pd.NaT)} == {None}
+    for same in (
+        (10**20, 1e20, "1e20", "1e+20", "100000000000000000000", Decimal(10) ** 20),
+        (2**53 + 1, "9007199254740993", "9007199254740992.0", float(2**53 + 1)),
+        (0, "0", "-0", -0.0, "0.0", Decimal("-0.00")),
+        (0.1, "0.1", ".1", "0.10", "1e-1", Decimal("0.1")),
+        (float("inf"), "inf", "Infinity", "1e400", "9" * 5000),
+        (True, "true", "True"),
+        ("Jos\u00e9", "Jose\u0301", " Jos\u00e9\n", "Jos\u00e9".encode()),
+        ("\udc80", "?"),
+        (b"\xff", "\ufffd"),
+    ):
+        assert len({keys.user_of(value) for value in same} - {None}) == 1, same
+    apart = ("a", "A", "7a", "1_0", "1,0", "0x7", "10", "7.5", "-7", "7 0", "nan", "\u00bd", "e7", ".", "+")
+    assert len({keys.user_of(value) for value in apart} - {None}) == len(apart)
     assert keys.unit_key(KEY, user=b"x", content=b"") != keys.unit_key(KEY, user=None, content=b"x")
+
+
+@given(st.integers() | st.floats(allow_nan=False) | st.decimals(allow_nan=False) | st.text())
+@settings(deadline=None)
+def test_a_users_name_is_the_same_when_it_is_written_and_read_again(value):
+    name = keys.user_of(value)
+    assert name == keys.user_of(str(value))
+    assert name is None or name == keys.user_of(name) == keys.user_of(f" {name.decode()} ")
+
+
+def test_ids_that_python_cannot_hold_are_one_unit():
+    odd = pa.array([b"\xff", b"\xfe", b"ok", None], pa.binary()).view(pa.string())
+    table = pa.table({"t": ["a", "b", "c", "d"], "u": odd})
+    [part] = split_by_unit(table, columns=COLUMNS, tokenise=letters, key=KEY, workers=1)
+    assert part.column("alone").to_pylist() == [False, False, False, True]
+    assert [len(set(part.column("unit").to_pylist()[:n])) for n in (2, 3, 4)] == [1, 2, 3]
 
 
 def test_known_names():

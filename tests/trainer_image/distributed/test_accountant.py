@@ -9,6 +9,7 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 
+from tensafe_api import accounting
 from tensorguard.distributed import ConfigurationError, DistributedRDPAccountant
 
 
@@ -47,6 +48,21 @@ def test_unlike_steps_add_at_each_order() -> None:
     assert epsilon == pytest.approx(opacus.get_epsilon(1e-5), abs=2e-3)
     alone = [of(noise, rate, steps, 1e-5) for noise, rate, steps in kinds]
     assert math.sqrt(sum(value**2 for value in alone)) != pytest.approx(epsilon, rel=0.02)
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1.5, 0.04), (1e6, 1e-3), (1e8, 0.04)])
+def test_it_is_the_accountant_of_a_jobs_status(noise: float, rate: float) -> None:
+    """In the last two dp-accounting's curve has negative orders, for which it says ε = 0."""
+    asked = {"sample_rate": rate, "noise_multiplier": noise, "steps": 1000}
+    assert of(noise, rate, 1000, 1e-9) == accounting.epsilon(**asked, delta=accounting.job_delta("1e-09")) > 0
+
+
+def test_what_remains_is_told_by_the_same_accountant() -> None:
+    asked = {"noise_multiplier": 1e6, "sample_rate": 1e-3}
+    delta = accounting.job_delta("1e-09")
+    fits = accounting.steps_within(target_epsilon=0.012, **asked, delta=delta, at_most=1_000_000)
+    found = DistributedRDPAccountant(0.012, 1e-9).remaining_steps(**asked)
+    assert found == fits < 1_000_000
 
 
 def test_other_delta_and_steps_between_looks() -> None:
@@ -94,7 +110,7 @@ def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, flo
     assert accountant.get_epsilon()[0] == 0.0
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), ("8", 1e-5)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), (8, 1e-320), ("8", 1e-5)])
 def test_targets_that_cannot_be_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(ConfigurationError, match=r"target_(epsilon|delta) must be"):
         DistributedRDPAccountant(epsilon, delta)

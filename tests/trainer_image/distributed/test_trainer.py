@@ -94,6 +94,12 @@ def test_engine_gets_data_folder_and_timeout(fake: Any, config: Make, tmp_path: 
     assert (call["output_dir"], call["timeout"], call["resume"]) == (tmp_path / "run", 30, False)
 
 
+def test_the_private_data_is_no_public_evaluation(fake: Any, config: Make) -> None:
+    with pytest.raises(ConfigurationError, match=r"eval_dataset is train_dataset.*give a public data set"):
+        TenSafeTrainer(config()).fit(RECORDS, eval_dataset=RECORDS)
+    assert fake.calls == []
+
+
 def test_callbacks_in_order_and_epsilon_is_that_of_the_ledger(fake: Any, config: Make) -> None:
     heard = Recorder()
     trainer = TenSafeTrainer(config(num_epochs=2), [heard])

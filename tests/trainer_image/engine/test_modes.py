@@ -118,7 +118,7 @@ def test_private_figures_go_to_the_owner_s_file_only_when_asked_for(tmp_path: Pa
 
 @pytest.mark.parametrize("visibility", ["Public", "Private"])
 def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility: str) -> None:
-    evaluation = f"{{uri: unused.jsonl, visibility: {visibility}, everySteps: 2}}"
+    evaluation = f"{{uri: other.jsonl, visibility: {visibility}, everySteps: 2}}"
     job = Job.make(tmp_path / "run", *SHORT, f"spec.evaluation={evaluation}")
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
@@ -132,7 +132,7 @@ def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
         *SHORT,
-        "spec.evaluation={uri: unused.jsonl, visibility: Private, everySteps: 2}",
+        "spec.evaluation={uri: other.jsonl, visibility: Private, everySteps: 2}",
         "spec.observability.privateMetrics=Internal",
     )
     job.train_alone()

@@ -103,8 +103,8 @@ class Command:
         self.process.wait()
 
     def interrupt(self, number: signal.Signals) -> tuple[int, str]:
-        """The exit code and what came on standard output; Ctrl-C reaches the whole process group."""
-        os.killpg(self.process.pid, number)
+        """The exit code and what came on standard output. Ctrl-C goes to the whole process group, SIGTERM to one."""
+        (os.killpg if number is signal.SIGINT else os.kill)(self.process.pid, number)
         return self.end()
 
     def end(self) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from tensorguard.aggregation.channel import check_wraps
 from tensorguard.checkpoint.state import OPTIMIZER, dump_optimizer
 from tensorguard.engine.build import build
-from tensorguard.engine.config import ERRORS
+from tensorguard.engine.config import ERRORS, EVENTS
 from tensorguard.engine.events import Started, Stepped
 from tensorguard.engine.saving import ADAPTER_WEIGHTS, restore
 from tensorguard.ledger.contract import Outcome
@@ -166,20 +166,25 @@ def test_an_edited_ledger_is_refused(halted: Job) -> None:
     assert "restore the file" in halted.ended().message
 
 
-def test_a_ledger_whose_tail_was_cut_off_is_refused_since_a_checkpoint_knows_better(halted: Job) -> None:
+@pytest.mark.parametrize("witness", ["event log", "checkpoint"])
+def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(halted: Job, witness: str) -> None:
+    if witness == "checkpoint":
+        (halted.directory / EVENTS).unlink()
     path = halted.directory / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]))  # a valid chain, in which only the first step was charged
     assert halted.ledger().steps_charged == 1
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
-    assert "shorter than the one that" in message
+    known = {"event log": "holds 1 charged steps, and", "checkpoint": "shorter than the one that"}
+    assert known[witness] in message
     assert "put back the ledger" in message
 
 
 def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: Job, tmp_path: Path) -> None:
     other = Job.make(tmp_path / "other", "spec.cluster.workers=1", "spec.training.steps=7")
     shutil.copy(other.directory / "ledger.jsonl", halted.directory / "ledger.jsonl")
+    (halted.directory / EVENTS).unlink()
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
     assert "shorter than the one that" in message
@@ -218,7 +223,7 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
     assert charged == 3 + 1
     alone.train_alone(restart=True)
     assert alone.ended().reason == "NoProgress"
-    assert ERRORS.format(rank="N") in alone.ended().message
+    assert ERRORS.format(who="rankN") in alone.ended().message
     assert "Broken" in alone.errors()
     assert alone.ledger().steps_charged == charged
 

@@ -171,8 +171,11 @@ def test_a_folder_with_no_run_cannot_be_resumed(folder: Folder) -> None:
 def test_a_ledger_that_is_gone_is_no_fresh_start(folder: Folder) -> None:
     stopped(folder)
     (folder.output / LEDGER).unlink()
-    assert "holds no run to resume" in str(refusal(folder, resume=True))
-    assert "another run's checkpoint" in str(refusal(folder))
+    for resume in (False, True):
+        assert "ledger.jsonl is gone" in str(refusal(folder, resume=resume))
+    (folder.output / EVENTS).unlink()
+    for resume in (False, True):
+        assert "another run's checkpoint" in str(refusal(folder, resume=resume))
 
 
 @pytest.mark.parametrize("resume", [False, True])

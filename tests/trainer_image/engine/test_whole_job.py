@@ -135,7 +135,7 @@ def test_the_status_tells_the_rest(job: Job) -> None:
 
 
 def test_what_others_must_not_read_is_the_owner_s_alone(job: Job) -> None:
-    for name in ("ledger.jsonl", "events.jsonl", "ledger.lock"):
+    for name in ("ledger.jsonl", "events.jsonl"):
         assert (job.directory / name).stat().st_mode & 0o077 == 0, name
 
 

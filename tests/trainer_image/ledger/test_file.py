@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tensorguard.ledger import file as module
-from tensorguard.ledger.contract import Fenced, LedgerBusy, LedgerCorrupt, LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.contract import LedgerBusy, LedgerCorrupt, LedgerError, LedgerSpec, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
 
 
@@ -216,14 +216,28 @@ def test_a_claim_waits_for_a_holder_that_is_about_to_die(
         FileLedger(tmp_path, lock_wait_seconds=0.2).wait_until_free()
 
 
-def test_without_the_lock_file_fencing_still_holds(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_there_is_no_lock_file_to_tidy_away(tmp_path: Path, spec: LedgerSpec) -> None:
+    """The lock is the ledger's own: to get round it is to move the ledger away, which its holder notices."""
     first, _ = used(tmp_path, spec)
-    (tmp_path / "ledger.lock").unlink()
-    second = FileLedger(tmp_path)
-    second.claim(attempt=1, holder="second", from_step=16)
-    with pytest.raises(Fenced, match="incarnation 2 of attempt 1 has claimed the ledger since"):
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger.jsonl"]
+    copy = tmp_path / "copy"
+    copy.write_bytes((tmp_path / "ledger.jsonl").read_bytes())
+    copy.replace(tmp_path / "ledger.jsonl")
+    with pytest.raises(LedgerCorrupt, match="was moved or replaced while in use"):
         first.charge(1)
-    assert second.charge(1).steps_charged == 17
+
+
+def test_a_claim_cuts_off_no_line_that_was_written_whole(tmp_path: Path, spec: LedgerSpec) -> None:
+    first, _ = used(tmp_path, spec)
+    before = first.read().steps_charged
+    first.close()
+    size = (tmp_path / "ledger.jsonl").stat().st_size
+    with (tmp_path / "ledger.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    second = FileLedger(tmp_path)
+    assert second.claim(attempt=1, holder="second", from_step=0).steps_charged == before
+    assert (tmp_path / "ledger.jsonl").read_bytes()[:size].endswith(b"\n")
+    assert second.charge(1).steps_charged == before + 1
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path, spec: LedgerSpec) -> None:

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.utils import infer_compression
 
-from tensorguard.data.columns import check_columns
+from tensorguard.data.columns import check_columns, check_text_columns
 from tensorguard.data.errors import DataError, Unreadable
 
 TABLE_ROWS = 4096
@@ -112,7 +112,7 @@ class Source:
     def _positions(self, path: str, header: list[str] | None) -> list[int]:
         if header is None:
             return [int(name) for name in self.columns]
-        check_columns(self.columns, header, path, f"{self.where}.columns")
+        check_text_columns(self.columns, header, path, self.format, f"{self.where}.columns")
         return [header.index(name) for name in self.columns]
 
 

@@ -12,12 +12,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 WIDTH = 32  # bytes of every hash here
+
+_NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|(?i:inf(inity)?))")
+_NULLS = frozenset(["nan", "NaN", "NaT", "<NA>"])
+"""How the missing values of Python's libraries print."""
 
 
 def content_of(values: Sequence[Any]) -> bytes | None:
@@ -30,12 +36,30 @@ def content_of(values: Sequence[Any]) -> bytes | None:
 
 
 def user_of(value: Any) -> bytes | None:
-    """A user's id, the same whatever type a file gave it (7, 7.0 and "7" are one); None for no id (null, NaN, "")."""
-    if value is None or value == "" or value != value:
+    """A user's id, the same however a file wrote it; None for no id (null, NaN, or nothing but white space).
+
+    One person under two names would be two units, and her privacy half of what is claimed; two people under one name
+    only lose records to `maxExamplesPerUnit`. So what may be one id is one:
+
+    - White space around an id does not count, nor how Unicode composes its letters (NFC).
+    - Ids that read as decimal numbers are one where the numbers are (7, 7.0, "7", " 7 ", 7e0, and "007" too: a library
+      that takes ids for numbers drops zeros), after rounding to 64-bit floats, as pandas rounds ids beyond 2^53 in any
+      file where one is missing. Give long numbers that lie close together a letter ("u9007199254740993") to keep them
+      apart.
+    - "true", "True" and True are one.
+
+    Everything else, case included, tells ids apart.
+    """
+    if value is None or (not isinstance(value, str) and str(value) in _NULLS):
         return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
+    text = unicodedata.normalize("NFC", text.strip())
+    if _NUMBER.fullmatch(text):
+        number = float(text)
+        text = str(int(number)) if number.is_integer() else repr(number)
+    elif text.lower() in ("true", "false"):
+        text = text.lower()
+    return text.encode("utf-8", "replace") or None
 
 
 def record_key(key: bytes, content: bytes) -> bytes:

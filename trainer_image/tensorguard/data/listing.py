@@ -17,7 +17,7 @@ from fsspec.core import split_protocol
 from fsspec.utils import infer_compression
 
 from tensafe_api.resources.learning import Storage
-from tensorguard.data.columns import check_columns, check_types
+from tensorguard.data.columns import check_columns, check_text_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, csv_rows, json_object, lines, tsv_row
 
@@ -82,9 +82,13 @@ def inspect(
         raise
     except Exception as error:
         raise Unreadable(f"{where}.uri: cannot read {first} as {source.format} ({type(error).__name__})") from None
-    check_columns(source.columns, names.names if isinstance(names, pa.Schema) else names, first, f"{where}.columns")
     if isinstance(names, pa.Schema):
+        check_columns(source.columns, names.names, first, f"{where}.columns")
         check_types(columns, {name: names.field(name).type for name in source.columns}, f"{where}.columns")
+    elif source.positional:
+        check_columns(source.columns, names, first, f"{where}.columns")
+    else:
+        check_text_columns(source.columns, names, first, source.format, f"{where}.columns")
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
 
 

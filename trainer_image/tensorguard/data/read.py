@@ -26,6 +26,7 @@ from tensafe_api.resources.learning import Storage
 from tensorguard.data.columns import check_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, text_of, text_table
+from tensorguard.data.keys import user_of
 from tensorguard.data.listing import filesystem_of, inspect
 
 MAX_TASKS = 512
@@ -66,9 +67,21 @@ def read(
 def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
     """A Ray Data set, Hugging Face `Dataset`, torch `Dataset` or list of dicts as a Ray Data set of the named columns.
 
-    Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type.
+    Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type; and
+    Unreadable, with the mere kind of the error, where the data set itself raises one, which may quote a record.
     """
     quiet()
+    try:
+        return _from_memory(source, columns, where)
+    except DataError:
+        raise
+    except RayTaskError as error:
+        raise plain_error(error, where) from None
+    except Exception as error:
+        raise Unreadable(f"{where}: reading failed ({type(error).__name__})") from None
+
+
+def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.data.Dataset:
     if isinstance(source, str | bytes | Mapping):
         raise DataError(f"{where} must be {MEMORY_KINDS}, not {type(source).__name__}")
     if isinstance(source, ray.data.Dataset):
@@ -152,7 +165,8 @@ def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str],
         raise DataError(f"{where} is empty")
     names = list(dict.fromkeys(columns.values()))
     check_columns(names, list(dict.fromkeys(name for record in records for name in record)), "the data set", where)
-    return text_table([[_text(record.get(name)) for name in names] for record in records], names)
+    texts = [_user_text if name == columns.get("user") else _text for name in names]
+    return text_table([[text(record.get(name)) for name, text in zip(names, texts)] for record in records], names)
 
 
 def _text(value: Any) -> str | None:
@@ -161,3 +175,12 @@ def _text(value: Any) -> str | None:
         return text_of(value.tolist() if hasattr(value, "tolist") else value)
     except (TypeError, ValueError, RecursionError):
         return None
+
+
+def _user_text(value: Any) -> str | None:
+    """As `_text`, but an id that JSON cannot say (Decimal, UUID, bytes, a date) stays: None is a unit by itself."""
+    text = _text(value)
+    if text is not None:
+        return text
+    user = user_of(value)
+    return None if user is None else user.decode()

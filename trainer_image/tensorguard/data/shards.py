@@ -41,6 +41,8 @@ Split = Callable[[pa.Table], list[pa.Table]]
 """From raw columns to tokenised records, one table for each worker."""
 Row = tuple[bytes, bytes, bool, Example]
 """Names of unit and record, whether the record is a unit by itself, and its tokens."""
+_UNREADABLE_USER = "\ufffd"
+"""All users whose ids Python cannot hold: one unit together, since each record by itself could split a user."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,10 @@ def split_by_unit(
     Columns of each table: unit and record (names, 32 bytes), alone (the record is a unit by itself: it has no user),
     and those of `tokens_table`. Records that cannot be used are in none.
     """
-    values = {role: _values(table.column(name)) for role, name in columns.items()}
+    values = {
+        role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
+        for role, name in columns.items()
+    }
     users = values.pop("user", None)
     found: list[list[Row]] = [[] for _ in range(workers)]
     for i, example in enumerate(_tokenised(tokenise, values)):
@@ -207,19 +212,19 @@ def _alone(tokenise: Tokeniser, row: Mapping[str, Any]) -> Example | None:
         return None
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values; None for those that Python cannot hold (text that is no UTF-8, a date beyond its calendar)."""
+def _values(column: pa.ChunkedArray, instead: str | None = None) -> list[Any]:
+    """A column's values; `instead` for those Python cannot hold (text that is no UTF-8, a date beyond its calendar)."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError):
-        return [_value(scalar) for scalar in column]
+        return [_value(scalar, instead) for scalar in column]
 
 
-def _value(scalar: pa.Scalar) -> Any:
+def _value(scalar: pa.Scalar, instead: str | None) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
-        return None
+        return instead
 
 
 def _bytes(column: pa.ChunkedArray) -> np.ndarray:

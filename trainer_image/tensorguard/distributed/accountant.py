@@ -13,14 +13,12 @@ their squares.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 
-from dp_accounting.rdp import RdpAccountant
-
 from tensafe_api import accounting
-from tensafe_api.events import one_step
+from tensafe_api.events import Event
+from tensafe_api.resources.values import LEAST_DELTA
 from tensorguard.distributed.config import number, whole
 from tensorguard.distributed.errors import ConfigurationError
 
@@ -31,15 +29,14 @@ class DistributedRDPAccountant:
     """Counts steps of Poisson sampling with Gaussian noise. How many workers share a step makes no difference to it."""
 
     def __init__(self, target_epsilon: float, target_delta: float) -> None:
-        """Args: target_epsilon: above 0; target_delta: above 0 and below 1.
+        """Args: target_epsilon: above 0; target_delta: at least 1e-300 and below 1.
 
         Raises:
             ConfigurationError: where one of them is not.
         """
         self.target_epsilon = _above_zero("target_epsilon", target_epsilon)
         self.target_delta = _delta(target_delta)
-        self._accountant = RdpAccountant()
-        self._pending: Counter[tuple[float, float]] = Counter()
+        self._steps: Counter[tuple[float, float]] = Counter()
 
     def step(self, *, noise_multiplier: float, sample_rate: float, steps: int = 1) -> None:
         """Count `steps` steps in which each unit joins with probability `sample_rate`, and the noise's standard
@@ -52,13 +49,12 @@ class DistributedRDPAccountant:
         count = whole("steps", steps)
         if not 0 <= count <= _MOST_STEPS:
             raise ConfigurationError(f"steps must be from 0 to {_MOST_STEPS}, not {steps}")
-        self._pending[mechanism] += count
+        self._steps[mechanism] += count
 
     def get_epsilon(self, target_delta: float | None = None) -> tuple[float, float]:
         """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite where no bound is finite."""
         delta = self.target_delta if target_delta is None else _delta(target_delta)
-        self._compose()
-        return _epsilon(self._accountant, delta), delta
+        return _epsilon(self._steps, delta), delta
 
     @property
     def remaining_epsilon(self) -> float:
@@ -67,13 +63,10 @@ class DistributedRDPAccountant:
 
     def remaining_steps(self, *, noise_multiplier: float, sample_rate: float, at_most: int = 1_000_000) -> int:
         """How many further steps of this kind, up to `at_most`, keep target_epsilon."""
-        event = one_step(*reversed(_mechanism(noise_multiplier, sample_rate)))
-        self._compose()
+        mechanism = _mechanism(noise_multiplier, sample_rate)
 
         def fits(steps: int) -> bool:
-            tried = copy.deepcopy(self._accountant)
-            tried.compose(event, steps)
-            return _epsilon(tried, self.target_delta) <= self.target_epsilon
+            return _epsilon(self._steps + Counter({mechanism: steps}), self.target_delta) <= self.target_epsilon
 
         low, high = 0, whole("at_most", at_most) + 1
         while high - low > 1:
@@ -81,16 +74,13 @@ class DistributedRDPAccountant:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _compose(self) -> None:
-        """Take in what was counted since the last look, steps of one kind together."""
-        for (sigma, rate), steps in self._pending.items():
-            if steps:
-                self._accountant.compose(one_step(rate, sigma), steps)
-        self._pending.clear()
 
-
-def _epsilon(accountant: RdpAccountant, delta: float) -> float:
-    return float(accountant.get_epsilon(accounting.job_delta(repr(delta))))
+def _epsilon(counted: Counter[tuple[float, float]], delta: float) -> float:
+    events = [
+        Event(sample_rate=repr(rate), noise_multiplier=repr(sigma), steps=steps)
+        for (sigma, rate), steps in counted.items()
+    ]
+    return accounting.epsilon_of_events(events, accounting.job_delta(repr(delta)))
 
 
 def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:
@@ -102,8 +92,8 @@ def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, floa
 
 def _delta(value: float) -> float:
     delta = number("target_delta", value)
-    if not 0 < delta < 1:
-        raise ConfigurationError(f"target_delta must be above 0 and below 1, not {value!r}")
+    if not LEAST_DELTA <= delta < 1:
+        raise ConfigurationError(f"target_delta must be at least {LEAST_DELTA} and below 1, not {value!r}")
     return delta
 
 

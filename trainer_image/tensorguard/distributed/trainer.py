@@ -94,6 +94,11 @@ class TenSafeTrainer:
             KeyboardInterrupt: after Ctrl-C, once a checkpoint is sealed.
             Exception: whatever a callback raised, once a checkpoint is sealed.
         """
+        if eval_dataset is train_dataset:
+            raise ConfigurationError(
+                "eval_dataset is train_dataset, so exact losses of the private data would be shown: "
+                "give a public data set, or leave eval_dataset out"
+            )
         job = job_of(self.config, train_dataset, evaluates=eval_dataset is not None)
         output_dir = run_folder(self.config)
         if resume_from_checkpoint is not None:

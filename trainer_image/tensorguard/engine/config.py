@@ -7,17 +7,22 @@ mounted Secret) whose *path* is passed on.
 from __future__ import annotations
 
 import json
+import os
+import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.ledger.contract import LedgerSpec
 
 COUNTED = "tensafe.io/unit-at-least"
 """Annotation of a job whose `unit.atLeast` is the true number of records: a sentence, which goes into the statement."""
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
-ERRORS = "errors-rank{rank}.log"
-"""Tracebacks of one rank: they may quote records, so the file is the owner's alone."""
+ERRORS = "errors-{who}.log"
+"""Tracebacks of one rank or of the driver: they may quote records, so the file is the owner's alone."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +49,26 @@ class WorkerConfig:
 
     def job_key(self) -> bytes:
         return (self.directory / JOB_KEY).read_bytes()
+
+
+def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
+    """What the ledger of `job` is opened with."""
+    spec = job.spec
+    return LedgerSpec(
+        job_name=job.metadata.name,
+        job_uid=uid,
+        lineage=spec.dataset.lineage,
+        mechanism=plan.mechanism,
+        unit_at_least=spec.dataset.unit.at_least,
+        planned_steps=plan.steps,
+        reserve_steps=plan.reserve_steps,
+        target_epsilon=spec.privacy.target_epsilon,
+        delta=plan.delta,
+        accountant=plan.accountant,
+    )
+
+
+def note_traceback(path: Path, attempt: int) -> None:
+    """Keep the present exception for the run's owner."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
+        file.write(f"{time.ctime()}, attempt {attempt}\n{traceback.format_exc()}\n")

@@ -123,6 +123,11 @@ class EventReader:
                     yield event
 
 
+def charged_in(path: Path) -> int:
+    """The most steps that an event log says were charged; 0 where it tells of none or is not there."""
+    return max((event.charged for event in EventReader(path).read() if isinstance(event, (Stepped, Saved))), default=0)
+
+
 def _parse(line: bytes) -> Event | None:
     """The event of one line; None for a line that a kill tore before another writer appended to it."""
     try:

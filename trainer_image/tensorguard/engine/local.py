@@ -46,7 +46,7 @@ class WorkersFailed(RuntimeError):
 
     def __init__(self, restarts: int) -> None:
         super().__init__(
-            f"the workers failed, after {restarts} restarts; see {ERRORS.format(rank='N')} in the run's folder for "
+            f"the workers failed, after {restarts} restarts; see {ERRORS.format(who='rankN')} in the run's folder for "
             "why, mend that, and resume"
         )
 
@@ -67,11 +67,11 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         yield
         return
     note = run_directory / _SESSION_NOTE
-    if note.exists() and _PREFIX in note.read_text():
-        shutil.rmtree(note.read_text(), ignore_errors=True)
+    if note.exists():
+        _remove_session(note.read_text())
     # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters.
     session = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    note.write_text(str(session))
+    note.write_text(session.name)
     try:
         ray.init(
             address="local",
@@ -99,6 +99,16 @@ def keep_sigterm() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _remove_session(name: str) -> None:
+    """Remove the session that a killed run left, and nothing else, whatever the note in a run's folder says: only a
+    folder of this name right in the machine's temporary one, made by this user.
+    """
+    session = Path(tempfile.gettempdir()) / Path(name).name
+    ours = session.name.startswith(_PREFIX) and session.is_dir() and not session.is_symlink()
+    if ours and session.stat().st_uid == os.getuid():
+        shutil.rmtree(session, ignore_errors=True)
 
 
 def fit(

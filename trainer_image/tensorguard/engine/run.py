@@ -30,14 +30,15 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
-from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec, note_traceback
+from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
 from tensorguard.engine.local import fit, keep_sigterm, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
+from tensorguard.engine.together import told
+from tensorguard.engine.witness import check_events
 from tensorguard.ledger.contract import LedgerError, LedgerSpec, LedgerState
-from tensorguard.ledger.file import LOCK as LEDGER_LOCK
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 
@@ -201,7 +202,9 @@ class _Run:
                 Reason.WORKER_LOST, "the workers ended without a word; see their log"
             )
         except Exception as error:
-            self.ended = self._told_end() or self._ending(_reason(error), _sentence(error))
+            if not hasattr(error, "reason"):
+                note_traceback(self.directory / ERRORS.format(who="driver"), self.attempt)
+            self.ended = self._told_end() or self._ending(*told(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -210,6 +213,10 @@ class _Run:
         ended = self.ended or self._ending(Reason.INTERNAL_ERROR, "the run ended without a reason")
         ledger = self._read_ledger()
         events = list(EventReader(self.directory / EVENTS).read())
+        if ledger is None and charged_in(self.directory / EVENTS):
+            ended = self._ending(
+                Reason.LEDGER_CORRUPT, f"{self.directory / LEDGER} is gone: what was spent is not known"
+            )
         self._log.close()
         status = fold_status(self.job, self.plan, ledger, events, ended)
         job = self.job.model_copy(update={"status": status})
@@ -218,14 +225,21 @@ class _Run:
     def _earlier(self, resume: bool) -> LedgerState | None:
         """The state of the run that `directory` holds, if it may and must be gone on with."""
         ledger = FileLedger(self.directory, lock_wait_seconds=30.0 if resume else 0.0)
-        if not (self.directory / LEDGER).exists():
+        if not os.path.lexists(self.directory / LEDGER):
+            if charged := charged_in(self.directory / EVENTS):
+                raise RunRefused(
+                    "",
+                    f"{self.directory / LEDGER} is gone, and {EVENTS} tells of a run that was charged {charged} steps; "
+                    "put the ledger back, or name another --output-dir",
+                )
             # A run that ended before its workers began has no ledger: nothing was spent, and a resume begins it.
-            if resume and not ((self.directory / MANIFEST).exists() and not (self.directory / LEDGER_LOCK).exists()):
+            if resume and not (self.directory / MANIFEST).exists():
                 raise RunRefused("", f"{self.directory} holds no run to resume; leave out --resume to begin one")
             return None
         try:
             ledger.wait_until_free()
             state = ledger.read()
+            check_events(self.directory / EVENTS, state)
         except LedgerError as error:
             raise RunRefused("", str(error)) from error
         if not resume:
@@ -320,23 +334,6 @@ class _Run:
         self._log.write(Preparing(time.time(), what))
 
 
-def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
-    """What the ledger of `job` is opened with."""
-    spec = job.spec
-    return LedgerSpec(
-        job_name=job.metadata.name,
-        job_uid=uid,
-        lineage=spec.dataset.lineage,
-        mechanism=plan.mechanism,
-        unit_at_least=spec.dataset.unit.at_least,
-        planned_steps=plan.steps,
-        reserve_steps=plan.reserve_steps,
-        target_epsilon=spec.privacy.target_epsilon,
-        delta=plan.delta,
-        accountant=plan.accountant,
-    )
-
-
 def cpus_of(job: TenSafeTrainingJob) -> float:
     """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
     text = job.spec.cluster.worker.cpus
@@ -405,11 +402,3 @@ def _alone_in(directory: Path) -> Iterator[None]:
             yield
     except FolderUnusable as error:
         raise RunRefused("", str(error)) from error
-
-
-def _reason(error: Exception) -> Reason:
-    return getattr(error, "reason", Reason.WORKER_LOST)
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:2000] or type(error).__name__

@@ -17,8 +17,8 @@ from safetensors.torch import save as save_tensors
 
 from tensafe_api.statement import Facts, canonical, digest, page, statement
 from tensorguard.checkpoint.state import OPTIMIZER, TRAINER_STATE, TrainerState, dump_optimizer, load_optimizer
-from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointStore
-from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState, Release
+from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError, CheckpointStore
+from tensorguard.ledger.contract import Ledger, LedgerState, Release
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.source import ModelSource
 
@@ -67,6 +67,7 @@ class Saver:
             STATEMENT_PAGE: page(document).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
+        self._check_ours(name, state.spec.job_uid)
         manifest_digest = self.store.write(name, files)
         release = Release(
             step=step,
@@ -80,8 +81,17 @@ class Saver:
         self._prune(name)
         return release
 
+    def _check_ours(self, name: str, uid: str) -> None:
+        """Another job that began at the same time and place must not lose its checkpoint to this one."""
+        if self.store.exists(name) and place_of(self.store.read(name, only=TRAINER_STATE), name).job_uid != uid:
+            raise CheckpointError(
+                f"{self.store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri, and resume"
+            )
+
     def _prune(self, newest: str) -> None:
-        steps = [name for name in self.store.names() if name.startswith(_STEP)]
+        """Remove the oldest of the checkpoints that this ledger recorded; never the final one, never another job's."""
+        recorded = [name_of(release) for release in self.ledger.read().releases if not release.final]
+        steps = [name for name in dict.fromkeys(recorded) if self.store.exists(name)]
         for name in steps[: -self.keep]:
             if name != newest:
                 self.store.remove(name)
@@ -95,22 +105,6 @@ def name_of(release: Release) -> str:
 def latest(store: CheckpointStore, ledger: LedgerState) -> Release | None:
     """The newest checkpoint that the ledger recorded and that still exists; None where training begins at step 0."""
     return next((release for release in reversed(ledger.releases) if store.exists(name_of(release))), None)
-
-
-def check_not_rolled_back(store: CheckpointStore, ledger: Ledger) -> None:
-    """Raise unless the ledger goes on from what every checkpoint of this job saw of it.
-
-    A hash chain does not show that its tail was cut off; the checkpoints do, the ones that the ledger knows nothing of
-    among them.
-    """
-    uid = ledger.read().spec.job_uid
-    for name in store.names():
-        seen = place_of(store.read(name, only=TRAINER_STATE), store.uri(name))
-        if seen.job_uid == uid and not ledger.extends(seen.ledger_head, seen.ledger_length):
-            raise LedgerCorrupt(
-                f"the ledger is shorter than the one that {store.uri(name)} was written under: "
-                "entries were cut off or replaced; put back the ledger as it was, since what was spent stays spent"
-            )
 
 
 def place_of(files: dict[str, bytes], where: str) -> TrainerState:

@@ -63,7 +63,7 @@ def fold_status(
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
         resolved=Resolved(dataset_digest=ledger.dataset_digest if ledger else None),
         attempts=_attempts(events, ended),
-        privacy=privacy_status(plan, ledger),
+        privacy=_of_lost_ledger(plan) if _lost(ledger, events) else privacy_status(plan, ledger),
         progress=_progress(plan, events),
         evaluations=_evaluations(events),
         checkpoints=_checkpoints(plan, events),
@@ -100,6 +100,24 @@ def privacy_status(plan: Plan, ledger: LedgerState | None) -> PrivacyStatus:
         epsilon_against_outsider=accounting.shown(
             accounting.outsider_epsilon(mechanism, charged, plan.delta, plan.accountant)
         ),
+    )
+
+
+def _lost(ledger: LedgerState | None, events: Sequence[Event]) -> bool:
+    """Whether steps were taken and nothing tells what was charged for them."""
+    return ledger is None and any(isinstance(event, Stepped) for event in events)
+
+
+def _of_lost_ledger(plan: Plan) -> PrivacyStatus:
+    """The plan's figures alone: what was spent is absent where nobody knows it, never zero."""
+    return privacy_status(plan, None).model_copy(
+        update={
+            "epsilon_claimed": None,
+            "epsilon_spent": None,
+            "epsilon_against_outsider": None,
+            "steps_charged": None,
+            "steps_recharged": None,
+        }
     )
 
 

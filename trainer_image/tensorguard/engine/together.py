@@ -39,7 +39,10 @@ def together(channel: Channel, part: Callable[[], T]) -> T:
         text = message.rstrip(b"\0").decode(errors="ignore")
         if text:
             reason, _, sentence = text.partition(_SEPARATOR)
-            raise AttemptFailed(Reason(reason), sentence if channel.size == 1 else f"{sentence} (worker {peer})")
+            cause = failure.__cause__ if failure is not None else None
+            raise AttemptFailed(
+                Reason(reason), sentence if channel.size == 1 else f"{sentence} (worker {peer})"
+            ) from cause
     assert result is not None
     return result
 
@@ -50,14 +53,15 @@ def _attempt(part: Callable[[], T]) -> tuple[T | None, AttemptFailed | None]:
     except AttemptFailed as failure:
         return None, failure
     except Exception as error:
-        return None, AttemptFailed(_reason(error), _sentence(error))
+        failure = AttemptFailed(*told(error))
+        failure.__cause__ = None if hasattr(error, "reason") else error
+        return None, failure
 
 
-def _reason(error: Exception) -> Reason:
-    """Our own errors carry a `reason`; whatever does not was not foreseen."""
-    return getattr(error, "reason", Reason.INTERNAL_ERROR)
-
-
-def _sentence(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text or type(error).__name__
+def told(error: Exception) -> tuple[Reason, str]:
+    """What may be said of an error: our own carry a `reason` and a sentence without records; of others only the kind,
+    since their words may quote a record. Their traceback goes into a file that the run's owner alone can read.
+    """
+    if hasattr(error, "reason"):
+        return error.reason, " ".join(str(error).split())
+    return Reason.INTERNAL_ERROR, f"{type(error).__name__}; see the errors-*.log in the run's folder for where"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import struct
 import time
-import traceback
 from dataclasses import dataclass
 
 import torch
@@ -24,13 +23,14 @@ from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
 from tensorguard.engine.build import Parts, build
 from tensorguard.engine.charging import Charging, Verdict
-from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig
+from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, ledger_spec, note_traceback
 from tensorguard.engine.evaluation import evaluate_together
 from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
-from tensorguard.engine.saving import FINAL, Saver, check_not_rolled_back, latest, name_of, restore
+from tensorguard.engine.saving import FINAL, Saver, latest, name_of, restore
 from tensorguard.engine.step import PrivateStep
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import AttemptFailed, together
+from tensorguard.engine.witness import check_checkpoints, check_events
 from tensorguard.ledger.contract import LedgerState, Outcome
 from tensorguard.ledger.file import FileLedger
 
@@ -67,6 +67,8 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device) -> None:
         worker.begin()
         worker.work()
     except AttemptFailed as failure:
+        if failure.__cause__ is not None:
+            worker.note_traceback()
         worker.end(failure.reason, str(failure))
     except Exception:
         worker.note_traceback()
@@ -155,9 +157,7 @@ class Worker:
 
     def note_traceback(self) -> None:
         """Keep the present exception for the run's owner, before Ray restarts the group."""
-        path = self.config.directory / ERRORS.format(rank=self._channel.rank)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
-            file.write(f"{time.ctime()}, attempt {self.config.attempt}\n{traceback.format_exc()}\n")
+        note_traceback(self.config.directory / ERRORS.format(who=f"rank{self._channel.rank}"), self.config.attempt)
 
     def close(self) -> None:
         """Let go of the thread, the ledger and the log."""
@@ -174,7 +174,13 @@ class Worker:
             return Claim(0, 0, "", "")
         self._ledger.wait_until_free()
         state = self._ledger.read()
-        check_not_rolled_back(self.parts.store, self._ledger)
+        if state.spec != ledger_spec(self.parts.job, self.parts.plan, self.config.job_uid):
+            raise AttemptFailed(
+                Reason.CONFIGURATION_CHANGED,
+                "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
+            )
+        check_events(self.config.directory / EVENTS, state)
+        check_checkpoints(self.parts.store, self._ledger)
         release = latest(self.parts.store, state)
         step = release.step if release else 0
         self._check_progress(state, step)
@@ -191,7 +197,7 @@ class Worker:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
                 f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-                f"see {ERRORS.format(rank='N')} in the run's folder for why, "
+                f"see {ERRORS.format(who='rankN')} in the run's folder for why, "
                 "mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
             )
 

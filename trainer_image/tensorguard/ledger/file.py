@@ -36,7 +36,6 @@ from tensorguard.ledger.contract import (
 from tensorguard.ledger.fold import Entry, fold
 
 NAME = "ledger.jsonl"
-LOCK = "ledger.lock"
 _NO_HEAD = "0" * 64
 _LOCK_POLL_SECONDS = 0.05
 
@@ -47,7 +46,6 @@ class FileLedger:
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
         """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""
         self._path = directory / NAME
-        self._lock_path = directory / LOCK
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
         self._claimed: tuple[int, int] | None = None
@@ -156,6 +154,7 @@ class FileLedger:
         """Append `entry` under the lock, after a look at what is there: only the last claimant may write."""
         if self._lock is None or self._claimed is None:
             raise Fenced("only the incarnation that has claimed a ledger may write to it")
+        self._check_in_place(self._lock)
         state = self.read()
         fenced = (state.attempt, state.incarnation) != self._claimed
         if fenced and entry["kind"] != "claim":
@@ -163,24 +162,30 @@ class FileLedger:
         self._append(entry, state.head, state.length)
         return self.read()
 
+    def _check_in_place(self, held: int) -> None:
+        """Raise unless the file that is held is still the one at the ledger's path: a copy put there has no lock."""
+        try:
+            same = os.path.samestat(os.fstat(held), self._path.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise LedgerCorrupt(f"{self._path} was moved or replaced while in use; put the file back as it was")
+
     def _append(self, entry: Entry, previous: str, length: int) -> None:
         line = _line(entry, previous, length)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        assert self._lock is not None
+        before = os.fstat(self._lock).st_size
         try:
-            before = os.fstat(descriptor).st_size
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError("the disk took only a part of the entry")
-                os.fsync(descriptor)
-            except OSError as error:
-                os.ftruncate(
-                    descriptor, before
-                )  # nobody has relied on it, and the next entry must not run into its remains
-                raise LedgerError(
-                    f"{self._path} could not be written: {error}; make room on the disk and resume"
-                ) from error
-        finally:
-            os.close(descriptor)
+            if os.write(self._lock, line) != len(line):
+                raise OSError("the disk took only a part of the entry")
+            os.fsync(self._lock)
+        except OSError as error:
+            os.ftruncate(
+                self._lock, before
+            )  # nobody has relied on it, and the next entry must not run into its remains
+            raise LedgerError(
+                f"{self._path} could not be written: {error}; make room on the disk and resume"
+            ) from error
 
     def _load(self) -> tuple[list[dict[str, Any]], str, int]:
         """All whole entries with their chain checked, the head, and how many bytes they take."""
@@ -211,17 +216,19 @@ class FileLedger:
         return entries, head, len(whole)
 
     def _drop_torn_line(self) -> None:
+        assert self._lock is not None
+        self._check_in_place(self._lock)
         _, _, whole = self._load()
-        with self._path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+        if os.fstat(self._lock).st_size > whole:
+            os.ftruncate(self._lock, whole)
+            os.fsync(self._lock)
 
     def _take_lock(self) -> None:
         if self._lock is not None:
             return
         if not self._path.exists():
             raise LedgerMissing(f"there is no ledger at {self._path}")
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
         deadline = time.monotonic() + self._lock_wait
         while True:
             try:
