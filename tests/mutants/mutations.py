@@ -259,7 +259,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _FILE,
-                'raise OSError("the disk took only a part of the entry")\n                os.fsync(descriptor)',
+                'raise OSError("the disk took only a part of the entry")\n            os.fsync(self._lock)',
                 'raise OSError("the disk took only a part of the entry")',
             ),
         ),
@@ -300,9 +300,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "the claim of the charged steps only, where a run stopped early",
         (
             Edit(
-                _API + "statement.py",
-                "claimed = max(facts.planned_steps, facts.steps_charged)",
-                "claimed = facts.steps_charged",
+                _API + "accounting.py",
+                "return max(charged, possible)",
+                "return charged",
             ),
         ),
         ("tests/api/test_statement.py::test_the_claim_is_of_the_planned_steps_at_least",),

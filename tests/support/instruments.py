@@ -178,10 +178,14 @@ class Fail:
 
 @dataclass(frozen=True)
 class StopDuring:
-    """Raises the stop flag while `rank` computes the gradients of its `nth` step, after the first micro-batch."""
+    """`rank` is asked to stop while it computes the gradients of its `nth` step, after the first micro-batch.
+
+    The flag is raised for all, or seen by this rank alone, as when the others looked a moment before it was raised.
+    """
 
     nth: int
     rank: int = 0
+    seen_by_all: bool = True
 
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
@@ -195,8 +199,10 @@ class StopDuring:
 
         def computing(gradients: ShardGradients, *args: Any) -> Any:
             rows = compute(gradients, *args)
-            if steps == self.nth:
+            if steps == self.nth and self.seen_by_all:
                 Stop.of(directory).request()
+            elif steps == self.nth:
+                Stop.__bool__ = lambda _stop: True  # type: ignore[method-assign]
             return rows
 
         wrap("gradients", before=count)

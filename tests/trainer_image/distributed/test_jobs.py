@@ -239,7 +239,7 @@ def test_columns_by_their_names(config: Make, names: tuple[str, ...], columns: d
         ("notes.jsonl", "not str"),
         (Endless(), "train_dataset (Endless) does not tell its columns"),
     ],
-    ids=str,
+    ids=["empty", "two columns", "tuples", "splits", "a name", "endless"],
 )
 def test_data_set_without_telling_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
