@@ -223,7 +223,7 @@ def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ("override", "content", "reason", "named"),
     [
         ("spec.dataset.columns.text=note", None, "DatasetUnsuitable", "has no column 'note'"),
-        ("spec.dataset.uri=data.jsonl", "", "DatasetUnreadable", "there is no data at"),
+        ("spec.dataset.uri=data.jsonl", "", "DatasetUnsuitable", "there is no data at"),
         ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
         ("spec.dataset.uri=nowhere.jsonl", None, "DatasetUnreadable", "nowhere.jsonl"),
         ("spec.dataset.uri=nosuch://bucket/data.jsonl", None, "DatasetUnreadable", "nosuch"),
