@@ -109,7 +109,7 @@ def minilm():
     return AutoTokenizer.from_pretrained(MODEL_DIR)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster():
     """A Ray cluster of two CPUs, shared with whichever test of this process started one first."""
     import ray
