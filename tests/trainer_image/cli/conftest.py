@@ -187,7 +187,7 @@ def install(fake: FakeEngine, set_item: Callable[..., None], set_attribute: Call
         job: TenSafeTrainingJob
         exit_code: int
 
-    class RunRefused(Exception):  # noqa: N818: the engine's name
+    class RunRefused(Exception):
         path = ""
 
     module = ModuleType("tensorguard.engine.run")
@@ -199,7 +199,7 @@ def install(fake: FakeEngine, set_item: Callable[..., None], set_attribute: Call
     set_item(sys.modules, "tensorguard.models.source", source)
 
 
-def _found(name: str, revision: str | None, *, trust_remote_code: bool) -> Any:
+def _found(name: str, revision: str | None) -> Any:
     @dataclass(frozen=True)
     class Source:
         location: str

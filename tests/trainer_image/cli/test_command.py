@@ -1,0 +1,140 @@
+"""The command's contract with scripts: exit codes, what stands on standard output, and sentences for mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tensorguard.cli.main import main
+
+Write = Callable[..., str]
+ACCOUNT = ["account", "--sample-rate", "0.04", "--steps", "2250", "--delta", "1e-5"]
+
+
+def call(*arguments: str) -> int:
+    """The exit code of `tensafe`, however it is given."""
+    try:
+        code = main(list(arguments))
+    except SystemExit as exit_:
+        code = exit_.code  # type: ignore[assignment]
+    return int(code or 0)
+
+
+def test_epsilon_of_a_noise_multiplier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*ACCOUNT, "--noise-multiplier", "1.5", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["epsilon"] == pytest.approx(7.32934, abs=1e-4)
+    assert (found["noiseMultiplier"], found["delta"], found["accountant"].lower()) == (1.5, 1e-5, "rdp")
+
+
+def test_noise_multiplier_of_an_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*ACCOUNT, "--target-epsilon", "7.33", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["noiseMultiplier"] == pytest.approx(1.5, abs=2e-3)
+    assert found["epsilon"] <= 7.33
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*ACCOUNT],
+        [*ACCOUNT, "--noise-multiplier", "1", "--target-epsilon", "8"],
+        [*ACCOUNT, "--noise-multiplier", "nan"],
+        [*ACCOUNT, "--noise-multiplier", "-1"],
+        ["account", "--noise-multiplier", "1", "--sample-rate", "1.5", "--steps", "10", "--delta", "1e-5"],
+        ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "1.5", "--delta", "1e-5"],
+        ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "10", "--delta", "1"],
+    ],
+    ids=["neither", "both", "nan", "negative", "rate", "steps", "delta"],
+)
+def test_a_wrong_figure_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*arguments) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert shown.err
+
+
+def test_validate_tells_every_problem_at_once(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_manifest(privacy__targetEpsilon="NaN", privacy__targetDelta="0.5", trainin={}, cluster__workers=99)
+    assert call("validate", path) == 2
+    errors = capsys.readouterr().err
+    for field in ("spec.privacy.targetEpsilon", "spec.trainin", "did you mean training", "spec.cluster.workers"):
+        assert field in errors
+
+
+def test_validate_prints_what_a_right_manifest_resolves_to(
+    write_manifest: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("validate", write_manifest(), "-o", "json") == 0
+    spec = json.loads(capsys.readouterr().out)["spec"]
+    assert float(spec["privacy"]["noiseMultiplier"]) > 0.3
+    assert spec["privacy"]["targetDelta"] == "0.0000166"
+    assert spec["checkpoint"]["everySteps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("BudgetExhausted", 3), ("Suspended", 130)]
+)
+def test_run_returns_how_the_job_ended_and_prints_only_the_job(
+    phase: str, code: int, engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.phase, engine.exit_code = phase, code
+    assert call("run", write_manifest(), "--output-dir", str(tmp_path / "out")) == code
+    shown = capsys.readouterr()
+    job = yaml.safe_load(shown.out)
+    assert (job["kind"], job["status"]["phase"]) == ("TenSafeTrainingJob", phase)
+    assert "a library prints this" not in shown.out
+    assert (tmp_path / "out" / "report.png").stat().st_size > 10_000
+    if code == 130:
+        assert "--resume" in shown.err
+    if code == 0:
+        assert "PeftModel" in shown.err
+
+
+def test_a_refused_run_is_two_and_one_sentence(
+    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.refusal = ("spec.cluster.workers", "2 workers of 8 CPUs need 16, and this machine has 2; lower it")
+    assert call("run", write_manifest(), "--output-dir", str(tmp_path / "out")) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "this machine has 2; lower it" in shown.err
+
+
+def test_the_ledger_of_a_run_as_json(
+    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
+    capsys.readouterr()
+    assert call("ledger", str(tmp_path / "out"), "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["epsilonSpent"], found["stepsCharged"], found["charges"]) == (0, 0, [])
+    assert found["epsilonClaimed"] > 1
+
+
+def test_an_edited_ledger_is_one_and_a_missing_one_two(
+    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("ledger", str(tmp_path)) == 2
+    call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
+    path = tmp_path / "out" / "ledger.jsonl"
+    path.write_text(path.read_text().replace("claims-triage", "claims-other"))
+    capsys.readouterr()
+    assert call("ledger", str(tmp_path / "out")) == 1
+    assert "was edited" in capsys.readouterr().err
+
+
+def test_help_needs_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys\nfrom tensorguard.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'ray', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
