@@ -25,7 +25,7 @@ from tensorguard.distributed import (
     TenSafeTrainingConfig,
     TrainingFailed,
 )
-from tensorguard.engine.run import RunRefused
+from tensorguard.engine.admission import RunRefused
 from tensorguard.ledger.file import FileLedger
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]

@@ -33,10 +33,13 @@ JOB = (
 
 @dataclass(frozen=True)
 class AtTime:
-    """The test itself kills these ranks after so many seconds."""
+    """The test itself kills these ranks after some seconds, drawn anew at each try: a job may be over sooner."""
 
-    seconds: float
+    generator: random.Random
     ranks: tuple[int, ...]
+
+    def seconds(self) -> float:
+        return self.generator.uniform(0.1, 3.0)
 
 
 def kills(generator: random.Random) -> Iterator[Instrument | AtTime]:
@@ -62,7 +65,7 @@ def torn(generator: random.Random) -> Tear:
 
 
 def at_time(generator: random.Random) -> AtTime:
-    return AtTime(generator.uniform(0.3, 3.0), generator.choice([(0,), (1,), (0, 1)]))
+    return AtTime(generator, generator.choice([(0,), (1,), (0, 1)]))
 
 
 class Story:
@@ -81,7 +84,7 @@ class Story:
         self._began_at = step
         if isinstance(kill, AtTime):
             processes = go_on()
-            processes[kill.ranks[0]].join(kill.seconds)
+            processes[kill.ranks[0]].join(kill.seconds())
             for rank in kill.ranks:
                 processes[rank].kill()
             codes = join(processes, timeout=20)  # one that waits for the dead to come up is ended as Ray would

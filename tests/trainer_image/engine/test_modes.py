@@ -14,8 +14,13 @@ from peft import PeftModel
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tensorguard.data.batches import MicroBatch
 from tensorguard.data.shard import Shard
+from tensorguard.engine.stopping import Stop
+from tensorguard.engine.units import ShardGradients
 from tensorguard.engine.worker import Worker
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.stream import KeyedSeeds
 
 SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
 
@@ -80,6 +85,39 @@ def test_users_join_with_all_their_records_across_micro_batches(
     assert job.ended().reason == "Completed", job.ended().message
     statement = json.loads(job.store().read("final")["statement.json"])
     assert statement["claim"]["unit"] == job.status().privacy.unit == "User"
+
+
+def test_users_are_sampled_and_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With q = 0.1 a user of four records joins one step in ten; a draw of records would bring her in one in three."""
+    job = Job.make(
+        tmp_path / "run",
+        "spec.cluster.workers=1",
+        "spec.training.steps=40",
+        "spec.checkpoint.everySteps=40",
+        "spec.training.expectedBatchSize=4",
+        "spec.privacy.targetEpsilon=100",
+        "spec.dataset.unit={kind: User, column: user, atLeast: 40}",
+        rows=users(records(160), 4),
+    )
+    drawn: list[list[int]] = []
+    rows: Counter[int] = Counter()
+    add_to, compute = ShardGradients.add_to, ShardGradients._compute
+
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: Stop) -> None:
+        drawn.append(units)
+        add_to(self, clipper, units, stop)
+
+    def computing(self: ShardGradients, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
+        rows[len(drawn)] += len(batch.units)
+        return compute(self, batch, dropout)
+
+    monkeypatch.setattr(ShardGradients, "add_to", adding)
+    monkeypatch.setattr(ShardGradients, "_compute", computing)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    assert all(rows[step] == 4 * len(units) for step, units in enumerate(drawn, start=1))  # all that they have
+    chances = 40 * len(drawn)
+    assert abs(sum(map(len, drawn)) - 0.1 * chances) < 6 * (chances * 0.1 * 0.9) ** 0.5
 
 
 def test_three_workers_with_users_and_a_causal_model(tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from tensafe_api.resolve import resolve
 from tensafe_api.statement import digest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.engine import run as engine
+from tensorguard.engine.admission import RunRefused, changes, cpus_of
 from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Event
 from tensorguard.engine.folder import WORK, alone_in
 from tensorguard.engine.local import WorkersFailed
-from tensorguard.engine.run import RunRefused, RunResult, changes, cpus_of
+from tensorguard.engine.run import RunResult
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.worker import train
 from tensorguard.ledger.file import NAME as LEDGER

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from tensafe_api.resources.values import LEAST_DELTA
 from tensorguard.cli.exits import INVALID
 
 Verbs = argparse._SubParsersAction
@@ -73,7 +74,7 @@ def whole(text: str) -> int:
 
 positive = real(lambda value: value > 0, "above 0")
 probability = real(lambda value: 0 < value <= 1, "above 0 and at most 1")
-open_fraction = real(lambda value: 0 < value < 1, "above 0 and below 1")
+open_fraction = real(lambda value: LEAST_DELTA <= value < 1, f"at least {LEAST_DELTA:g} and below 1")
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.engine.admission import RunRefused, absolute, changes, check_room, cpus_of
 from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec, note_traceback
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
@@ -44,16 +45,6 @@ from tensorguard.ledger.file import FileLedger
 
 MANIFEST = "job.yaml"
 _POLL_SECONDS = 0.2
-
-
-class RunRefused(Exception):
-    """The run cannot begin as asked. `path` names the manifest's field, or is empty; `str()` is a sentence with the
-    mend.
-    """
-
-    def __init__(self, path: str, message: str) -> None:
-        super().__init__(f"{path}: {message}" if path else message)
-        self.path = path
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,8 @@ def run(
         ManifestError: where the manifest does not resolve.
         RunRefused: where the run cannot begin as asked; nothing was changed or spent.
     """
-    completed, plan = resolve(_absolute(job, base_dir))
-    _check_machine(completed)
+    completed, plan = resolve(absolute(job, base_dir))
+    check_room(completed)
     with _alone_in(output_dir):
         one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
         one.admit(resume)
@@ -332,67 +323,6 @@ class _Run:
 
     def _tell(self, what: str) -> None:
         self._log.write(Preparing(time.time(), what))
-
-
-def cpus_of(job: TenSafeTrainingJob) -> float:
-    """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
-    text = job.spec.cluster.worker.cpus
-    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    """The leaves in which two JSON objects differ, each as a few words."""
-    found: list[str] = []
-    for key in sorted(before.keys() | now.keys()):
-        here, there = now.get(key), before.get(key)
-        if isinstance(here, dict) and isinstance(there, dict):
-            found += changes(there, here, f"{path}{key}.")
-        elif here != there:
-            found.append(f"{path}{key} was {there}, is {here}")
-    return found
-
-
-def _check_machine(job: TenSafeTrainingJob) -> None:
-    """Refuse workers for whom this machine has no room."""
-    cluster = job.spec.cluster
-    have = os.cpu_count() or 1
-    wanted = cluster.workers * cpus_of(job)
-    if wanted > have:
-        raise RunRefused(
-            "spec.cluster.workers",
-            f"{cluster.workers} workers of {cluster.worker.cpus} CPUs need {wanted:g}, and this machine has {have}; "
-            "lower it, or spec.cluster.worker.cpus",
-        )
-    if cluster.worker.gpus:
-        import torch
-
-        if (found := torch.cuda.device_count()) < cluster.workers * cluster.worker.gpus:
-            raise RunRefused(
-                "spec.cluster.worker.gpus",
-                f"{cluster.workers * cluster.worker.gpus} GPUs are asked for, and this machine has {found}; "
-                "set it to 0 to train on CPUs",
-            )
-
-
-def _absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
-    """`job` with its relative paths made absolute, so that it means the same from anywhere."""
-
-    def absolute(uri: str) -> str:
-        if "://" in uri:
-            return uri
-        return str((base_dir / Path(uri).expanduser()).absolute())
-
-    spec = job.spec
-    update: dict[str, Any] = {
-        "dataset": spec.dataset.model_copy(update={"uri": absolute(spec.dataset.uri)}),
-        "checkpoint": spec.checkpoint.model_copy(update={"uri": absolute(spec.checkpoint.uri)}),
-    }
-    if spec.evaluation:
-        update["evaluation"] = spec.evaluation.model_copy(update={"uri": absolute(spec.evaluation.uri)})
-    name = spec.model.name
-    if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
-        update["model"] = spec.model.model_copy(update={"name": absolute(name)})
-    return job.model_copy(update={"spec": spec.model_copy(update=update)})
 
 
 @contextmanager
