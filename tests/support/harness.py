@@ -44,6 +44,7 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
+from tensorguard.engine.build import checkpoint_store
 from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec
 from tensorguard.engine.events import Ended, Event, EventReader
 from tensorguard.engine.status import fold_status
@@ -234,7 +235,7 @@ class Job:
         return next(event for event in reversed(self.events()) if isinstance(event, Ended))
 
     def store(self) -> CheckpointStore:
-        return CheckpointStore(str(self.directory / "checkpoints"))
+        return checkpoint_store(self.job)
 
     def revealed(self) -> list[int]:
         """How many steps each rank took part in revealing, over all incarnations.

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from s3 import BUCKET
+from s3fs import S3FileSystem
 
 from tensafe_api.resources.learning import Storage
 from tensorguard.data import listing
@@ -275,3 +277,35 @@ def test_object_storage_gets_endpoint_and_region():
     assert filesystem_of("s3://bucket/d.csv", Storage()) == ("s3", {})
     assert filesystem_of("hf://datasets/a/b", storage) == ("hf", {})
     assert filesystem_of("a/b.csv", storage) == ("file", {})
+
+
+@pytest.mark.parametrize("name", ["d.parquet", "d.jsonl", "d.csv", "d.tsv.gz"])
+def test_every_format_is_read_from_a_real_object_store(s3_bucket, name):
+    """The endpoint comes from the manifest's spec.storage, the keys from the environment."""
+    uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    protocol, options = filesystem_of(uri, Storage(endpoint=s3_bucket.endpoint, region="us-east-1"))
+    table = pa.table({"text": ["a", "b"], "label": ["0", "1"]})
+    with fsspec.open(f"{uri}/{name}", "wb", compression="infer", **options) as file:
+        if name.endswith(".parquet"):
+            pq.write_table(table, file)
+        elif name.endswith(".jsonl"):
+            file.writelines(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
+        else:
+            separator = "\t" if ".tsv" in name else ","
+            file.writelines(f"{separator.join(row)}\n".encode() for row in [("text", "label"), ("a", "0"), ("b", "1")])
+    for place in (uri, f"{uri}/{name}", f"{uri}/d.*"):
+        source, fragments = inspect(place, TEXT_LABEL, None, protocol, options, "spec.dataset")
+        found = [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
+        assert found == table.to_pylist()
+
+
+def test_an_object_store_without_the_bucket_or_the_keys_is_said(s3_bucket, monkeypatch):
+    storage = Storage(endpoint=s3_bucket.endpoint)
+    for uri, key in ((f"s3://{BUCKET}/nowhere", None), ("s3://nobucket/d.csv", None), (f"s3://{BUCKET}/", "wrong")):
+        if key is not None:
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key)
+            S3FileSystem.clear_instance_cache()
+        protocol, options = filesystem_of(uri, storage)
+        with pytest.raises((Unreadable, DataError), match=r"spec\.dataset\.uri") as refused:
+            inspect(uri, TEXT_LABEL, None, protocol, options, "spec.dataset")
+        assert "\n" not in str(refused.value)

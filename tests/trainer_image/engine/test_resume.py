@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from harness import Alone, Job
+from s3 import BUCKET, S3
 from safetensors.torch import load
 
 from tensorguard.aggregation.channel import check_wraps
@@ -270,3 +271,31 @@ def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkp
 def test_alone_is_a_channel_that_wraps() -> None:
     """The stand-in for a process group does what the trainer checks of a real one."""
     check_wraps(Alone())
+
+
+def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
+    """Broken after its fourth step, resumed from there, and nothing left but what the ledger knows."""
+    job = Job.make(
+        tmp_path / "run",
+        "spec.cluster.workers=1",
+        "spec.training.steps=7",
+        "spec.checkpoint.everySteps=2",
+        "spec.checkpoint.keep=1",
+        f"spec.checkpoint.uri=s3://{BUCKET}/claims/triage",
+        f"spec.storage.endpoint={s3_bucket.endpoint}",
+    )
+    break_at(4)
+    with pytest.raises(RuntimeError):
+        job.train_alone()
+    break_at(None)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    started = [event.step for event in job.events() if isinstance(event, Started)]
+    assert started == [0, 4]
+    assert job.store().names() == ["final", "step-000006-a2i1"]
+    final = job.ledger().releases[-1]
+    assert final.uri == f"s3://{BUCKET}/claims/triage/final"
+    assert ADAPTER_WEIGHTS in job.store().read("final", final.digest)
+    stored = {key.split("/")[2] for key in s3_bucket.objects("claims/")}
+    assert stored == {"final", "step-000006-a2i1"}
+    assert not (tmp_path / "run" / "checkpoints").exists()

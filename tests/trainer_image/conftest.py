@@ -1,0 +1,26 @@
+"""What several of the trainer's packages are tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import s3
+from s3fs import S3FileSystem
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
+    """A real S3 server, one for all tests of this process."""
+    with s3.server(tmp_path_factory.mktemp("s3") / "objects") as found:
+        yield found
+
+
+@pytest.fixture
+def s3_bucket(s3_server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+    """The same, with the keys and the endpoint in the environment, where clients look for them."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
+    yield s3_server
+    S3FileSystem.clear_instance_cache()  # they remember the keys
