@@ -44,8 +44,7 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.build import checkpoint_store
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store, ledger_spec
 from tensorguard.engine.events import Ended, Event, EventReader
 from tensorguard.engine.status import fold_status
 from tensorguard.engine.worker import train

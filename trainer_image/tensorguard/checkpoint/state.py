@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from tensorguard.checkpoint.store import CheckpointCorrupt
+
 OPTIMIZER = "optimizer.safetensors"
 TRAINER_STATE = "trainer_state.json"
 
@@ -35,6 +37,16 @@ class TrainerState:
     @classmethod
     def parse(cls, content: bytes) -> TrainerState:
         return cls(**json.loads(content))
+
+
+def place_of(files: dict[str, bytes], where: str) -> TrainerState:
+    """The place at which a checkpoint stands."""
+    try:
+        return TrainerState.parse(files[TRAINER_STATE])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointCorrupt(
+            f"{where} has no readable {TRAINER_STATE}; move it away to resume from another one"
+        ) from error
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:

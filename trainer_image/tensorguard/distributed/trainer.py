@@ -168,7 +168,7 @@ class TenSafeTrainer:
 
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
     """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
-    from tensorguard.engine.build import checkpoint_store
+    from tensorguard.engine.config import checkpoint_store
     from tensorguard.engine.saving import latest, name_of
 
     asked = place.removeprefix("file://").rstrip("/")

@@ -23,18 +23,18 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.values import number
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
-from tensorguard.data.listing import filesystem_of
 from tensorguard.data.shard import Shard
-from tensorguard.engine.config import COUNTED, WorkerConfig
+from tensorguard.engine.config import COUNTED, WorkerConfig, checkpoint_store
 from tensorguard.engine.private import PrivateMetrics
 from tensorguard.engine.schedule import schedule
 from tensorguard.engine.together import AttemptFailed
 from tensorguard.engine.units import ShardGradients
 from tensorguard.models.checks import SelfTest, dummy_batches, self_test, settle_threads
-from tensorguard.models.load import checkpoint_activations, load_model, load_tokenizer
+from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.source import ModelSource, resolve_model
+from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
@@ -163,13 +163,6 @@ def private_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, dev
 def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
     """The base weights' precision: what the manifest says, else bf16 on a GPU and fp32 on a CPU."""
     return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
-
-
-def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:
-    """Where the job's checkpoints go."""
-    uri = job.spec.checkpoint.uri
-    _, options = filesystem_of(uri, job.spec.storage)
-    return CheckpointStore(uri, options)
 
 
 def remarks(report: SelfTest) -> tuple[str, ...]:

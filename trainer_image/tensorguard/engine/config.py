@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.listing import filesystem_of
 from tensorguard.ledger.contract import LedgerSpec
 
 COUNTED = "tensafe.io/unit-at-least"
@@ -66,6 +68,13 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
         delta=plan.delta,
         accountant=plan.accountant,
     )
+
+
+def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:
+    """Where the job's checkpoints go."""
+    uri = job.spec.checkpoint.uri
+    _, options = filesystem_of(uri, job.spec.storage)
+    return CheckpointStore(uri, options)
 
 
 def note_traceback(path: Path, attempt: int) -> None:

@@ -132,7 +132,7 @@ class _Run:
     def admit(self, resume: bool) -> None:
         """Refuse what cannot begin; look at an earlier run in the folder; make the key and the event log."""
         from tensorguard.checkpoint.store import CheckpointError
-        from tensorguard.engine.build import checkpoint_store
+        from tensorguard.engine.config import checkpoint_store
 
         earlier = self._earlier(resume)
         try:
@@ -270,8 +270,8 @@ class _Run:
         from tensorguard.data.read import from_memory, read
         from tensorguard.data.recipe import Recipe, columns_of
         from tensorguard.data.shards import prepare, prepare_public
-        from tensorguard.models.load import load_tokenizer
         from tensorguard.models.source import resolve_model
+        from tensorguard.models.tokenizer import load_tokenizer
 
         spec = self.job.spec
         source = resolve_model(spec.model.name, spec.model.revision)

@@ -16,8 +16,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from tensafe_api.statement import Facts, canonical, digest, page, statement
-from tensorguard.checkpoint.state import OPTIMIZER, TRAINER_STATE, TrainerState, dump_optimizer, load_optimizer
-from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError, CheckpointStore
+from tensorguard.checkpoint.state import (
+    OPTIMIZER,
+    TRAINER_STATE,
+    TrainerState,
+    dump_optimizer,
+    load_optimizer,
+    place_of,
+)
+from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.ledger.contract import Ledger, LedgerState, Release
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.source import ModelSource
@@ -105,16 +112,6 @@ def name_of(release: Release) -> str:
 def latest(store: CheckpointStore, ledger: LedgerState) -> Release | None:
     """The newest checkpoint that the ledger recorded and that still exists; None where training begins at step 0."""
     return next((release for release in reversed(ledger.releases) if store.exists(name_of(release))), None)
-
-
-def place_of(files: dict[str, bytes], where: str) -> TrainerState:
-    """The place at which a checkpoint stands."""
-    try:
-        return TrainerState.parse(files[TRAINER_STATE])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointCorrupt(
-            f"{where} has no readable {TRAINER_STATE}; move it away to resume from another one"
-        ) from error
 
 
 def restore(

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorguard.checkpoint.state import TRAINER_STATE
+from tensorguard.checkpoint.state import TRAINER_STATE, place_of
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.engine.events import charged_in
-from tensorguard.engine.saving import place_of
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
 
 _PUT_BACK = "entries were cut off or replaced; put back the ledger as it was, since what was spent stays spent"

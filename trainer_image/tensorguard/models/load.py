@@ -1,6 +1,6 @@
 """A base model, ready for an adapter: no dropout, attention that ignores neighbours, the same weights on every rank.
 
-In: a `ModelSource` and the task. Out: a `BaseModel` on its device, and a tokenizer. Then `lora` attaches the adapter.
+In: a `ModelSource` and the task. Out: a `BaseModel` on its device. Then `lora` attaches the adapter.
 
 The base model's own dropout is switched off in the config before the model is made, and again in every module, because
 many layers keep the config's number and never show an `nn.Dropout`; LoRA's dropout, seeded by record, is the only one
@@ -12,7 +12,6 @@ otherwise nobody could rebuild the model that was trained.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,16 +19,15 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.utils import logging
 
 from tensorguard.models.attention import use_record_attention
 from tensorguard.models.source import ModelSource
 from tensorguard.models.support import Unsupported, configs, refuse_base, refuse_config
+from tensorguard.models.tokenizer import read_pretrained
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`training.precision` to the dtype of the base weights. Trainable parameters are fp32 in all three."""
@@ -57,23 +55,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def load_tokenizer(
-    source: ModelSource, *, chat_template: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding on the right, with a pad token (its end token where it has none of its own)."""
-    tokenizer = _read(AutoTokenizer, source, trust_remote_code)
-    tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    if tokenizer.pad_token is None:
-        raise Unsupported(
-            f"the tokenizer of '{source.name}' has no pad, end or unknown token: give it one to pad with."
-        )
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    return tokenizer
-
-
 def load_model(
     source: ModelSource,
     task: str,
@@ -91,13 +72,13 @@ def load_model(
     `num_labels` and `label_names` are for SequenceClassification; `pad_token_id` is the tokenizer's, by which decoders
     find a record's last token. Raises Unsupported for models that cannot be trained record by record.
     """
-    config = _read(AutoConfig, source, trust_remote_code)
+    config = read_pretrained(AutoConfig, source, trust_remote_code)
     refuse_config(config)
     if task == "SequenceClassification":
         _set_labels(config, num_labels, label_names)
     _switch_off_dropout(config)
     with seeded(init_seed), _quietly():
-        model, report = _read(
+        model, report = read_pretrained(
             _FACTORIES[task],
             source,
             trust_remote_code,
@@ -134,22 +115,6 @@ def prepare_base(
         model.config.get_text_config().pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if task == "SequenceClassification" and name.endswith(_HEADS)]
     return BaseModel(model.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
-
-
-def _read(factory: Any, source: ModelSource, trust_remote_code: bool, **settings: Any) -> Any:
-    """`factory.from_pretrained` for the source; its errors, which run over many lines, as one sentence."""
-    try:
-        return factory.from_pretrained(
-            source.location, revision=source.revision or "main", trust_remote_code=trust_remote_code, **settings
-        )
-    except (OSError, ValueError) as error:
-        if not trust_remote_code and "trust_remote_code" in str(error):
-            raise Unsupported(
-                f"spec.model.name '{source.name}' brings code of its own: set spec.model.trustRemoteCode to true if "
-                "you trust it with the training data."
-            ) from error
-        reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".:")
-        raise Unsupported(f"spec.model.name '{source.name}' cannot be loaded: {reason}.") from error
 
 
 @contextmanager
