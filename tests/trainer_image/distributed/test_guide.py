@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,29 +85,45 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.ray
-def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(cluster: None, tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_raising_callback_cost_some_steps_and_the_run_goes_on(
+    cluster: None, tmp_path: Path
+) -> None:
+    """Ray starts the workers again by itself; a callback's exception seals a checkpoint, and a second call resumes."""
+    run_folder = tmp_path / "models" / "run"
+
     class Fails(TenSafeCallback):
+        killed_at = 0
+
         def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
-            if step == 3:
+            ledger = FileLedger(run_folder).read()
+            if ledger.incarnation == 2:
                 raise LookupError("tracker is gone")
+            if step >= 14 and not self.killed_at:
+                self.killed_at = ledger.steps_charged
+                os.kill(int(ledger.charges[-1].holder.rsplit("/", 1)[1]), signal.SIGKILL)
 
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(
         model_name=str(tmp_path / "model"),
         num_labels=2,
-        num_epochs=10,
+        num_epochs=30,
         per_device_batch_size=5,
         gradient_accumulation_steps=2,
         max_seq_length=16,
         checkpoint_dir=tmp_path / "models",
-        checkpoint_frequency=90,
+        checkpoint_frequency=10,
         unit_at_least=200,
         dp_config=DistributedDPConfig(target_epsilon=20.0),
     )
+    fails = Fails()
     with pytest.raises(LookupError, match="tracker is gone"):
-        TenSafeTrainer(config, [Fails()]).fit(records(240))
-    release = FileLedger(tmp_path / "models" / "run").read().releases[-1]
-    assert 3 <= release.step < 100 and not release.final
+        TenSafeTrainer(config, [fails]).fit(records(240))
+    ledger = FileLedger(run_folder).read()
+    release = ledger.releases[-1]
+    assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)
+    assert ledger.claimed_from[0] == 0 < ledger.claimed_from[1]
+    assert ledger.steps_recharged > 0
+    assert fails.killed_at < ledger.steps_charged >= release.step + ledger.steps_recharged
 
     class Begins(TenSafeCallback):
         first: int | None = None
@@ -119,7 +137,8 @@ def test_a_raising_callback_seals_a_checkpoint_and_the_run_goes_on_from_it(clust
     result = TenSafeTrainer(config, [begins]).fit(records(240), resume_from_checkpoint=release.uri)
     assert begins.first == release.step + 1
     assert begins.spent > 0
-    assert result.phase == "Succeeded" and result.metrics["steps"] == 100
+    assert result.phase == "Succeeded" and result.metrics["steps"] == 300
+    assert FileLedger(run_folder).read().steps_charged >= 300 + ledger.steps_recharged
 
 
 @pytest.mark.ray

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,11 @@ def halted(alone: Job, break_at: Break) -> Job:
         alone.train_alone()
     break_at(None)
     return alone
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the command makes its temporary folders. Ray's sockets lie there, so its path has to be short."""
+    directory = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
