@@ -126,7 +126,11 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         private=private,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
-        remarks=(*remarks(report), *vouched, *(v for k, v in job.metadata.annotations.items() if k == COUNTED)),
+        remarks=(
+            *remarks(report, mechanism.expected_batch_size),
+            *vouched,
+            *(v for k, v in job.metadata.annotations.items() if k == COUNTED),
+        ),
     )
 
 
@@ -165,13 +169,18 @@ def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
     return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
 
 
-def remarks(report: SelfTest) -> tuple[str, ...]:
-    """What the statement must say of the self-test."""
+def remarks(report: SelfTest, expected_batch: int) -> tuple[str, ...]:
+    """What the statement must say of the self-test.
+
+    Where rows move with their slot by a relative e, a unit that joins may move the clipped gradient of everybody behind
+    it by 2e of the clip norm: over an expected batch of B, up to 2eB beside its own 1.
+    """
     if report.bit_equal:
         return ()
     return (
         "On this machine a record's gradient was not bit-equal in every slot of a micro-batch: it moved by a relative "
-        f"{report.neighbour_error:.1e}, a kernel's rounding, which the claim does not cover.",
+        f"{report.neighbour_error:.1e}, a kernel's rounding. Over an expected batch of {expected_batch} that could add "
+        f"{2 * report.neighbour_error * expected_batch:.1e} to a sensitivity of 1, which the claim does not cover.",
     )
 
 
