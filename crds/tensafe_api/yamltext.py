@@ -88,14 +88,23 @@ class _Loader(yaml.SafeLoader):
         self.key_troubles: list[str] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        self._look_at_keys(node)
+        return super().construct_mapping(node, deep)
+
+    def _look_at_keys(self, node: yaml.MappingNode) -> None:
+        """Note the trouble with each key, also in what is merged (<<): PyYAML never makes a mapping of that."""
         written: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
+        for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
+            merged = key_node.tag == "tag:yaml.org,2002:merge"
+            if merged:
+                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                for part in parts:
+                    if isinstance(part, yaml.MappingNode):
+                        self._look_at_keys(part)
+            elif not isinstance(key_node, yaml.ScalarNode):
                 raise ConstructorError(None, None, "a key must be a string", key_node.start_mark)
-            key = self.construct_object(key_node)
+            key = "<<" if merged else self.construct_object(key_node)
             if not isinstance(key, str):
                 self.key_troubles.append(f"line {line}: the key {key_node.value} is not a string: quote it")
             elif key in written:
@@ -103,7 +112,6 @@ class _Loader(yaml.SafeLoader):
                     f'line {line}: "{key}" stands in line {written[key]} already: keep one of them'
                 )
             written.setdefault(key, line)
-        return super().construct_mapping(node, deep)
 
 
 class _StringLoader(yaml.BaseLoader):

@@ -73,6 +73,21 @@ def test_merged_mappings_are_read() -> None:
     assert troubles == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'privacy: {<<: {targetEpsilon: "8", targetEpsilon: "800"}}',
+        'privacy:\n  <<: {targetEpsilon: "8"}\n  <<: {targetEpsilon: "800"}',
+        'privacy: {<<: [{targetDelta: "1e-5"}, {targetEpsilon: "8", targetEpsilon: "800"}]}',
+        'a: &a {b: "1", b: "2"}\nprivacy: {<<: *a}',
+    ],
+)
+def test_a_key_that_stands_twice_in_what_is_merged_is_reported(text: str) -> None:
+    _, troubles = yamltext.read_documents(text)
+    assert troubles
+    assert all("already: keep one of them" in trouble for trouble in troubles)
+
+
 @pytest.mark.parametrize("text", ["8", "2e-4", "0.05", "on", "No", "y", "null", "1_000", "0x1F", "12:30", "-", ""])
 def test_strings_that_look_like_something_else_are_quoted(text: str) -> None:
     assert yamltext.write({"key": text}) == f'key: "{text}"\n'

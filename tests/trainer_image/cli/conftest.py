@@ -113,7 +113,11 @@ class FakeEngine:
         completed, plan = resolve(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "job.yaml").write_text(dump_manifest(completed))
-        FileLedger.create(output_dir, ledger_spec(completed, plan))
+        ledger = FileLedger.create(output_dir, ledger_spec(completed, plan))
+        if charged := max((event.charged for event in self.events if isinstance(event, Stepped)), default=0):
+            ledger.claim(attempt=1, holder="fake", from_step=0)
+            ledger.charge(charged)
+            ledger.close()
         log = EventLog(output_dir / "events.jsonl")
         for event in self.events:
             log.write(event)

@@ -115,8 +115,22 @@ def test_the_ledger_of_a_run_as_json(
     capsys.readouterr()
     assert call("ledger", str(tmp_path / "out"), "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["epsilonSpent"], found["stepsCharged"], found["charges"]) == (0, 0, [])
-    assert found["epsilonClaimed"] > 1
+    assert found["stepsCharged"] == 105
+    assert [charge["steps"] for charge in found["charges"]] == [105]
+    assert 1 < found["epsilonSpent"] <= found["epsilonClaimed"]
+
+
+def test_a_ledger_that_was_cut_is_not_believed(
+    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
+    path = tmp_path / "out" / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert call("ledger", str(tmp_path / "out")) == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "tells of 105: entries were cut off" in shown.err
 
 
 def test_an_edited_ledger_is_one_and_a_missing_one_two(

@@ -155,6 +155,9 @@ def test_ids_are_one_user_whatever_their_type():
         ("Jos\u00e9", "Jose\u0301", " Jos\u00e9\n", "Jos\u00e9".encode()),
         ("\udc80", "?"),
         (b"\xff", "\ufffd"),
+        ("alice", "alice\u200b", "\ufeffalice", "al\u00adice", "alice\u2060", "ali\0ce", "\uff41lice"),
+        ("jose\u200d\u0301", "jos\u00e9"),
+        ('{"site":1,"id":7}', '{"id": 7, "site": 1}'),
     ):
         assert len({keys.user_of(value) for value in same} - {None}) == 1, same
     apart = ("a", "A", "7a", "1_0", "1,0", "0x7", "10", "7.5", "-7", "7 0", "nan", "\u00bd", "e7", ".", "+")

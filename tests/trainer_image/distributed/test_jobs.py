@@ -19,7 +19,8 @@ from tensorguard.distributed import (
     SecureAggregationConfig,
     TenSafeTrainingConfig,
 )
-from tensorguard.distributed.jobs import COUNTED, job_of, run_folder
+from tensorguard.distributed.jobs import job_of, run_folder
+from tensorguard.engine.config import counted
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]
@@ -208,7 +209,8 @@ def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config:
     with pytest.warns(UserWarning, match="200.*makes it public"):
         job = job_of(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
-    assert "makes it public" in job.metadata.annotations[COUNTED]
+    (said,) = counted(job.metadata.annotations)
+    assert "makes it public" in said
     assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def test_it_lives_through_kills_and_interrupts_and_leaves_nothing_behind(tmp_pat
     # The driver dies: a person resumes, though the orphaned workers may still hold the ledger.
     command = Command(tmp_path, temporary, resume=False)
     command.go_on_for(14)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [0o700]  # Ray opens what is in it
     before = checked(command)
     command.kill_driver()
     command = Command(tmp_path, temporary, resume=True)

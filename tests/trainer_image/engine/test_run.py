@@ -257,6 +257,48 @@ def test_a_missing_job_key_is_refused(folder: Folder) -> None:
     assert "job.key is gone; put it back" in str(refusal(folder, resume=True))
 
 
+def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -> None:
+    stopped(folder)
+    (folder.output / EVENTS).unlink()
+    assert "events.jsonl is gone, which tells whether the ledger beside it is whole" in str(
+        refusal(folder, resume=True)
+    )
+
+
+def test_a_ledger_that_was_cut_during_the_run_is_not_believed_at_its_end(folder: Folder) -> None:
+    """Its status names no figure that could be too small."""
+    stopped(folder)
+    path = folder.output / "ledger.jsonl"
+
+    lines = path.read_bytes().splitlines(keepends=True)
+    run = engine._Run.result
+
+    def result(one: Any) -> RunResult:
+        path.write_bytes(b"".join(lines[:3]))
+        return run(one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._Run, "result", result)
+        cut = folder.run(resume=True)
+    assert reason(cut)[0] == "LedgerCorrupt"
+    assert cut.exit_code == 1
+    assert cut.job.status is not None
+    assert cut.job.status.privacy.epsilon_spent is None
+
+
+@pytest.mark.parametrize(
+    "spelt", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "local://DATA", "."]
+)
+def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(folder: Folder, spelt: str) -> None:
+    (folder.place / "x").mkdir()
+    (folder.place / "data.jsonl").write_text('{"text": "w1", "label": 1}\n')
+    uri = spelt.replace("DATA", f"{folder.place}/data.jsonl")
+    evaluation = f"spec.evaluation={{uri: '{uri}', visibility: Public}}"
+    refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
+    assert refused.path == "spec.evaluation.uri"
+    assert "data.jsonl is read by spec.dataset too, so it is private" in str(refused)
+
+
 def test_checkpoints_of_another_run_are_not_overwritten(folder: Folder) -> None:
     folder.run()
     final = folder.place / "checkpoints" / "final"

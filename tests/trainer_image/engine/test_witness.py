@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from harness import Job
+import pytest
+import torch
+from harness import Alone, Job
 
-from tensorguard.engine.config import EVENTS, ledger_spec
+from tensorguard.engine.config import EVENTS, JOB_KEY, ledger_spec
 from tensorguard.engine.events import charged_in
 from tensorguard.engine.local import _remove_session
 from tensorguard.engine.status import fold_status
+from tensorguard.engine.worker import Worker
+from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import NAME, FileLedger
 
 
@@ -60,6 +65,23 @@ def test_another_job_s_checkpoints_are_neither_resumed_nor_overwritten(tmp_path:
     assert reason == "CheckpointUnwritable"
     assert "another job's checkpoint; name another spec.checkpoint.uri" in message
     assert sorted(path.name for path in (halted.directory / "checkpoints").iterdir()) == before
+
+
+def test_two_copies_of_a_run_do_not_publish_under_one_address(alone: Job, tmp_path: Path) -> None:
+    """Each has spent what the other's statement leaves out: the second to seal a checkpoint is refused."""
+    copy = replace(alone, directory=tmp_path / "copy")
+    copy.directory.mkdir()
+    for name in (NAME, JOB_KEY):
+        shutil.copy(alone.directory / name, copy.directory / name)
+    copy.attempt = 1
+    second = Worker(copy.config(), Alone(), torch.device("cpu"))
+    second.begin()
+    alone.train_alone()
+    sealed = alone.store().names()
+    with pytest.raises(LedgerCorrupt, match="the ledger is shorter than the one"):
+        second.work()
+    second.close()
+    assert alone.store().names() == sealed
 
 
 def test_what_was_spent_under_a_lost_ledger_is_not_said_to_be_nothing(halted: Job) -> None:

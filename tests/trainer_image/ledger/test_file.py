@@ -40,9 +40,34 @@ def test_a_line_cut_anywhere_is_as_if_it_was_never_written(tmp_path: Path, spec:
     ledger.close()
     text = (tmp_path / NAME).read_bytes()
     last = text.rfind(b"\n", 0, len(text) - 1) + 1
-    for length in range(last, len(text)):
+    for length in range(last, len(text) - 1):
         (tmp_path / NAME).write_bytes(text[:length])
         assert FileLedger(tmp_path).read() == states[-2]
+
+
+def test_an_entry_that_lacks_nothing_but_its_end_of_line_counts(tmp_path: Path, spec: LedgerSpec) -> None:
+    """Somebody may have relied on it; the next claimant ends the line."""
+    ledger, states = used(tmp_path, spec)
+    ledger.close()
+    text = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(text[:-1])
+    after = FileLedger(tmp_path)
+    assert after.read() == states[-1]
+    after.claim(attempt=1, holder="h", from_step=16)
+    assert after.charge(1).steps_charged == states[-1].steps_charged + 1
+    assert (tmp_path / NAME).read_bytes().startswith(text)
+
+
+def test_a_ledger_that_is_rolled_back_in_place_while_it_is_held_is_refused(tmp_path: Path, spec: LedgerSpec) -> None:
+    ledger, _ = used(tmp_path, spec)
+    text = (tmp_path / NAME).read_bytes()
+    ledger.charge(3)
+    with (tmp_path / NAME).open("r+b") as file:  # the same inode, so that the lock is kept
+        file.truncate(len(text))
+    for use in (ledger.read, lambda: ledger.charge(1), lambda: ledger.record_outcome("Completed")):
+        with pytest.raises(LedgerCorrupt, match="was changed while in use"):
+            use()
+    ledger.close()
 
 
 @pytest.mark.parametrize("torn", [b"{", b'{"kind":"charge","steps":10', b"\xff\xfe", b"\0" * 100])

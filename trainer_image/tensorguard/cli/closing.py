@@ -45,7 +45,9 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
         _line(console)
         for line in _snippet(job, status.final_model.uri):
             _line(console, f"    {line}", "cyan")
-    if not phase.final or phase is Phase.FAILED:
+    if phase is Phase.FAILED and status.privacy.steps_charged == 0:
+        _line(console, "Nothing was spent", "bold", ": mend what is named above, and run it again")
+    elif not phase.final or phase is Phase.FAILED:
         _tell_resume(console, output_dir)
     _line(console)
     for name, place in _places(status, output_dir, picture):
@@ -55,7 +57,7 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
 def tell_aborted(output_dir: Path) -> None:
     """Say that a second Ctrl-C ended the run at once."""
     console = Console(stderr=True, highlight=False)
-    _line(console, "aborted", "bold red", ": no checkpoint was sealed; the steps that were charged stay charged")
+    _line(console, "aborted", "bold red", ": nothing more was sealed; the steps that were charged stay charged")
     _tell_resume(console, output_dir)
 
 
@@ -87,14 +89,24 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
     face, labels = "AutoModelForCausalLM", ""
     if spec.model.task == "SequenceClassification":
         face, labels = "AutoModelForSequenceClassification", f", num_labels={spec.model.num_labels}"
+        if names := spec.model.label_names:
+            labels = f", id2label={dict(enumerate(names))}"
     base = _base(job)
     return [
         *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
         "from peft import PeftModel",
         f"from transformers import {face}, AutoTokenizer",
         f"base = {face}.from_pretrained({base!r}{labels})",
-        f"model = PeftModel.from_pretrained(base, {'adapter' if '://' in place else place!r})",
+        f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
         f"tokenizer = AutoTokenizer.from_pretrained({base!r})",
+        *(
+            [
+                'inputs = tokenizer("a text to classify", return_tensors="pt")',
+                "print(base.config.id2label[int(model.eval()(**inputs).logits.argmax())])",
+            ]
+            if labels
+            else []
+        ),
     ]
 
 

@@ -41,7 +41,9 @@ def user_of(value: Any) -> bytes | None:
     One person under two names would be two units, and her privacy half of what is claimed; two people under one name
     only lose records to `maxExamplesPerUnit`. So what may be one id is one:
 
-    - White space around an id does not count, nor how Unicode composes its letters (NFC).
+    - White space around an id does not count, nor how Unicode composes its letters or writes their variants (NFKC), nor
+      what is not seen at all (control and format characters).
+    - An id that is an object is the same in any order of its fields.
     - Ids that read as decimal numbers are one where the numbers are (7, 7.0, "7", " 7 ", 7e0, and "007" too: a library
       that takes ids for numbers drops zeros), after rounding to 64-bit floats, as pandas rounds ids beyond 2^53 in any
       file where one is missing. Give long numbers that lie close together a letter ("u9007199254740993") to keep them
@@ -53,13 +55,24 @@ def user_of(value: Any) -> bytes | None:
     if value is None or (not isinstance(value, str) and str(value) in _NULLS):
         return None
     text = value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
-    text = unicodedata.normalize("NFC", text.strip())
+    seen = (sign for sign in text if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf"))
+    text = unicodedata.normalize("NFKC", "".join(seen)).strip()
+    if text.startswith(("{", "[")):
+        text = _in_order(text)
     if _NUMBER.fullmatch(text):
         number = float(text)
         text = str(int(number)) if number.is_integer() else repr(number)
     elif text.lower() in ("true", "false"):
         text = text.lower()
     return text.encode("utf-8", "replace") or None
+
+
+def _in_order(text: str) -> str:
+    """JSON with the fields of its objects in one order; other text as it is."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text
 
 
 def record_key(key: bytes, content: bytes) -> bytes:

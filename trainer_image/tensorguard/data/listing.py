@@ -6,6 +6,7 @@ the driver is a `Source` and a list of fragments, made of paths and file sizes a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -46,6 +47,16 @@ def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any
     if storage is not None and storage.region:
         client["region_name"] = storage.region
     return protocol, {"client_kwargs": client} if client else {}
+
+
+def files_at(uri: str, storage: Storage | None) -> set[str]:
+    """The files at a URI, each under one name: links on a disk are followed.
+
+    Raises whatever the file system raises.
+    """
+    protocol, options = filesystem_of(uri, storage)
+    files = _files(fsspec.filesystem(protocol, **options), uri, None)
+    return {os.path.realpath(path) if protocol in ("file", "local") else path for path in files}
 
 
 def inspect(

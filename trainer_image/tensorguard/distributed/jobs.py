@@ -17,14 +17,10 @@ from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensorguard.distributed.config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
 from tensorguard.distributed.datasets import columns_of, length_of
 from tensorguard.distributed.errors import ConfigurationError, in_python
-from tensorguard.engine.config import COUNTED
+from tensorguard.engine.config import COUNTED, COUNTED_SENTENCE
 
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"
-COUNTED_SENTENCE = (
-    "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
-    "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
-)
 FP16_LOSS_SCALE = "1024"
 _MOST_NAME = 40
 
@@ -102,9 +98,8 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
     count = length_of(train_dataset)
     if count == 0:
         raise ConfigurationError("train_dataset is empty")
-    sentence = COUNTED_SENTENCE.format(count=count)
-    warnings.warn(sentence, stacklevel=4)
-    return count, {COUNTED: sentence}
+    warnings.warn(COUNTED_SENTENCE.format(count=count), stacklevel=4)
+    return count, {COUNTED: str(count)}
 
 
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:

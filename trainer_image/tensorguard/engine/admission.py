@@ -70,6 +70,26 @@ def check_room(job: TenSafeTrainingJob) -> None:
             )
 
 
+def check_evaluation(job: TenSafeTrainingJob) -> None:
+    """Refuse an evaluation set that is called public and holds a file of the private one, however it is spelt."""
+    spec = job.spec
+    if spec.evaluation is None or spec.evaluation.visibility != "Public":
+        return
+    from tensorguard.data.listing import files_at
+
+    try:
+        private = files_at(spec.dataset.uri, spec.storage)
+        shared = sorted(private & files_at(spec.evaluation.uri, spec.storage))
+    except Exception:  # whoever reads the data next says why it cannot be read
+        return
+    if shared:
+        raise RunRefused(
+            "spec.evaluation.uri",
+            f"{shared[0]} is read by spec.dataset too, so it is private: name other files, or set "
+            "spec.evaluation.visibility to Private",
+        )
+
+
 def absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
     """`job` with its relative paths made absolute, so that it means the same from anywhere."""
 

@@ -24,7 +24,7 @@ from tensafe_api.resources.values import number
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.shard import Shard
-from tensorguard.engine.config import COUNTED, WorkerConfig, checkpoint_store
+from tensorguard.engine.config import WorkerConfig, checkpoint_store, counted
 from tensorguard.engine.private import PrivateMetrics
 from tensorguard.engine.schedule import schedule
 from tensorguard.engine.together import AttemptFailed
@@ -88,6 +88,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     loss_scale = number(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
     _check_length(job, model)
+    _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
     report = settle_threads(lambda: _self_test(job, model, gradients, device))
 
     private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
@@ -129,7 +130,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         remarks=(
             *remarks(report, mechanism.expected_batch_size),
             *vouched,
-            *(v for k, v in job.metadata.annotations.items() if k == COUNTED),
+            *counted(job.metadata.annotations),
         ),
     )
 
@@ -218,6 +219,17 @@ def _check_length(job: TenSafeTrainingJob, model: PeftModel) -> None:
             Reason.INVALID_MANIFEST,
             f"spec.training.maxLength: {job.spec.training.max_length} is more than the {positions} positions of "
             f"{job.spec.model.name}; lower it",
+        )
+
+
+def _check_vocabulary(job: TenSafeTrainingJob, model: PeftModel, largest: int) -> None:
+    """Refuse a tokenizer with tokens that the model does not know: a record with one would fail, and tell of itself."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    if largest >= rows:
+        raise AttemptFailed(
+            Reason.MODEL_UNSUPPORTED,
+            f"spec.model.name: the tokenizer of {job.spec.model.name} has tokens up to number {largest}, and its model "
+            f"embeds {rows} of them; give it a tokenizer that fits",
         )
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,11 @@ from tensorguard.data.listing import filesystem_of
 from tensorguard.ledger.contract import LedgerSpec
 
 COUNTED = "tensafe.io/unit-at-least"
-"""Annotation of a job whose `unit.atLeast` is the true number of records: a sentence, which goes into the statement."""
+"""Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
+COUNTED_SENTENCE = (
+    "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
+    "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
+)
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
 ERRORS = "errors-{who}.log"
@@ -75,6 +80,12 @@ def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:
     uri = job.spec.checkpoint.uri
     _, options = filesystem_of(uri, job.spec.storage)
     return CheckpointStore(uri, options)
+
+
+def counted(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """What the statement must say of a job whose records were counted."""
+    count = annotations.get(COUNTED, "")
+    return (COUNTED_SENTENCE.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
 
 
 def note_traceback(path: Path, attempt: int) -> None:

@@ -69,7 +69,8 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     note = run_directory / _SESSION_NOTE
     if note.exists():
         _remove_session(note.read_text())
-    # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters.
+    # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters. And not
+    # in what we give to Ray itself: it opens its folders to everybody, so they lie in one that it does not know of.
     session = Path(tempfile.mkdtemp(prefix=_PREFIX))
     note.write_text(session.name)
     try:
@@ -81,7 +82,7 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(session),
+            _temp_dir=str(session / "r"),
         )
         yield
     finally:

@@ -30,7 +30,7 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.engine.admission import RunRefused, absolute, changes, check_room, cpus_of
+from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
 from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec, note_traceback
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
@@ -39,7 +39,7 @@ from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import told
 from tensorguard.engine.witness import check_events
-from tensorguard.ledger.contract import LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerSpec, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 
@@ -96,6 +96,8 @@ def run(
     """
     completed, plan = resolve(absolute(job, base_dir))
     check_room(completed)
+    if sources is None:
+        check_evaluation(completed)
     with _alone_in(output_dir):
         one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
         one.admit(resume)
@@ -162,7 +164,8 @@ class _Run:
             )
         metadata = self.job.metadata.model_copy(update={"uid": uid})
         self.job = self.job.model_copy(update={"metadata": metadata})
-        (self.directory / MANIFEST).write_text(dump_manifest(self.job))
+        (self.directory / MANIFEST).unlink(missing_ok=True)
+        write_private(self.directory / MANIFEST, dump_manifest(self.job).encode())
         self.stop.bind(self.directory)
         self._since = EventReader(self.directory / EVENTS, from_end=True)
         self._log = EventLog(self.directory / EVENTS)
@@ -202,12 +205,11 @@ class _Run:
     def result(self) -> RunResult:
         """The job with its status, folded from the ledger and the events."""
         ended = self.ended or self._ending(Reason.INTERNAL_ERROR, "the run ended without a reason")
-        ledger = self._read_ledger()
         events = list(EventReader(self.directory / EVENTS).read())
-        if ledger is None and charged_in(self.directory / EVENTS):
-            ended = self._ending(
-                Reason.LEDGER_CORRUPT, f"{self.directory / LEDGER} is gone: what was spent is not known"
-            )
+        try:
+            ledger = self._read_ledger()
+        except LedgerError as error:
+            ledger, ended = None, self._ending(*told(error))
         self._log.close()
         status = fold_status(self.job, self.plan, ledger, events, ended)
         job = self.job.model_copy(update={"status": status})
@@ -233,6 +235,11 @@ class _Run:
             check_events(self.directory / EVENTS, state)
         except LedgerError as error:
             raise RunRefused("", str(error)) from error
+        if state.steps_charged and not (self.directory / EVENTS).exists():
+            raise RunRefused(
+                "",
+                f"{self.directory / EVENTS} is gone, which tells whether the ledger beside it is whole; put it back",
+            )
         if not resume:
             if state.steps_charged == 0:
                 return None  # nothing was spent under it
@@ -308,9 +315,18 @@ class _Run:
         )
 
     def _read_ledger(self) -> LedgerState | None:
+        """The ledger at the run's end, None where nothing was spent.
+
+        Raises:
+            LedgerError: where it cannot be believed.
+        """
         if not (self.directory / LEDGER).exists():
+            if charged_in(self.directory / EVENTS):
+                raise LedgerCorrupt(f"{self.directory / LEDGER} is gone: what was spent is not known")
             return None
-        return FileLedger(self.directory).read()
+        ledger = FileLedger(self.directory).read()
+        check_events(self.directory / EVENTS, ledger)
+        return ledger
 
     def _told_end(self) -> Ended | None:
         """How rank 0 said that this attempt ended."""

@@ -24,7 +24,8 @@ from tensorguard.checkpoint.state import (
     load_optimizer,
     place_of,
 )
-from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.engine.witness import check_checkpoints
 from tensorguard.ledger.contract import Ledger, LedgerState, Release
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.source import ModelSource
@@ -74,7 +75,7 @@ class Saver:
             STATEMENT_PAGE: page(document).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
-        self._check_ours(name, state.spec.job_uid)
+        check_checkpoints(self.store, self.ledger)
         manifest_digest = self.store.write(name, files)
         release = Release(
             step=step,
@@ -87,13 +88,6 @@ class Saver:
         self.ledger.record_release(release)
         self._prune(name)
         return release
-
-    def _check_ours(self, name: str, uid: str) -> None:
-        """Another job that began at the same time and place must not lose its checkpoint to this one."""
-        if self.store.exists(name) and place_of(self.store.read(name, only=TRAINER_STATE), name).job_uid != uid:
-            raise CheckpointError(
-                f"{self.store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri, and resume"
-            )
 
     def _prune(self, newest: str) -> None:
         """Remove the oldest of the checkpoints that this ledger recorded; never the final one, never another job's."""

@@ -63,7 +63,7 @@ def fold_status(
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
         resolved=Resolved(dataset_digest=ledger.dataset_digest if ledger else None),
         attempts=_attempts(events, ended),
-        privacy=_of_lost_ledger(plan) if _lost(ledger, events) else privacy_status(plan, ledger),
+        privacy=_of_lost_ledger(plan) if _lost(ledger, events, ended) else privacy_status(plan, ledger),
         progress=_progress(plan, events),
         evaluations=_evaluations(events),
         checkpoints=_checkpoints(plan, events),
@@ -103,9 +103,10 @@ def privacy_status(plan: Plan, ledger: LedgerState | None) -> PrivacyStatus:
     )
 
 
-def _lost(ledger: LedgerState | None, events: Sequence[Event]) -> bool:
-    """Whether steps were taken and nothing tells what was charged for them."""
-    return ledger is None and any(isinstance(event, Stepped) for event in events)
+def _lost(ledger: LedgerState | None, events: Sequence[Event], ended: Ended | None) -> bool:
+    """Whether nothing that can be believed tells what was charged."""
+    corrupt = ended is not None and ended.reason == Reason.LEDGER_CORRUPT
+    return ledger is None and (corrupt or any(isinstance(event, Stepped) for event in events))
 
 
 def _of_lost_ledger(plan: Plan) -> PrivacyStatus:

@@ -49,6 +49,8 @@ class FileLedger:
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
         self._claimed: tuple[int, int] | None = None
+        self._wrote: tuple[str, int] | None = None
+        """The head and length after our last entry: while we hold the lock nobody else may change them."""
 
     @classmethod
     def create(cls, directory: Path, spec: LedgerSpec) -> FileLedger:
@@ -76,6 +78,10 @@ class FileLedger:
 
     def read(self) -> LedgerState:
         entries, head, _ = self._load()
+        if self._wrote is not None and (head, len(entries)) != self._wrote:
+            raise LedgerCorrupt(
+                f"{self._path} was changed while in use; put back what was cut off, since what was spent stays spent"
+            )
         try:
             return fold(entries, head, len(entries))
         except (ValueError, KeyError, TypeError) as error:
@@ -149,6 +155,7 @@ class FileLedger:
             os.close(self._lock)
             self._lock = None
             self._claimed = None
+            self._wrote = None
 
     def _write(self, entry: Entry) -> LedgerState:
         """Append `entry` under the lock, after a look at what is there: only the last claimant may write."""
@@ -159,7 +166,7 @@ class FileLedger:
         fenced = (state.attempt, state.incarnation) != self._claimed
         if fenced and entry["kind"] != "claim":
             raise Fenced(f"incarnation {state.incarnation} of attempt {state.attempt} has claimed the ledger since")
-        self._append(entry, state.head, state.length)
+        self._wrote = (self._append(entry, state.head, state.length), state.length + 1)
         return self.read()
 
     def _check_in_place(self, held: int) -> None:
@@ -171,7 +178,8 @@ class FileLedger:
         if not same:
             raise LedgerCorrupt(f"{self._path} was moved or replaced while in use; put the file back as it was")
 
-    def _append(self, entry: Entry, previous: str, length: int) -> None:
+    def _append(self, entry: Entry, previous: str, length: int) -> str:
+        """Append `entry`, on the disk when this returns; its hash."""
         line = _line(entry, previous, length)
         assert self._lock is not None
         before = os.fstat(self._lock).st_size
@@ -186,6 +194,7 @@ class FileLedger:
             raise LedgerError(
                 f"{self._path} could not be written: {error}; make room on the disk and resume"
             ) from error
+        return str(json.loads(line)["hash"])
 
     def _load(self) -> tuple[list[dict[str, Any]], str, int]:
         """All whole entries with their chain checked, the head, and how many bytes they take."""
@@ -193,27 +202,25 @@ class FileLedger:
             text = self._path.read_bytes()
         except FileNotFoundError as error:
             raise LedgerMissing(f"there is no ledger at {self._path}") from error
-        whole = text[: text.rfind(b"\n") + 1]
+        *lines, last = text.split(b"\n")
         entries: list[dict[str, Any]] = []
         head = _NO_HEAD
-        for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
-            try:
-                entry = json.loads(line)
-                body = {key: value for key, value in entry.items() if key != "hash"}
-                follows = entry["previous"] == head and entry["number"] == number
-                sound = follows and entry["hash"] == _hash(body) and _canonical(entry) == line
-            except (ValueError, KeyError, AttributeError):
-                sound = False
-            if not sound:
+        for number, line in enumerate(lines, start=1):
+            entry = _entry(line, head, number)
+            if entry is None:
                 raise LedgerCorrupt(
                     f"{self._path} was edited: entry {number} does not follow from the ones before it; "
                     "restore the file from a copy, since what was spent can no longer be told"
                 )
             entries.append(entry)
             head = entry["hash"]
+        # An entry that lacks nothing but its end of line counts: somebody may have relied on it.
+        if (unended := _entry(last, head, len(entries) + 1)) is not None:
+            entries.append(unended)
+            head, last = unended["hash"], b""
         if not entries:
             raise LedgerCorrupt(f"{self._path} holds no entry; restore the file from a copy")
-        return entries, head, len(whole)
+        return entries, head, len(text) - len(last)
 
     def _drop_torn_line(self) -> None:
         assert self._lock is not None
@@ -221,7 +228,9 @@ class FileLedger:
         _, _, whole = self._load()
         if os.fstat(self._lock).st_size > whole:
             os.ftruncate(self._lock, whole)
-            os.fsync(self._lock)
+        if os.pread(self._lock, 1, whole - 1) != b"\n":
+            os.write(self._lock, b"\n")
+        os.fsync(self._lock)
 
     def _take_lock(self) -> None:
         if self._lock is not None:
@@ -240,6 +249,18 @@ class FileLedger:
                     raise LedgerBusy(f"another run is using {self._path}; wait for its end, or stop it") from None
                 time.sleep(_LOCK_POLL_SECONDS)
         self._lock = descriptor
+
+
+def _entry(line: bytes, head: str, number: int) -> dict[str, Any] | None:
+    """The entry that `line` holds, if it is a sound one that goes on from `head`."""
+    try:
+        entry = json.loads(line)
+        body = {key: value for key, value in entry.items() if key != "hash"}
+        follows = entry["previous"] == head and entry["number"] == number
+        sound = follows and entry["hash"] == _hash(body) and _canonical(entry) == line
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return entry if sound else None
 
 
 def _line(entry: Entry, previous: str, length: int) -> bytes:
