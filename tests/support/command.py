@@ -81,7 +81,7 @@ class Command:
 
     def kill_rank_0(self) -> None:
         """SIGKILL of the worker that holds the ledger."""
-        os.kill(int(self.ledger().charges[-1].holder.rsplit("/", 1)[1]), signal.SIGKILL)
+        kill_rank_0(self.ledger())
 
     def kill_driver(self) -> None:
         self.process.kill()
@@ -98,6 +98,11 @@ class Command:
 
     def words(self) -> str:
         return Path(self.stderr.name).read_text()[-4000:]
+
+
+def kill_rank_0(ledger: LedgerState) -> None:
+    """SIGKILL of the worker that was last charged: a holder is its machine and process id."""
+    os.kill(int(ledger.charges[-1].holder.rsplit("/", 1)[1]), signal.SIGKILL)
 
 
 def processes_of(temporary: Path) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from tensorguard.checkpoint.state import TrainerState, dump_optimizer, load_optimizer
+from tensorguard.checkpoint.place import TrainerState
+from tensorguard.checkpoint.state import dump_optimizer, load_optimizer
 
 STATE = TrainerState(job_uid="3f2a91c0", step=40, attempt=2, incarnation=3, ledger_head="ab" * 32, ledger_length=17)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from command import kill_rank_0
 from harness import make_model, records
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -100,7 +99,7 @@ def test_a_killed_worker_and_a_raising_callback_cost_some_steps_and_the_run_goes
                 raise LookupError("tracker is gone")
             if step >= 14 and not self.killed_at:
                 self.killed_at = ledger.steps_charged
-                os.kill(int(ledger.charges[-1].holder.rsplit("/", 1)[1]), signal.SIGKILL)
+                kill_rank_0(ledger)
 
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(

@@ -19,7 +19,7 @@ from harness import Job, join
 from instruments import EVERY_RANK, POINTS, Instrument, Kill, Tear
 
 from tensafe_api.statement import recompute
-from tensorguard.checkpoint.state import TRAINER_STATE, TrainerState
+from tensorguard.checkpoint.place import TRAINER_STATE, TrainerState
 
 KILLS = int(os.environ.get("TENSAFE_KILLS", "20"))
 JOB = (

@@ -1,52 +1,17 @@
-"""What training goes on from: the optimiser and the place in the ledger, as safetensors and JSON. The schedule is pure.
+"""What training goes on from: the optimiser's state, as safetensors. (The place in the ledger is `place`; the schedule
+is pure.)
 
 Never pickled, and never with a secret stream's key: a resumed run draws new samples, noise and masks.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
 
-from tensorguard.checkpoint.store import CheckpointCorrupt
-
 OPTIMIZER = "optimizer.safetensors"
-TRAINER_STATE = "trainer_state.json"
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """Where a checkpoint stands. `ledger_head` and `ledger_length` are of the ledger when it was written: a shorter one
-    is refused.
-    """
-
-    job_uid: str
-    step: int
-    attempt: int
-    incarnation: int
-    ledger_head: str
-    ledger_length: int
-
-    def dump(self) -> bytes:
-        return json.dumps(asdict(self), indent=1).encode()
-
-    @classmethod
-    def parse(cls, content: bytes) -> TrainerState:
-        return cls(**json.loads(content))
-
-
-def place_of(files: dict[str, bytes], where: str) -> TrainerState:
-    """The place at which a checkpoint stands."""
-    try:
-        return TrainerState.parse(files[TRAINER_STATE])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointCorrupt(
-            f"{where} has no readable {TRAINER_STATE}; move it away to resume from another one"
-        ) from error
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:

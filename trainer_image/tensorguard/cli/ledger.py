@@ -57,17 +57,13 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
 def _read(directory: Path) -> LedgerState:
     from tensorguard.engine.config import EVENTS
-    from tensorguard.engine.events import charged_in
+    from tensorguard.engine.witness import check_events
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
 
     try:
         state = FileLedger(directory).read()
-        if (told := charged_in(directory / EVENTS)) > state.steps_charged:
-            raise LedgerCorrupt(
-                f"the ledger in {directory} holds {state.steps_charged} charged steps, and {EVENTS} tells of {told}: "
-                "entries were cut off; put it back as it was"
-            )
+        check_events(directory / EVENTS, state)
         return state
     except LedgerMissing as error:
         raise Refused(f"tensafe ledger: {error}; name the folder of a run (its --output-dir)", INVALID) from error

@@ -31,7 +31,15 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, ledger_spec, note_traceback
+from tensorguard.engine.config import (
+    ERRORS,
+    EVENTS,
+    JOB_KEY,
+    WorkerConfig,
+    checkpoint_store,
+    ledger_spec,
+    note_traceback,
+)
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
 from tensorguard.engine.local import fit, keep_sigterm, local_ray
@@ -134,7 +142,6 @@ class _Run:
     def admit(self, resume: bool) -> None:
         """Refuse what cannot begin; look at an earlier run in the folder; make the key and the event log."""
         from tensorguard.checkpoint.store import CheckpointError
-        from tensorguard.engine.config import checkpoint_store
 
         earlier = self._earlier(resume)
         try:

@@ -16,14 +16,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from tensafe_api.statement import Facts, canonical, digest, page, statement
-from tensorguard.checkpoint.state import (
-    OPTIMIZER,
-    TRAINER_STATE,
-    TrainerState,
-    dump_optimizer,
-    load_optimizer,
-    place_of,
-)
+from tensorguard.checkpoint.place import TRAINER_STATE, TrainerState, place_of
+from tensorguard.checkpoint.state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.engine.witness import check_checkpoints
 from tensorguard.ledger.contract import Ledger, LedgerState, Release

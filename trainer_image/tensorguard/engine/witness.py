@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorguard.checkpoint.state import TRAINER_STATE, place_of
+from tensorguard.checkpoint.place import TRAINER_STATE, place_of
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.engine.events import charged_in
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
