@@ -51,9 +51,6 @@ def _set(data: dict[str, Any], path: str, value: str) -> str | None:
             return _place(here, name, kind, value, _INSTEAD.get(path))
         if not _is_block(kind) and get_origin(kind) is not dict:
             return f"{name} has no fields: set it whole, as {'.'.join(names[: depth + 1])}=..."
-        if name not in here and field.default_factory and _is_block(kind):
-            default = field.get_default(call_default_factory=True)
-            here[name] = default.model_dump(mode="json", exclude_unset=True)
         inside = here.setdefault(name, {})
         if not isinstance(inside, dict):
             return f"{'.'.join(names[: depth + 1])} is not a mapping in the manifest: set it whole"

@@ -96,8 +96,17 @@ class _NotReadable(Exception):
     """A rule asked for a field that is missing or wrong."""
 
 
+class _Wrong:
+    """A value that is there and cannot be read: a rule may ask whether it is there, and nothing else."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise _NotReadable
+
+    __eq__ = __bool__ = __hash__ = __getattr__ = _refuse  # the rest is a TypeError
+
+
 class _Readable:
-    """A block as far as it could be read; asking for a missing or wrong field raises `_NotReadable`."""
+    """A block as far as it could be read. Asking for a missing field raises `_NotReadable`; a wrong one is `_Wrong`."""
 
     def __init__(self, block: type[Block], data: Mapping[str, Any], at: Location, wrong: frozenset[Location]) -> None:
         self._block, self._data, self._at, self._wrong = block, data, at, wrong
@@ -111,12 +120,12 @@ class _Readable:
             return field.get_default(call_default_factory=True)
         at, value = (*self._at, alias), self._data[alias]
         if at in self._wrong:
-            raise _NotReadable
+            return _Wrong()
         inner = block_of(field.annotation)
         if inner and isinstance(value, Mapping):
             return _Readable(inner, value, at, self._wrong)
         if any(location[: len(at)] == at for location in self._wrong):
-            raise _NotReadable
+            return _Wrong()
         return value
 
 
@@ -128,7 +137,7 @@ def _broken_rules(
     for rule in block.rules:
         try:
             kept = rule.holds(readable)
-        except _NotReadable:
+        except (_NotReadable, TypeError):
             continue
         if not kept:
             yield Problem(_path(at) + rule.path, rule.message)

@@ -28,6 +28,7 @@ LEAST_SHARE_SIGMA = 64.0
 """Grid steps. Above it the discrete Gaussian's moments are the continuous one's, to e^{-2π²·64²}."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
+DEFAULT_EPOCHS = "3"
 CARRIER_MAX = 2**31 - 1
 MOST_STEPS = 2**31 - 1
 """As `spec.training.steps` has it."""
@@ -97,7 +98,7 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         )
     sample_rate = round_up(Decimal(batch) / Decimal(at_least), SAMPLE_RATE_DIGITS)
     steps_per_epoch = max(1, math.ceil(at_least / batch))
-    steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or "1") * at_least / batch)
+    steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or DEFAULT_EPOCHS) * at_least / batch)
     if steps > MOST_STEPS:
         raise _problem(
             "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MOST_STEPS} steps; lower it"

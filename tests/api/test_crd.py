@@ -96,7 +96,7 @@ def test_required_and_defaulted() -> None:
     assert at(".spec")["required"] == ["model", "dataset", "privacy", "checkpoint", "cluster"]
     assert at(".spec.dataset.unit")["required"] == ["kind", "atLeast"]
     assert at(".spec.privacy")["required"] == ["targetEpsilon"]
-    assert at(".spec.training")["default"] == {"epochs": "3"}
+    assert at(".spec.training")["default"] == {}
     assert at(".spec.lora")["default"] == {}
     assert at(".spec.training.learningRate")["default"] == "2e-4"
     assert at(".status")["default"] == {"observedGeneration": -1}

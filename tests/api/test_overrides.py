@@ -56,11 +56,6 @@ def test_steps_take_the_place_of_epochs_and_the_other_way_round(minimal: dict[st
     assert set_in(by_steps, "spec.training.epochs=1")["spec"]["training"] == {"epochs": "1"}
 
 
-def test_a_block_that_is_made_keeps_its_default(minimal: dict[str, Any]) -> None:
-    result = set_in(minimal, "spec.training.learningRate=1e-3")
-    assert result["spec"]["training"] == {"epochs": "3", "learningRate": "1e-3"}
-
-
 def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
     assert "serviceAccountName" not in set_in(minimal, "spec.cluster.serviceAccountName=null")["spec"]["cluster"]
 

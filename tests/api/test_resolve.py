@@ -166,6 +166,12 @@ def test_checkpoints_chunks_and_reserve(
     assert (plan.checkpoint_every, plan.chunk_steps, plan.reserve_steps) == expected
 
 
+def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
+    for training in ({}, {"learningRate": "5e-3"}):
+        plan = resolve(job({"spec.training": {**training, "expectedBatchSize": 100}}))[1]
+        assert plan.steps == 3 * plan.steps_per_epoch
+
+
 @pytest.mark.parametrize(
     ("ratio", "steps", "warmup"), [("0", 100, 0), ("0.07", 100, 7), ("0.03", 10, 1), ("1", 10, 10)]
 )

@@ -63,6 +63,8 @@ def test_only_strings_are_decimal_strings(value: object) -> None:
     [
         (values.PositiveDecimal, ["1e-300", "1e299"], ["0", "0.0", "1e-999", "1e300"]),
         (values.NonNegativeDecimal, ["0", "5"], ["1e300"]),
+        (values.GradNorm, ["1e-6", "1.0", "1e6"], ["0", "1e-320", "9e-7", "1000001"]),
+        (values.LossScale, ["1", "1024", "16777216"], ["0", "0.5", "1e-320", "16777217"]),
         (values.Delta, ["1e-300", "1e-9", "0.999"], ["0", "1e-301", "1e-320", "1", "1.0"]),
         (values.Share, ["0", "0.999"], ["1", "1e0"]),
         (values.Fraction, ["0", "1", "1.0"], ["1.001", "2"]),
@@ -71,6 +73,24 @@ def test_only_strings_are_decimal_strings(value: object) -> None:
 def test_ranges(kind: object, inside: list[str], outside: list[str]) -> None:
     assert [text for text in inside if not accepts(kind, text)] == []
     assert [text for text in outside if accepts(kind, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "sentence"),
+    [
+        (values.PositiveDecimal, "-1", '"-1" must be above 0'),
+        (values.GradNorm, "-0.5", '"-0.5" must be above 0'),
+        (values.NonNegativeDecimal, "-1e3", '"-1e3" must not be below 0'),
+        (values.PositiveDecimal, "-x", '"-x" is not a decimal number'),
+        (values.PositiveDecimal, "NaN", '"NaN" is not a decimal number'),
+        (values.PositiveDecimal, math.nan, "nan is not a decimal number"),
+        (values.PositiveDecimal, math.inf, "inf is not a decimal number"),
+    ],
+)
+def test_what_is_said_of_a_wrong_decimal(kind: object, value: object, sentence: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        TypeAdapter(kind).validate_python(value)
+    assert error.value.errors()[0]["msg"].startswith(sentence)
 
 
 @settings(deadline=None)

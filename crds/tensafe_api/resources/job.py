@@ -9,6 +9,7 @@ in `Spec.transitions`.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import ClassVar, Literal, cast
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from tensafe_api.resources.data import Dataset, Evaluation
 from tensafe_api.resources.learning import Aggregation, Checkpoint, Privacy, Storage, Training
 from tensafe_api.resources.model import Lora, Model
 from tensafe_api.resources.status import Status
-from tensafe_api.resources.values import Count, Flag, JobName, LabelMap, ObjectName, Positive, Text, Timestamp, number
+from tensafe_api.resources.values import Count, Flag, JobName, LabelMap, ObjectName, Positive, Text, Timestamp
 
 GROUP = "tensafe.io"
 VERSION = "v1alpha1"
@@ -74,7 +75,7 @@ class Spec(Block):
     evaluation: Evaluation | None = Field(
         None, description="Data to measure the model on while it is trained; default: none."
     )
-    training: Training = Field(default_factory=lambda: Training(epochs="3"), description="The optimiser's work.")
+    training: Training = Field(default_factory=Training, description="The optimiser's work.")
     privacy: Privacy = Field(description="What the training may tell of one unit, and how that is counted.")
     aggregation: Aggregation = Field(default_factory=Aggregation, description="How the workers' sums are added.")
     checkpoint: Checkpoint = Field(description="Where the adapter goes.")
@@ -104,7 +105,7 @@ class Spec(Block):
             "1 / (10 x unit.atLeast)",
             lambda spec: (
                 spec.privacy.target_delta is None
-                or number(spec.privacy.target_delta) * float(spec.dataset.unit.at_least) < 1.0
+                or Fraction(spec.privacy.target_delta) * spec.dataset.unit.at_least < 1
             ),
             ".privacy.targetDelta",
         ),

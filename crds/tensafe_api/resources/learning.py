@@ -18,6 +18,8 @@ from tensafe_api.resources.values import (
     Endpoint,
     Flag,
     Fraction,
+    GradNorm,
+    LossScale,
     NonNegativeDecimal,
     ObjectName,
     Positive,
@@ -35,10 +37,10 @@ class Training(Block):
     epochs: PositiveDecimal | None = Field(
         None,
         description="Length of the training in passes over unit.atLeast units; steps = epochs x atLeast / "
-        'expectedBatchSize. Exactly one of epochs and steps. Default, when the whole block is left out: "3".',
+        'expectedBatchSize. At most one of epochs and steps; default, where neither is given: "3".',
     )
     steps: Positive | None = Field(
-        None, description="Length of the training in steps of the optimiser. Exactly one of epochs and steps."
+        None, description="Length of the training in steps of the optimiser. At most one of epochs and steps."
     )
     expected_batch_size: Positive | None = Field(
         None,
@@ -60,10 +62,10 @@ class Training(Block):
     precision: Precision | None = Field(
         None, description="Number format of the model's computations; default: bf16 on a GPU that has it, else fp32."
     )
-    loss_scale: PositiveDecimal | None = Field(
+    loss_scale: LossScale | None = Field(
         None,
         description="Constant factor of the loss, which keeps small fp16 gradients from vanishing; undone before "
-        "clipping. For fp16 only, and required there; a power of two such as 1024.",
+        "clipping. For fp16 only, and required there; a power of two such as 1024, at most 16777216.",
     )
     gradient_checkpointing: Flag = Field(
         False, description="Compute activations twice to hold fewer of them: less memory, more time."
@@ -71,9 +73,9 @@ class Training(Block):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.epochs) != has(self.steps)",
-            "training takes exactly one of epochs and steps: write one of them and leave the other out",
-            lambda training: (training.epochs is None) != (training.steps is None),
+            "!(has(self.epochs) && has(self.steps))",
+            "training takes one of epochs and steps, not both: leave one of them out",
+            lambda training: training.epochs is None or training.steps is None,
         ),
         Rule(
             "(has(self.precision) && self.precision == 'fp16') == has(self.lossScale)",
@@ -93,7 +95,9 @@ class Privacy(Block):
         description="The delta of the claim, at least 1e-300 and below 1 / unit.atLeast; default: "
         "1 / (10 x unit.atLeast).",
     )
-    max_grad_norm: PositiveDecimal = Field("1.0", description="Norm to which the gradient of each unit is clipped.")
+    max_grad_norm: GradNorm = Field(
+        "1.0", description="Norm to which the gradient of each unit is clipped, from 1e-6 to 1e6."
+    )
     noise_multiplier: PositiveDecimal | None = Field(
         None,
         description="Standard deviation of the noise in units of maxGradNorm; default: the smallest that keeps "
@@ -140,7 +144,7 @@ class Checkpoint(Block):
         description="Steps from one checkpoint to the next; default: a fiftieth of the steps. The last step always is.",
     )
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
-        3, description="How many checkpoints are kept; older ones are deleted."
+        3, description="How many checkpoints are kept beside the final one; older ones are deleted."
     )
 
 

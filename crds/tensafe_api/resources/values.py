@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any
@@ -62,6 +63,7 @@ class Written:
         form: completes the sentence "... is not".
         max_length: in characters.
         rules: further conditions, checked once the pattern matched.
+        hint: what to say of a string that does not match the pattern, where more can be said than the form.
         format: OpenAPI format that the schema names, if any.
     """
 
@@ -70,6 +72,7 @@ class Written:
     max_length: int = 253
     rules: tuple[Rule, ...] = field(default=())
     format: str = ""
+    hint: Callable[[str], str] = field(default=lambda _: "")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.with_info_before_validator_function(self._read, core_schema.str_schema(strict=True))
@@ -88,7 +91,7 @@ class Written:
         if len(value) > self.max_length:
             raise _refusal(f"is {len(value)} characters long: write at most {self.max_length}")
         if not re.fullmatch(self.pattern, value, re.ASCII):
-            raise _refusal(f'"{value}" is not {self.form}')
+            raise _refusal(f'"{value}" {self.hint(value) or f"is not {self.form}"}')
         for rule in self.rules:
             if not rule.holds(value):
                 raise _refusal(f'"{value}" {rule.message}')
@@ -99,7 +102,7 @@ class Written:
             return f"is read as a truth value: write {name} as {self.form}, quoted"
         if isinstance(value, (int, float)) and math.isfinite(value):
             return f'is a bare number: write {name}: "{value}", quoted'
-        return f"is not {self.form}"
+        return f"{value if isinstance(value, float) else 'it'} is not {self.form}"
 
 
 def _refusal(message: str) -> PydanticCustomError:
@@ -123,11 +126,40 @@ _UP_TO_ONE = Rule("double(self) <= 1.0", "must be at most 1", lambda text: float
 
 
 def _decimal(*rules: Rule) -> Written:
-    return Written(_DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules)
+    least = "must be above 0" if _POSITIVE in rules else "must not be below 0"
+
+    def hint(text: str) -> str:
+        return least if text.startswith("-") and re.fullmatch(_DECIMAL, text[1:], re.ASCII) else ""
+
+    return Written(_DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules, hint=hint)
 
 
 PositiveDecimal = Annotated[str, _decimal(_POSITIVE, _FINITE)]
 """A decimal string above 0."""
+GradNorm = Annotated[
+    str,
+    _decimal(
+        _POSITIVE,
+        Rule(
+            "double(self) >= 1e-6 && double(self) <= 1e6",
+            "must be from 1e-6 to 1e6, where float32 gradients still have their digits",
+            lambda text: 1e-6 <= float(text) <= 1e6,
+        ),
+    ),
+]
+"""A decimal string from 1e-6 to 1e6."""
+LossScale = Annotated[
+    str,
+    _decimal(
+        _POSITIVE,
+        Rule(
+            "double(self) >= 1.0 && double(self) <= 16777216.0",
+            "must be from 1 to 16777216",
+            lambda text: 1 <= float(text) <= 2**24,
+        ),
+    ),
+]
+"""A decimal string from 1 to 2^24."""
 NonNegativeDecimal = Annotated[str, _decimal(_FINITE)]
 """A decimal string of 0 or more (the pattern has no sign)."""
 Delta = Annotated[str, _decimal(_LEAST_DELTA, _BELOW_ONE)]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import tensorguard.engine
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import (
@@ -68,6 +68,21 @@ def write_manifest(tmp_path: Path) -> Callable[..., str]:
         path = tmp_path / "job.yaml"
         path.write_text(yaml.safe_dump(manifest(**changes)))
         return str(path)
+
+    return write
+
+
+@pytest.fixture
+def write_ledger() -> Callable[..., Path]:
+    """Makes the folder of a manifest's run with a ledger in it, and returns the ledger's path."""
+
+    def write(path: str, directory: Path, *, charged: int) -> Path:
+        directory.mkdir()
+        ledger = FileLedger.create(directory, ledger_spec(*resolve(load_manifest(Path(path)))))
+        ledger.claim(attempt=1, holder="test", from_step=0)
+        ledger.charge(charged)
+        ledger.close()
+        return directory / "ledger.jsonl"
 
     return write
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +71,18 @@ def test_validate_tells_every_problem_at_once(write_manifest: Write, capsys: pyt
         assert field in errors
 
 
+def test_validate_warns_of_what_this_machine_cannot_run_and_of_a_promise_that_is_none(
+    write_manifest: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = (os.cpu_count() or 1) + 1
+    if workers > 16:
+        pytest.skip("a manifest asks for at most 16 workers, and this machine has the CPUs for them")
+    assert call("validate", write_manifest(cluster__workers=workers, privacy__targetEpsilon="50")) == 0
+    warnings = capsys.readouterr().err
+    assert "would refuse it on this machine: spec.cluster.workers" in warnings
+    assert "ε = 50 promises little" in warnings
+
+
 def test_validate_prints_what_a_right_manifest_resolves_to(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +110,27 @@ def test_run_returns_how_the_job_ended_and_prints_only_the_job(
         assert "--resume" in shown.err
     if code == 0:
         assert "PeftModel" in shown.err
+
+
+def test_the_last_words_come_after_the_job_where_both_are_shown(
+    engine: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
+    shown = terminal.getvalue()
+    assert 0 < shown.index("kind: TenSafeTrainingJob") < shown.index("Load the adapter")
+
+
+def test_an_edited_ledger_fails_a_resume_as_it_fails_to_be_shown(
+    write_manifest: Write, write_ledger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_manifest(cluster__workers=1)
+    file = write_ledger(path, tmp_path / "out", charged=10)
+    file.write_text(file.read_text().replace('"steps":10', '"steps":1'))
+    assert call("run", path, "--output-dir", str(tmp_path / "out"), "--resume") == 1
+    assert "was edited" in capsys.readouterr().err
 
 
 def test_a_refused_run_is_two_and_one_sentence(

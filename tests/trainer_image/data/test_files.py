@@ -24,8 +24,9 @@ from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source
 from tensorguard.data.keys import user_of
-from tensorguard.data.listing import filesystem_of, inspect
+from tensorguard.data.listing import inspect
 from tensorguard.data.read import _records_table, from_memory
+from tensorguard.storage import filesystem_of
 
 TEXT_LABEL = {"text": "text", "label": "label"}
 BY_POSITION = {"text": "0", "label": "1"}

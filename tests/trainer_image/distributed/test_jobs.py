@@ -166,7 +166,7 @@ def test_one_worker_needs_no_masks(config: Make) -> None:
         ({"lora_alpha": 1.5}, "lora_alpha must be a whole number, not 1.5"),
         ({"learning_rate": math.nan}, 'learning_rate: "nan" is not a decimal number'),
         ({"learning_rate": math.inf}, 'learning_rate: "inf" is not a decimal number'),
-        ({"learning_rate": -0.1}, 'learning_rate: "-0.1" is not a decimal number'),
+        ({"learning_rate": -0.1}, 'learning_rate: "-0.1" must be above 0'),
         ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
         ({"num_epochs": 0}, 'num_epochs: "0.0" must be above 0'),
         ({"num_workers": 17}, "num_workers: must be at most 16, not 17"),

@@ -20,6 +20,7 @@ import fsspec
 
 from tensafe_api.reasons import Reason
 from tensafe_api.statement import canonical, digest
+from tensorguard.storage import reason_of
 
 MANIFEST = "manifest.json"
 _ASIDE = ".unfinished-"
@@ -150,7 +151,10 @@ class CheckpointStore:
 
 
 _MAKE_ROOM = "make room there, or mend its permissions, and resume"
-_MEND = "move it away to resume from the one before it (the steps since then are charged again)"
+_MEND = (
+    "move it away to resume from the one before it, or from the start where there is none (the steps since then are "
+    "charged again)"
+)
 
 
 def _sync(directory: Path) -> None:
@@ -162,4 +166,6 @@ def _sync(directory: Path) -> None:
 
 
 def _sentence(error: Exception) -> str:
+    if reason := reason_of(error):
+        return reason
     return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

@@ -23,6 +23,8 @@ _STYLES = {
     Phase.FAILED: "bold red",
 }
 
+_GO_ON = "Go on from the last checkpoint"
+
 
 def resume_command(output_dir: Path) -> str:
     """The command that goes on with the run in `output_dir`, from any folder."""
@@ -48,7 +50,8 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
     if phase is Phase.FAILED and status.privacy.steps_charged == 0:
         _line(console, "Nothing was spent", "bold", ": mend what is named above, and run it again")
     elif not phase.final or phase is Phase.FAILED:
-        _tell_resume(console, output_dir)
+        mended = "Once that is mended, go on with" if phase is Phase.FAILED else _GO_ON
+        _tell_resume(console, output_dir, mended)
     _line(console)
     for name, place in _places(status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
@@ -58,7 +61,7 @@ def tell_aborted(output_dir: Path) -> None:
     """Say that a second Ctrl-C ended the run at once."""
     console = Console(stderr=True, highlight=False)
     _line(console, "aborted", "bold red", ": nothing more was sealed; the steps that were charged stay charged")
-    _tell_resume(console, output_dir)
+    _tell_resume(console, output_dir, _GO_ON)
 
 
 def _summary(status: Status, plan: Plan) -> str:
@@ -73,11 +76,11 @@ def _summary(status: Status, plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def _tell_resume(console: Console, output_dir: Path) -> None:
+def _tell_resume(console: Console, output_dir: Path, heading: str) -> None:
     if not (output_dir / "job.yaml").exists():
         return
     _line(console)
-    _line(console, "Go on from the last checkpoint:", "bold")
+    _line(console, f"{heading}:", "bold")
     _line(console)
     _line(console, f"    {resume_command(output_dir)}", "cyan")
 

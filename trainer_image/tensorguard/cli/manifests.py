@@ -15,6 +15,7 @@ from tensafe_api.resources.block import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.exits import Refused
 
+WEAK_EPSILON = 30
 _USED_OF_CLUSTER = frozenset({"workers", "worker"})
 
 
@@ -46,6 +47,11 @@ def load(path: str, overrides: Sequence[str]) -> Loaded:
 def warnings(loaded: Loaded) -> Iterator[str]:
     """What the author of a right manifest should know before it runs on this machine."""
     plan = loaded.plan
+    if plan.target_epsilon > WEAK_EPSILON:
+        yield (
+            f"spec.privacy.targetEpsilon: ε = {plan.target_epsilon:g} promises little (what is seen may be "
+            f"e^{plan.target_epsilon:g} times as likely with a record as without it); 1 to 10 is usual"
+        )
     if loaded.job.spec.privacy.noise_multiplier is not None:
         within = plan.affordable(0, plan.steps)
         if within < plan.steps:
@@ -57,6 +63,16 @@ def warnings(loaded: Loaded) -> Iterator[str]:
     idle = list(_idle_locally(loaded.job))
     if idle:
         yield f"{', '.join(idle)}: without meaning in a local run"
+
+
+def no_room(loaded: Loaded) -> Iterator[str]:
+    """Why `tensafe run` would refuse the manifest on this very machine, if it would: a cluster may have the room."""
+    from tensorguard.engine.admission import RunRefused, check_room
+
+    try:
+        check_room(loaded.completed)
+    except RunRefused as refusal:
+        yield f"`tensafe run` would refuse it on this machine: {refusal}"
 
 
 def _idle_locally(job: TenSafeTrainingJob) -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.exits import INTERRUPTED, Refused
+from tensorguard.cli.exits import FAILED, INTERRUPTED, INVALID, Refused
 from tensorguard.cli.parsing import Verbs, add_manifest
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ examples:
 The folder of a run holds its ledger (what was spent), job.yaml (the manifest with every default), checkpoints, events
 and a picture. A folder that holds a ledger is refused without --resume: what was spent stays spent.
 
-Exit codes: 0 succeeded, 1 failed, 2 wrong manifest or arguments, 3 the budget ended before the planned steps,
-130 stopped by Ctrl-C or SIGTERM (a checkpoint was sealed, and the command to go on is printed).
+Exit codes: 0 succeeded, 1 failed (or the ledger was edited), 2 wrong manifest or arguments, 3 the budget ended before
+the planned steps, 130 stopped by Ctrl-C or SIGTERM (a checkpoint was sealed, and the command to go on is printed).
 """
 
 MANIFEST_COPY = "job.yaml"
@@ -95,8 +95,10 @@ def _run(arguments: argparse.Namespace) -> int:
             closing.tell_aborted(output_dir)
             return INTERRUPTED
         picture = report.write(output_dir, loaded.plan, result.job)
-        closing.tell(result.job, loaded.plan, output_dir, picture)
-        print(dump_manifest(result.job, arguments.output), end="")
+        try:
+            print(dump_manifest(result.job, arguments.output), end="", flush=True)
+        finally:  # last, so that on a terminal the job does not scroll it away
+            closing.tell(result.job, loaded.plan, output_dir, picture)
         return result.exit_code
 
 
@@ -107,6 +109,7 @@ def _train(
     from tensafe_api.manifest import ManifestError
     from tensorguard.cli.display import display_for
     from tensorguard.engine.events import Preparing
+    from tensorguard.ledger.contract import LedgerCorrupt
 
     with display_for(plan) as display:
         display.hear(Preparing(time.time(), "Loading PyTorch and Ray"))
@@ -120,7 +123,9 @@ def _train(
                     job, output_dir=output_dir, base_dir=base_dir, resume=resume, listener=display.hear, stop=stop
                 )
         except engine.RunRefused as refusal:
-            raise Refused(str(refusal) if refusal.path else f"tensafe run: {refusal}") from refusal
+            edited = isinstance(refusal.__cause__, LedgerCorrupt)
+            message = str(refusal) if refusal.path else f"tensafe run: {refusal}"
+            raise Refused(message, FAILED if edited else INVALID) from refusal
         except ManifestError as error:
             raise Refused(str(error)) from error
 

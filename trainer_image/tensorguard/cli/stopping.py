@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-SENTENCE = "stopping after this step, sealing a checkpoint (Ctrl-C again to abort at once)"
+SENTENCE = (
+    "stopping: as soon as the workers look up, what they have learned is sealed in a checkpoint "
+    "(Ctrl-C again to abort at once)"
+)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

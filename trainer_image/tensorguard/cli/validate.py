@@ -49,10 +49,10 @@ def add(verbs: Verbs) -> None:
 
 def _validate(arguments: argparse.Namespace) -> int:
     from tensafe_api.manifest import dump_manifest
-    from tensorguard.cli.manifests import load, warnings
+    from tensorguard.cli.manifests import load, no_room, warnings
 
     loaded = load(arguments.manifest, arguments.overrides)
-    for warning in warnings(loaded):
+    for warning in (*warnings(loaded), *no_room(loaded)):
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.output != "text":
         print(dump_manifest(loaded.completed, arguments.output), end="")
@@ -102,12 +102,16 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
 
 
 def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
-    evaluation = [("evaluation", f"every {plan.evaluate_every:,} steps", "and at the end")] if evaluates else []
+    evaluation = [("evaluation", _every(plan.evaluate_every), "and at the end")] if evaluates else []
     return [
         ("steps", f"{plan.steps:,}", f"{plan.steps_per_epoch:,} an epoch, {plan.warmup_steps:,} of warm-up"),
         ("expected batch", f"{plan.mechanism.expected_batch_size:,}", "units in a step, on average"),
-        ("checkpoint", f"every {plan.checkpoint_every:,} steps", "and at the end"),
+        ("checkpoint", _every(plan.checkpoint_every), "and at the end"),
         *evaluation,
         ("charged in advance", f"{plan.chunk_steps:,}", "steps at a time; a crash costs at most these"),
         ("workers", f"{plan.mechanism.workers:,}", ""),
     ]
+
+
+def _every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps:,} steps"

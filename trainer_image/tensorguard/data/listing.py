@@ -14,13 +14,13 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.core import split_protocol
 from fsspec.utils import infer_compression
 
 from tensafe_api.resources.learning import Storage
 from tensorguard.data.columns import check_columns, check_text_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, csv_rows, json_object, lines, tsv_row
+from tensorguard.storage import filesystem_of, reason_of
 
 FORMATS = {
     ".parquet": "parquet",
@@ -34,19 +34,6 @@ FORMATS = {
 FRAGMENT_BYTES = 64 << 20
 PROBE_BYTES = 1 << 20
 """How far into a jsonl file column names are looked for."""
-
-
-def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:
-    """The fsspec protocol of a URI and the options its file system takes."""
-    protocol = split_protocol(uri)[0] or "file"
-    if protocol != "s3":
-        return protocol, {}
-    client = {}
-    if storage is not None and storage.endpoint:
-        client["endpoint_url"] = storage.endpoint
-    if storage is not None and storage.region:
-        client["region_name"] = storage.region
-    return protocol, {"client_kwargs": client} if client else {}
 
 
 def files_at(uri: str, storage: Storage | None) -> set[str]:
@@ -74,7 +61,7 @@ def inspect(
     except ImportError as error:
         raise Unreadable(f"{where}.uri: reading {uri} needs a package that is not installed ({error})") from None
     except Exception as error:
-        raise Unreadable(f"{where}.uri: cannot read {uri}: {_reason(error)}") from None
+        raise Unreadable(f"{where}.uri: cannot read {uri}: {reason_of(error) or type(error).__name__}") from None
     if not files:
         raise DataError(f"{where}.uri: there is no data at {uri}: no file, or none but empty ones")
     kinds = {format} if format else {kind for path in files if (kind := _format_of(path))}
@@ -152,13 +139,3 @@ def _format_of(path: str) -> str | None:
     if infer_compression(path):
         name = name.with_suffix("")
     return FORMATS.get(name.suffix.lower())
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file or directory"
-    if isinstance(error, PermissionError):
-        return "permission denied"
-    if isinstance(error, ValueError) and "Protocol not known" in str(error):
-        return "this kind of address is not known here"
-    return type(error).__name__

@@ -27,7 +27,8 @@ from tensorguard.data.columns import check_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, text_of, text_table
 from tensorguard.data.keys import user_of
-from tensorguard.data.listing import filesystem_of, inspect
+from tensorguard.data.listing import inspect
+from tensorguard.storage import filesystem_of
 
 MAX_TASKS = 512
 MEMORY_BLOCK_ROWS = 16_384

@@ -17,8 +17,8 @@ from pathlib import Path
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.data.listing import filesystem_of
 from tensorguard.ledger.contract import LedgerSpec
+from tensorguard.storage import filesystem_of
 
 COUNTED = "tensafe.io/unit-at-least"
 """Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
