@@ -87,12 +87,9 @@ class Command:
         self.process.kill()
         self.process.wait()
 
-    def interrupt(self, number: signal.Signals) -> tuple[int, str]:
-        """The exit code and what came on standard output. Ctrl-C goes to the whole process group, SIGTERM to one."""
-        (os.killpg if number is signal.SIGINT else os.kill)(self.process.pid, number)
-        return self.end()
-
-    def end(self) -> tuple[int, str]:
+    def interrupt(self) -> tuple[int, str]:
+        """Ctrl-C, which goes to the whole process group: the exit code, and what came on standard output."""
+        os.killpg(self.process.pid, signal.SIGINT)
         out, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
         return self.process.returncode, out.decode()
 

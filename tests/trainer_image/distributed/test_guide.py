@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,19 +86,28 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.ray
-def test_a_killed_worker_and_a_raising_callback_cost_some_steps_and_the_run_goes_on(
-    cluster: None, tmp_path: Path
-) -> None:
-    """Ray starts the workers again by itself; a callback's exception seals a checkpoint, and a second call resumes."""
+def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(cluster: None, tmp_path: Path) -> None:
+    """Ray starts the workers again by itself; SIGTERM seals a checkpoint before it ends what it ends, and a second call
+    resumes.
+    """
+
+    class Terminated(BaseException):
+        pass
+
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated
+
     run_folder = tmp_path / "models" / "run"
 
     class Fails(TenSafeCallback):
         killed_at = 0
+        terminated = False
 
         def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
             ledger = FileLedger(run_folder).read()
-            if ledger.incarnation == 2:
-                raise LookupError("tracker is gone")
+            if ledger.incarnation == 2 and not self.terminated:
+                self.terminated = True
+                os.kill(os.getpid(), signal.SIGTERM)
             if step >= 14 and not self.killed_at:
                 self.killed_at = ledger.steps_charged
                 kill_rank_0(ledger)
@@ -115,8 +126,13 @@ def test_a_killed_worker_and_a_raising_callback_cost_some_steps_and_the_run_goes
         dp_config=DistributedDPConfig(target_epsilon=20.0),
     )
     fails = Fails()
-    with pytest.raises(LookupError, match="tracker is gone"):
-        TenSafeTrainer(config, [fails]).fit(records(240))
+    handler = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with pytest.raises(Terminated) as ended:
+            TenSafeTrainer(config, [fails]).fit(records(240))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert "sealed what it had" in ended.value.__notes__[0]
     ledger = FileLedger(run_folder).read()
     release = ledger.releases[-1]
     assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)
