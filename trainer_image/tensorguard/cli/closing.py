@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tensafe_api.reasons import Phase
+from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
@@ -41,6 +41,8 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
     attempt = status.attempts[-1] if status.attempts else None
     if phase is not Phase.SUCCEEDED and attempt is not None and attempt.message:
         _line(console, f"{attempt.reason or 'Reason'}: ", "bold", attempt.message)
+    if phase is Phase.BUDGET_EXHAUSTED:
+        _line(console, Reason.BUDGET_EXHAUSTED.mend)
     if status.final_model is not None:
         _line(console)
         _line(console, "Load the adapter:", "bold")

@@ -74,6 +74,8 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
     mechanism = plan.mechanism
     outsider = outsider_epsilon(mechanism, plan.steps, plan.delta, plan.accountant)
     total = plan.steps + plan.reserve_steps
+    within = plan.affordable(0, total)
+    reserve = f"when all {plan.reserve_steps:,} reserved steps are charged as well"
     origin = f"calibrated for {total:,} steps" if calibrated else "as written"
     colluders = (
         f"what stands when {mechanism.colluders} of {mechanism.workers} workers collude"
@@ -88,8 +90,8 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         ),
         (
             "ε with the reserve",
-            shown(plan.epsilon(total)),
-            f"when all {plan.reserve_steps:,} reserved steps are charged as well",
+            shown(plan.epsilon(within)),
+            reserve if within == total else f"the budget ends after {within:,} steps",
         ),
         ("ε against an outsider", shown(outsider), "of the planned steps, against who is no worker"),
         ("δ", plan.delta, ""),
