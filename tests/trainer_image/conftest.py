@@ -9,6 +9,16 @@ import s3
 from s3fs import S3FileSystem
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take longest comes first, so that no process of the tests is left alone with it at the end."""
+
+    def patience(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return float(mark.args[0]) if mark else 0.0
+
+    items.sort(key=patience, reverse=True)
+
+
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
     """A real S3 server, one for all tests of this process."""

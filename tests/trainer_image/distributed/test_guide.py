@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from command import kill_rank_0
 from harness import make_model, records
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -24,7 +21,6 @@ from tensorguard.distributed import (
     DistributedRDPAccountant,
     RayTimeoutError,
     SecureAggregationConfig,
-    TenSafeCallback,
     TenSafeTrainer,
     TenSafeTrainingConfig,
 )
@@ -83,77 +79,6 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     claim = json.loads((Path(result.checkpoint) / "statement.json").read_text())
     assert statement.recompute(claim) == claim["spent"]["epsilon"]
     assert float(claim["spent"]["epsilon"]) == result.metrics["dp_epsilon_spent"]
-
-
-@pytest.mark.ray
-def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(cluster: None, tmp_path: Path) -> None:
-    """Ray starts the workers again by itself; SIGTERM seals a checkpoint before it ends what it ends, and a second call
-    resumes.
-    """
-
-    class Terminated(BaseException):
-        pass
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated
-
-    run_folder = tmp_path / "models" / "run"
-
-    class Fails(TenSafeCallback):
-        killed_at = 0
-        terminated = False
-
-        def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
-            ledger = FileLedger(run_folder).read()
-            if ledger.incarnation == 2 and not self.terminated:
-                self.terminated = True
-                os.kill(os.getpid(), signal.SIGTERM)
-            if step >= 14 and not self.killed_at:
-                self.killed_at = ledger.steps_charged
-                kill_rank_0(ledger)
-
-    make_model(tmp_path / "model")
-    config = TenSafeTrainingConfig(
-        model_name=str(tmp_path / "model"),
-        num_labels=2,
-        num_epochs=30,
-        per_device_batch_size=5,
-        gradient_accumulation_steps=2,
-        max_seq_length=16,
-        checkpoint_dir=tmp_path / "models",
-        checkpoint_frequency=10,
-        unit_at_least=200,
-        dp_config=DistributedDPConfig(target_epsilon=20.0),
-    )
-    fails = Fails()
-    handler = signal.signal(signal.SIGTERM, terminate)
-    try:
-        with pytest.raises(Terminated) as ended:
-            TenSafeTrainer(config, [fails]).fit(records(240))
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert "sealed what it had" in ended.value.__notes__[0]
-    ledger = FileLedger(run_folder).read()
-    release = ledger.releases[-1]
-    assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)
-    assert ledger.claimed_from[0] == 0 < ledger.claimed_from[1]
-    assert ledger.steps_recharged > 0
-    assert fails.killed_at < ledger.steps_charged >= release.step + ledger.steps_recharged
-
-    class Begins(TenSafeCallback):
-        first: int | None = None
-        spent: float
-
-        def on_step(self, trainer: TenSafeTrainer, step: int) -> None:
-            if self.first is None:
-                self.first, self.spent = step, trainer.epsilon_spent
-
-    begins = Begins()
-    result = TenSafeTrainer(config, [begins]).fit(records(240), resume_from_checkpoint=release.uri)
-    assert begins.first == release.step + 1
-    assert begins.spent > 0
-    assert result.phase == "Succeeded" and result.metrics["steps"] == 300
-    assert FileLedger(run_folder).read().steps_charged >= 300 + ledger.steps_recharged
 
 
 @pytest.mark.ray

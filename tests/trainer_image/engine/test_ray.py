@@ -1,7 +1,7 @@
 """The command on a real Ray cluster: killed and interrupted in every way, and nothing of it left behind.
 
 One job of one worker lives through all of it, since a start takes most of a minute on two cores. What happens to the
-others when one of two workers dies, and how SIGTERM ends a run, is in `distributed/test_guide.py`.
+others when one of two workers dies, and how SIGTERM ends a run, is in `distributed/test_restarts.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,43 @@ from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import LedgerState
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray for several runs in this process, which join it."""
+    with local_ray(tmp_path_factory.mktemp("ray"), cpus=1, gpus=0):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("override", "content", "reason", "named"),
+    [
+        ("spec.dataset.columns.text=note", None, "DatasetUnsuitable", "has no column 'note'"),
+        ("spec.dataset.uri=data.jsonl", "", "DatasetUnsuitable", "there is no data at"),
+        ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
+        ("spec.dataset.uri=nowhere.jsonl", None, "DatasetUnreadable", "nowhere.jsonl"),
+        ("spec.dataset.uri=nosuch://bucket/data.jsonl", None, "DatasetUnreadable", "nosuch"),
+    ],
+)
+def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_is_spent(
+    a_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
+) -> None:
+    write_job(tmp_path)
+    if content is not None:
+        (tmp_path / "data.jsonl").write_text(content)
+    job = load_manifest(tmp_path / "job.yaml", (*OVERRIDES, override))
+    result = run(
+        job, output_dir=tmp_path / "out", base_dir=tmp_path, resume=False, listener=lambda event: None, stop=Stop()
+    )
+    assert result.job.status is not None
+    attempt = result.job.status.attempts[-1]
+    assert (result.exit_code, attempt.reason) == (1, reason), attempt.message
+    assert attempt.message is not None
+    assert named in attempt.message
+    assert "\n" not in attempt.message
+    assert result.job.status.privacy.steps_charged == 0
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
 
 
 def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: Path, temporary: Path) -> None:
@@ -74,40 +111,3 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     _, plan = resolve(load_manifest(tmp_path / "out" / "job.yaml"))
     assert float(status["privacy"]["epsilonSpent"]) >= plan.epsilon(sealed.step + ledger.steps_recharged)
     assert_nothing_is_left(tmp_path / "out", temporary)
-
-
-@pytest.fixture(scope="module")
-def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Ray for several runs in this process, which join it."""
-    with local_ray(tmp_path_factory.mktemp("ray"), cpus=1, gpus=0):
-        yield
-
-
-@pytest.mark.parametrize(
-    ("override", "content", "reason", "named"),
-    [
-        ("spec.dataset.columns.text=note", None, "DatasetUnsuitable", "has no column 'note'"),
-        ("spec.dataset.uri=data.jsonl", "", "DatasetUnsuitable", "there is no data at"),
-        ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
-        ("spec.dataset.uri=nowhere.jsonl", None, "DatasetUnreadable", "nowhere.jsonl"),
-        ("spec.dataset.uri=nosuch://bucket/data.jsonl", None, "DatasetUnreadable", "nosuch"),
-    ],
-)
-def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_is_spent(
-    a_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
-) -> None:
-    write_job(tmp_path)
-    if content is not None:
-        (tmp_path / "data.jsonl").write_text(content)
-    job = load_manifest(tmp_path / "job.yaml", (*OVERRIDES, override))
-    result = run(
-        job, output_dir=tmp_path / "out", base_dir=tmp_path, resume=False, listener=lambda event: None, stop=Stop()
-    )
-    assert result.job.status is not None
-    attempt = result.job.status.attempts[-1]
-    assert (result.exit_code, attempt.reason) == (1, reason), attempt.message
-    assert attempt.message is not None
-    assert named in attempt.message
-    assert "\n" not in attempt.message
-    assert result.job.status.privacy.steps_charged == 0
-    assert not (tmp_path / "out" / "ledger.jsonl").exists()
