@@ -1,13 +1,11 @@
-"""Writes the CustomResourceDefinition of `TenSafeTrainingJob` from the models.
+"""Writes what a cluster enforces: the CustomResourceDefinitions, and the policy that guards ledgers.
 
-In come the pydantic models; out goes `crds/tensafe.io_tensafetrainingjobs.yaml`, which the API server enforces:
+In come the pydantic models; out go the files of `crds/`, which `kubectl apply -f crds/` and the chart install:
 
     python -m tensafe_api.crd [--check] [DIR]
 
-`kubectl apply` and the chart act next. The file is never edited by hand, and a test fails when it is stale.
-
-The schema is *structural*, as Kubernetes demands: no references, no alternatives, one type everywhere. So optional
-fields are absent instead of null, and what pydantic says by alternatives is said by rules in CEL.
+Nothing there is edited by hand, and a test fails when a file is stale. `schema` makes models structural, `guard` writes
+the policy.
 """
 
 from __future__ import annotations
@@ -15,41 +13,106 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tensafe_api import yamltext
+from tensafe_api.guard import admission_policy
+from tensafe_api.resources.block import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
+from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
+from tensafe_api.schema import structural
 
-PLURAL = "tensafetrainingjobs"
-FILE_NAME = f"{GROUP}_{PLURAL}.yaml"
+_HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
 
-_HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api/resources; do not edit.\n"
-_COLUMNS = (
-    ("Phase", "string", ".status.phase", "Where the job is", 0),
-    ("Step", "integer", ".status.progress.step", "Steps done", 0),
-    ("Epsilon", "string", ".status.privacy.epsilonClaimed", "Epsilon to sign off", 0),
-    ("Target", "string", ".spec.privacy.targetEpsilon", "Epsilon that must not be exceeded", 0),
-    ("Workers", "integer", ".status.workers.ready", "Workers at work", 0),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made", 0),
-    ("Checkpoint", "string", ".status.checkpoints[-1:].uri", "Newest checkpoint", 1),
+
+@dataclass(frozen=True)
+class Column:
+    """A column of `kubectl get`; those of another `priority` than 0 show with `-o wide` alone."""
+
+    name: str
+    type: str
+    path: str
+    description: str
+    priority: int = 0
+
+    def written(self) -> dict[str, Any]:
+        column = {"name": self.name, "type": self.type, "jsonPath": self.path, "description": self.description}
+        return column | {"priority": self.priority} if self.priority else column
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of resource: its model, its names, and how `kubectl get` shows it.
+
+    Attributes:
+        model: the whole resource.
+        status_default: what the API server shows where no status was written yet. A default makes `has(self.status)`
+            true always, so ledgers have none.
+    """
+
+    model: type[Block]
+    name: str
+    plural: str
+    short_name: str
+    columns: tuple[Column, ...]
+    status_default: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        return f"{GROUP}_{self.plural}.yaml"
+
+
+JOBS = Kind(
+    model=TenSafeTrainingJob,
+    name=KIND,
+    plural="tensafetrainingjobs",
+    short_name="tsj",
+    columns=(
+        Column("Phase", "string", ".status.phase", "Where the job is"),
+        Column("Step", "integer", ".status.progress.step", "Steps done"),
+        Column("Epsilon", "string", ".status.privacy.epsilonClaimed", "Epsilon to sign off"),
+        Column("Target", "string", ".spec.privacy.targetEpsilon", "Epsilon that must not be exceeded"),
+        Column("Workers", "integer", ".status.workers.ready", "Workers at work"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Time since the job was made"),
+        Column("Checkpoint", "string", ".status.checkpoints[-1:].uri", "Newest checkpoint", 1),
+    ),
+    status_default={"observedGeneration": -1},
 )
+LEDGERS = Kind(
+    model=PrivacyLedger,
+    name=LEDGER_KIND,
+    plural="privacyledgers",
+    short_name="pledger",
+    columns=(
+        Column("Job", "string", ".spec.jobName", "Name of the job"),
+        Column("Attempt", "integer", ".status.attempt", "The attempt that claimed last"),
+        Column("Step", "integer", ".status.progress.step", "Steps done"),
+        Column("Planned", "integer", ".spec.plannedSteps", "Steps of the plan"),
+        Column("Target", "string", ".spec.targetEpsilon", "Epsilon that must not be exceeded"),
+        Column("Outcome", "string", ".status.outcome", "How the last attempt ended"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Time since the ledger was opened"),
+        Column("Charged", "string", ".status.charges[*].steps", "Steps charged to the first attempt", 1),
+    ),
+)
+KINDS = (JOBS, LEDGERS)
 
 
-def custom_resource_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition as a mapping."""
+def custom_resource_definition(kind: Kind) -> dict[str, Any]:
+    """The CustomResourceDefinition of `kind` as a mapping."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["tsj"],
+                "kind": kind.name,
+                "listKind": f"{kind.name}List",
+                "plural": kind.plural,
+                "singular": kind.name.lower(),
+                "shortNames": [kind.short_name],
                 "categories": ["tensafe"],
             },
             "scope": "Namespaced",
@@ -59,121 +122,54 @@ def custom_resource_definition() -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-                    "schema": {"openAPIV3Schema": open_api_schema()},
+                    "additionalPrinterColumns": [column.written() for column in kind.columns],
+                    "schema": {"openAPIV3Schema": open_api_schema(kind)},
                 }
             ],
         },
     }
 
 
-def open_api_schema() -> dict[str, Any]:
+def open_api_schema(kind: Kind) -> dict[str, Any]:
     """The structural schema of the whole resource."""
-    generated = TenSafeTrainingJob.model_json_schema()
-    schema = structural(generated, generated.pop("$defs"))
+    schema = structural(kind.model)
     properties = schema["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}
+    # Of the metadata a CRD may say something about the name alone, and only by form.
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {"type": "object", "properties": {"name": name_schema}}
-    properties["status"]["default"] = {"observedGeneration": -1}
+    if kind.status_default:
+        properties["status"]["default"] = dict(kind.status_default)
     schema["required"] = ["metadata", "spec"]
     return schema
 
 
-def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """pydantic's JSON schema as a structural one: references inlined, alternatives with null made optional.
-
-    Raises:
-        ValueError: the schema says something that a structural schema cannot.
-    """
-    merged = _merged(schema, definitions)
-    if "type" not in merged:
-        raise ValueError(f"a structural schema needs one type everywhere: {merged}")
-    unknown = set(merged) - set(_KEYS) - {"title"}
-    if unknown:
-        raise ValueError(f"a structural schema has no {', '.join(sorted(unknown))}")
-    written = {key: merged[key] for key in _KEYS if key in merged}
-    if written.get("additionalProperties") is False:
-        del written["additionalProperties"]
-    if written.get("default") in (None, "", []):
-        written.pop("default", None)
-    if "description" in written:
-        written["description"] = " ".join(written["description"].split("\n\n")[0].split())
-    if "items" in written:
-        written["items"] = structural(written["items"], definitions)
-    if "additionalProperties" in written:
-        written["additionalProperties"] = structural(written["additionalProperties"], definitions)
-    if "properties" in written:
-        written["properties"] = {name: structural(inner, definitions) for name, inner in written["properties"].items()}
-    return written
-
-
-_KEYS = (
-    "type",
-    "format",
-    "description",
-    "default",
-    "enum",
-    "pattern",
-    "minimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "maxProperties",
-    "x-kubernetes-list-type",
-    "x-kubernetes-list-map-keys",
-    "required",
-    "items",
-    "additionalProperties",
-    "properties",
-    "x-kubernetes-validations",
-)
-"""What a structural schema may say, in the order in which it is written."""
-
-
-def _merged(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its reference, its alternative beside null, and its constant replaced by what they stand for."""
-    merged = dict(schema)
-    if "$ref" in merged:
-        target = definitions[merged.pop("$ref").rpartition("/")[2]]
-        merged = _merged(target, definitions) | merged
-    if "anyOf" in merged:
-        choices = [choice for choice in merged.pop("anyOf") if choice != {"type": "null"}]
-        if len(choices) != 1:
-            raise ValueError(f"a structural schema has no alternatives: {choices}")
-        merged = _merged(choices[0], definitions) | merged
-    if "const" in merged:
-        merged["enum"] = [merged.pop("const")]
-    return merged
-
-
-def _column(name: str, kind: str, path: str, description: str, priority: int) -> dict[str, Any]:
-    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
-    return column | {"priority": priority} if priority else column
-
-
-def text() -> str:
-    """The file as it should be."""
-    return _HEADER + yamltext.write(custom_resource_definition())
+def files() -> dict[str, str]:
+    """The text of each file, by name."""
+    written = {kind.file_name: yamltext.write(custom_resource_definition(kind)) for kind in KINDS}
+    guard = "---\n".join(yamltext.write(document) for document in admission_policy())
+    return {name: _HEADER + text for name, text in {**written, f"{GROUP}_{LEDGERS.plural}_guard.yaml": guard}.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the file, or with `--check` says whether it is as it should be: 0 when it is, 1 when it is stale."""
-    parser = argparse.ArgumentParser(prog="python -m tensafe_api.crd", description="Write the CRD from the models.")
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("crds"), help="where the file lies (crds)")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail when the file is stale")
+    """Writes the files, or with `--check` says whether they are as they should be: 0 when they are, 1 when one is
+    stale.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tensafe_api.crd", description="Write the CRDs from the models.")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("crds"), help="where the files lie (crds)")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail when a file is stale")
     options = parser.parse_args(arguments)
-    path: Path = options.directory / FILE_NAME
-    if not options.check:
-        path.write_text(text(), encoding="utf-8")
-        return 0
-    if path.is_file() and path.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{path} is stale: write it anew with `python -m tensafe_api.crd {options.directory}`", file=sys.stderr)
-    return 1
+    directory: Path = options.directory
+    stale = 0
+    for name, text in files().items():
+        path = directory / name
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            print(f"{path} is stale: write it anew with `python -m tensafe_api.crd {directory}`", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Decimal, localcontext
-from typing import Literal
+from typing import Annotated, Literal
 
 import dp_accounting
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from tensafe_api.resources.block import Block
+from tensafe_api.resources.values import Positive, PositiveDecimal, Rate
 
 _MOST_DIGITS = 400
 """Enough for every float: the largest has 309 digits before the point."""
@@ -32,20 +35,28 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-class Mechanism(Frozen):
+class Mechanism(Block):
     """One step of DP-SGD, as frozen in the ledger when the job is admitted. A resume under another one is refused."""
 
-    sample_rate: str = Field(description="q: the probability with which each unit joins a step, independently.")
-    noise_multiplier: str = Field(
-        description="σ: the noise's standard deviation over the clip norm, as seen by `colluders` workers."
+    sample_rate: Rate = Field(description="q: the probability with which each unit joins a step, independently.")
+    noise_multiplier: PositiveDecimal = Field(
+        description="Sigma: the noise's standard deviation over the clip norm, as seen by the colluders."
     )
-    clip: str = Field(description="C: the bound of one unit's L2 norm.")
+    clip: PositiveDecimal = Field(description="C: the bound of one unit's L2 norm.")
     unit: Literal["Example", "User"] = Field(description="What the guarantee protects.")
-    adjacency: Literal["AddOrRemoveOne"] = "AddOrRemoveOne"
-    workers: int = Field(ge=1, description="N: how many workers add a share of the noise.")
-    colluders: int = Field(ge=0, description="t: how many workers may pool their shares and still face σ.")
-    grid_bits: int = Field(ge=1, description="k: one clip norm is 2^k grid steps.")
-    expected_batch_size: int = Field(ge=1, description="B: the public denominator of a step's mean, in units.")
+    adjacency: Literal["AddOrRemoveOne"] = Field(
+        "AddOrRemoveOne", description="Which data sets are neighbours: those that differ by one unit."
+    )
+    workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+        description="N: how many workers add a share of the noise."
+    )
+    colluders: Annotated[int, Field(strict=True, ge=0, le=15)] = Field(
+        description="t: how many workers may pool their shares and still face sigma."
+    )
+    grid_bits: Annotated[int, Field(strict=True, ge=1, le=30)] = Field(
+        description="k: one clip norm is 2^k grid steps."
+    )
+    expected_batch_size: Positive = Field(description="B: the public denominator of a step's mean, in units.")
 
     @property
     def grid(self) -> int:

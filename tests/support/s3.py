@@ -5,10 +5,8 @@ The first build takes a minute on two cores. Where there is no Go, tests that as
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -17,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from gotools import program
 
-MODULE = Path(__file__).resolve().parents[2] / "e2e" / "cluster" / "s3"
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"
 PATIENCE_SECONDS = 20
@@ -40,26 +37,10 @@ class S3:
         return sorted(key for key in keys if key.startswith(prefix))
 
 
-def binary() -> Path:
-    """The server's program; built where it is not in the cache yet."""
-    pins = hashlib.sha256((MODULE / "go.sum").read_bytes()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "tensafe-e2e" / pins / "versitygw"
-    if place.exists():
-        return place
-    if shutil.which("go") is None:
-        pytest.skip("no Go on this machine, which builds the S3 server for this test (install Go 1.25 or newer)")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = place.with_suffix(f".{os.getpid()}")
-    subprocess.run(["go", "build", "-o", str(unfinished), PACKAGE], cwd=MODULE, check=True)
-    unfinished.replace(place)
-    return place
-
-
 @contextmanager
 def server(root: Path) -> Iterator[S3]:
     """A server with one empty bucket, whose objects are files below `root`."""
-    program = binary()
+    versitygw = program("s3", PACKAGE)
     (root / BUCKET).mkdir(parents=True)
     keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
     with socket.socket() as probe:
@@ -71,7 +52,7 @@ def server(root: Path) -> Iterator[S3]:
         "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"],
     }
     process = subprocess.Popen(
-        [str(program), "--port", f"127.0.0.1:{port}", "--quiet", "posix", "--sidecar", str(_sidecar(root)), str(root)],
+        [str(versitygw), "--port", f"127.0.0.1:{port}", "--quiet", "posix", "--sidecar", str(_sidecar(root)), str(root)],
         env=environment,
         stdout=subprocess.DEVNULL,
     )

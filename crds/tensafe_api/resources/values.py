@@ -166,6 +166,8 @@ Delta = Annotated[str, _decimal(_LEAST_DELTA, _BELOW_ONE)]
 """A decimal string from 1e-300 to below 1."""
 Share = Annotated[str, _decimal(_BELOW_ONE)]
 """A decimal string from 0 to below 1."""
+Rate = Annotated[str, _decimal(_POSITIVE, _UP_TO_ONE)]
+"""A decimal string above 0, up to 1."""
 Fraction = Annotated[str, _decimal(_UP_TO_ONE)]
 """A decimal string from 0 to 1."""
 

@@ -1,0 +1,189 @@
+"""`PrivacyLedger`: the record of what one job has spent, which outlives the job.
+
+The operator makes one for each job, with everything that the claim rests on frozen in its spec. Only the trainer writes
+its status: a claim when a group of workers begins, charges before the steps that they pay for are revealed, releases
+after checkpoints. The API server itself sees to it that a charge never falls and a release never changes (the rules
+here), and that nobody else writes and nobody deletes (`tensafe_api.guard`). `tensorguard.ledger` reads and writes it;
+the operator folds it into the job's status.
+
+CRD rules do not run on deletion, and nested transition rules not on the first status write: so each rule stands at the
+highest level at which it can be said, and what is left is the guard's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tensafe_api.events import Mechanism
+from tensafe_api.resources.block import Block, StatusBlock, Transition, Unique
+from tensafe_api.resources.status import EvaluationResult, Progress
+from tensafe_api.resources.values import (
+    URI,
+    Count,
+    Delta,
+    Flag,
+    JobName,
+    LabelMap,
+    ObjectName,
+    Positive,
+    PositiveDecimal,
+    Text,
+    Word,
+)
+
+LEDGER_KIND: Literal["PrivacyLedger"] = "PrivacyLedger"
+MOST_ATTEMPTS = 64
+MOST_RELEASES = 200
+"""The last place is kept for the final release."""
+MOST_EVALUATIONS = 100
+STARTS_KEPT = 16
+"""Of how many incarnations of the last attempt the ledger remembers where they began."""
+
+Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
+
+
+class LedgerSpec(Block):
+    """Everything the claim rests on, frozen when the job is admitted."""
+
+    job_name: JobName = Field(description="Name of the job.")
+    job_uid: Word = Field(
+        alias="jobUID", description="UID of the job: another job of the same name has another ledger."
+    )
+    lineage: Word | None = Field(None, description="A declared name for the same people.")
+    mechanism: Mechanism = Field(description="One step of DP-SGD.")
+    unit_at_least: Positive = Field(description="The public lower bound of the number of units.")
+    planned_steps: Positive = Field(description="Steps of the plan.")
+    reserve_steps: Count = Field(description="Steps that the noise allows for beyond the planned ones.")
+    target_epsilon: PositiveDecimal = Field(description="Epsilon that must not be exceeded.")
+    delta: Delta = Field(description="Delta of every epsilon of the job.")
+    accountant: Literal["RDP", "PLD"] = Field(description="How steps add up to epsilon.")
+
+
+class PrivacyLedgerSpec(LedgerSpec):
+    """What the ledger was opened with, and who may write to it."""
+
+    service_account_name: ObjectName = Field(
+        description="Service account that alone may write the status, from the pod that claimed."
+    )
+
+
+class ChargeRecord(StatusBlock):
+    """What one attempt was charged, over its incarnations."""
+
+    attempt: Positive = Field(description="Number of the attempt, from 1.")
+    steps: Count = Field(description="Steps charged; never fewer than before.")
+    incarnation: Positive = Field(description="How often the workers of the attempt were started.")
+    pod_uid: Word = Field(alias="podUID", description="UID of the pod that claimed the incarnation.")
+
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition("self.steps >= oldSelf.steps", "a charge never falls: what was spent stays spent", ".steps"),
+        Transition(
+            "self.incarnation == oldSelf.incarnation ? self.podUID == oldSelf.podUID "
+            ": self.incarnation > oldSelf.incarnation",
+            "only the pod that claimed an incarnation writes under it: claim the next incarnation",
+            ".incarnation",
+        ),
+    )
+
+
+class ReleaseRecord(StatusBlock):
+    """A checkpoint that others can read."""
+
+    uri: URI = Field(description="Where it lies.")
+    step: Count = Field(description="After how many steps.")
+    attempt: Positive = Field(description="Number of the attempt that wrote it.")
+    digest: Text = Field(description="Digest of its files.")
+    statement_digest: Text = Field(description="Digest of its privacy statement.")
+    final: Flag = Field(False, description="Whether it is the result of the job.")
+    steps_charged: Count = Field(description="Steps charged over all attempts when it was written.")
+
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition("self == oldSelf", "a release never changes: record a new one"),
+    )
+
+
+class LedgerStatus(StatusBlock):
+    """What was spent, and what for."""
+
+    attempt: Positive = Field(description="The highest attempt that claimed the ledger; lower ones are fenced.")
+    charges: Annotated[
+        tuple[ChargeRecord, ...], Field(min_length=1, max_length=MOST_ATTEMPTS), Unique(("attempt",))
+    ] = Field(description="What each attempt was charged.")
+    charged_through: Count = Field(description="The step through which the present incarnation has been charged.")
+    starts: Annotated[tuple[Count, ...], Field(max_length=STARTS_KEPT)] = Field(
+        (), description="The steps at which the latest incarnations of this attempt began."
+    )
+    steps_recharged: Count = Field(0, description="Steps charged a second time, after a crash.")
+    releases: Annotated[tuple[ReleaseRecord, ...], Field(max_length=MOST_RELEASES), Unique(("uri",))] = Field(
+        (), description="Checkpoints that others can read, in the order in which they were written."
+    )
+    dataset_digest: Text | None = Field(None, description="Keyed digest of the records; set once.")
+    outcome: Outcome | None = Field(None, description="How the last attempt ended, where it ended in good order.")
+    progress: Progress = Field(default_factory=Progress, description="How far the training is.")
+    evaluations: Annotated[
+        tuple[EvaluationResult, ...], Field(max_length=MOST_EVALUATIONS), Unique(("step",))
+    ] = Field((), description="Evaluations on a public set, the newest ones.")
+    length: Positive = Field(description="Number of entries: claims, charges, releases and outcomes so far.")
+    head: Word = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
+
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition(
+            "self.attempt >= oldSelf.attempt", "a lower attempt than the one that claimed is fenced", ".attempt"
+        ),
+        Transition(
+            "oldSelf.charges.all(o, self.charges.exists(c, c.attempt == o.attempt))",
+            "a charge never disappears: what was spent stays spent",
+            ".charges",
+        ),
+        Transition(
+            "oldSelf.charges.all(o, o.attempt >= self.attempt || self.charges.exists(c, c == o))",
+            "only the attempt that claimed last is charged",
+            ".charges",
+        ),
+        Transition(
+            "self.charges.all(c, c.attempt >= oldSelf.attempt || oldSelf.charges.exists(o, o.attempt == c.attempt))",
+            "an attempt below the one that claimed last is not added afterwards",
+            ".charges",
+        ),
+        Transition(
+            "!has(oldSelf.releases) || has(self.releases) && "
+            "oldSelf.releases.all(i, o, i < self.releases.size() && self.releases[i].uri == o.uri)",
+            "a release never disappears, and a new one comes last",
+            ".releases",
+        ),
+        Transition(
+            "!has(oldSelf.datasetDigest) || has(self.datasetDigest) && self.datasetDigest == oldSelf.datasetDigest",
+            "the data set's digest is set once: make a new job for other data",
+            ".datasetDigest",
+        ),
+        Transition("self.length >= oldSelf.length", "entries are only added", ".length"),
+        Transition("self.stepsRecharged >= oldSelf.stepsRecharged", "entries are only added", ".stepsRecharged"),
+    )
+
+
+class LedgerMetadata(Block):
+    """What the API server keeps of a ledger."""
+
+    name: ObjectName = Field(description="Name of the ledger.")
+    namespace: ObjectName | None = Field(None, description="Namespace.")
+    labels: LabelMap = Field(default_factory=dict, description="Labels.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
+    uid: Text | None = Field(None, description="Identity of this very ledger.")
+    resource_version: Text | None = Field(None, description="Version of the object.")
+
+
+class PrivacyLedger(Block):
+    """What one job has spent. Made by the operator, written by the trainer, never deleted by either."""
+
+    api_version: Literal["tensafe.io/v1alpha1"] = Field("tensafe.io/v1alpha1", description="tensafe.io/v1alpha1")
+    kind: Literal["PrivacyLedger"] = Field(LEDGER_KIND, description="PrivacyLedger")
+    metadata: LedgerMetadata = Field(description="Name and labels.")
+    spec: PrivacyLedgerSpec = Field(description="What the claim rests on.")
+    status: LedgerStatus | None = Field(None, description="What was spent; absent until the first claim.")
+
+    transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition("self.spec == oldSelf.spec", "a ledger's spec never changes: the claim rests on it", ".spec"),
+        Transition("!has(oldSelf.status) || has(self.status)", "what was spent stays spent", ".status"),
+    )

@@ -1,0 +1,85 @@
+"""From a pydantic model to a structural schema, as the API server demands it.
+
+Structural means: no references, no alternatives, one type everywhere. So optional fields are absent instead of null,
+and what pydantic says by alternatives is said by rules in CEL. `crd` acts next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensafe_api.resources.block import Block
+
+KEYS = (
+    "type",
+    "format",
+    "description",
+    "default",
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "required",
+    "items",
+    "additionalProperties",
+    "properties",
+    "x-kubernetes-validations",
+)
+"""What a structural schema may say, in the order in which it is written."""
+
+
+def structural(model: type[Block]) -> dict[str, Any]:
+    """The model's JSON schema as a structural one: references inlined, alternatives with null made optional.
+
+    Raises:
+        ValueError: the model says something that a structural schema cannot.
+    """
+    generated = model.model_json_schema()
+    return _structural(generated, generated.pop("$defs", {}))
+
+
+def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    merged = _merged(schema, definitions)
+    if "type" not in merged:
+        raise ValueError(f"a structural schema needs one type everywhere: {merged}")
+    unknown = set(merged) - set(KEYS) - {"title"}
+    if unknown:
+        raise ValueError(f"a structural schema has no {', '.join(sorted(unknown))}")
+    written = {key: merged[key] for key in KEYS if key in merged}
+    if written.get("additionalProperties") is False:
+        del written["additionalProperties"]
+    if written.get("default") in (None, "", []):
+        written.pop("default", None)
+    if "description" in written:
+        written["description"] = " ".join(written["description"].split("\n\n")[0].split())
+    if "items" in written:
+        written["items"] = _structural(written["items"], definitions)
+    if "additionalProperties" in written:
+        written["additionalProperties"] = _structural(written["additionalProperties"], definitions)
+    if "properties" in written:
+        written["properties"] = {name: _structural(inner, definitions) for name, inner in written["properties"].items()}
+    return written
+
+
+def _merged(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with its reference, its alternative beside null, and its constant replaced by what they stand for."""
+    merged = dict(schema)
+    if "$ref" in merged:
+        target = definitions[merged.pop("$ref").rpartition("/")[2]]
+        merged = _merged(target, definitions) | merged
+    if "anyOf" in merged:
+        choices = [choice for choice in merged.pop("anyOf") if choice != {"type": "null"}]
+        if len(choices) != 1:
+            raise ValueError(f"a structural schema has no alternatives: {choices}")
+        merged = _merged(choices[0], definitions) | merged
+    if "const" in merged:
+        merged["enum"] = [merged.pop("const")]
+    return merged

@@ -1,0 +1,254 @@
+"""A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager, with RBAC on.
+
+There is no kubelet, so pods are objects that tests make and change; everything else is what a cluster does: schemas,
+CEL rules, admission policies, service accounts with bound tokens, garbage collection. It is up in some seconds.
+
+Servers are stopped by kill -9: on SIGTERM the API server drains for a minute.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from gotools import program
+
+VERSION = "v1.36.3"
+PATIENCE_SECONDS = 60
+_CONTROLLERS = (
+    "garbage-collector-controller",
+    "namespace-controller",
+    "serviceaccount-controller",
+    "root-ca-certificate-publisher-controller",
+    "resourcequota-controller",
+    "validatingadmissionpolicy-status-controller",
+)
+
+
+class ControlPlane:
+    """The servers, in one folder. `start` and `stop` also stop and start single ones, for faults."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._ports = dict(zip(("etcd", "peer", "api", "manager"), _free_ports(4)))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._authority = Authority(folder)
+        self.url = f"https://127.0.0.1:{self._ports['api']}"
+        self.admin = folder / "admin.kubeconfig"
+        """Kubeconfig of a cluster administrator."""
+
+    @property
+    def ca(self) -> Path:
+        return self._authority.certificate
+
+    def start(self) -> None:
+        """Start everything, and return when the API server is ready."""
+        self._authority.issue("apiserver", "kube-apiserver", server=True)
+        self._authority.issue("service-accounts", "service-accounts")
+        for name, groups in (("admin", ["system:masters"]), ("controller-manager", [])):
+            user = "admin" if name == "admin" else "system:kube-controller-manager"
+            self.kubeconfig(name, user, groups)
+        self.start_etcd()
+        self.start_api_server()
+        self.start_controller_manager()
+
+    def start_etcd(self) -> None:
+        self._start(
+            "etcd",
+            program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd"),
+            {
+                "data-dir": self.folder / "etcd",
+                "listen-client-urls": self._etcd,
+                "advertise-client-urls": self._etcd,
+                "listen-peer-urls": f"http://127.0.0.1:{self._ports['peer']}",
+                "initial-advertise-peer-urls": f"http://127.0.0.1:{self._ports['peer']}",
+                "initial-cluster": f"default=http://127.0.0.1:{self._ports['peer']}",
+                "unsafe-no-fsync": "true",
+            },
+        )
+
+    def start_api_server(self) -> None:
+        flags = {
+            "etcd-servers": self._etcd,
+            "bind-address": "127.0.0.1",
+            "advertise-address": "127.0.0.1",
+            "secure-port": str(self._ports["api"]),
+            "tls-cert-file": self.folder / "apiserver.crt",
+            "tls-private-key-file": self.folder / "apiserver.key",
+            "client-ca-file": self.ca,
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-key-file": self.folder / "service-accounts.key",
+            "service-account-signing-key-file": self.folder / "service-accounts.key",
+            "service-cluster-ip-range": "10.96.0.0/16",
+            "authorization-mode": "RBAC",
+        }
+        self._start("apiserver", self._built("kube-apiserver"), flags)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
+            assert self._processes["apiserver"].poll() is None, self.log("apiserver")
+            assert time.monotonic() < deadline, self.log("apiserver")
+            time.sleep(0.1)  # nobody tells when a server has become ready
+
+    def start_controller_manager(self) -> None:
+        flags = {
+            "kubeconfig": self.folder / "controller-manager.kubeconfig",
+            "service-account-private-key-file": self.folder / "service-accounts.key",
+            "root-ca-file": self.ca,
+            "controllers": ",".join(_CONTROLLERS),
+            "leader-elect": "false",
+            "secure-port": str(self._ports["manager"]),
+            "bind-address": "127.0.0.1",
+        }
+        self._start("controller-manager", self._built("kube-controller-manager"), flags)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one server; SIGKILL waits until it is gone, SIGSTOP freezes it until SIGCONT."""
+        self._processes[name].send_signal(number)
+        if number is signal.SIGKILL:
+            self._processes.pop(name).wait()
+
+    def stop(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
+
+    def kubeconfig(self, name: str, user: str, groups: list[str]) -> Path:
+        """A kubeconfig for a user who proves it by a client certificate."""
+        certificate, key = self._authority.issue(name, user, groups=groups)
+        return self._write_kubeconfig(
+            name,
+            {
+                "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+                "client-key-data": base64.b64encode(key.read_bytes()).decode(),
+            },
+        )
+
+    def kubeconfig_of_token(self, name: str, token: str) -> Path:
+        """A kubeconfig for whoever holds a token, such as a service account's."""
+        return self._write_kubeconfig(name, {"token": token})
+
+    def kubectl(
+        self, *arguments: str, text: str | None = None, kubeconfig: Path | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as an administrator, or with another kubeconfig; `text` is its standard input."""
+        command = [str(self._built("kubectl")), "--kubeconfig", str(kubeconfig or self.admin), *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert not (check and done.returncode), f"{' '.join(arguments)}: {done.stderr}"
+        return done
+
+    def log(self, name: str) -> str:
+        """The last lines that a server wrote."""
+        return (self.folder / f"{name}.log").read_text()[-4000:]
+
+    @property
+    def _etcd(self) -> str:
+        return f"http://127.0.0.1:{self._ports['etcd']}"
+
+    def _built(self, name: str) -> Path:
+        flags = f"-X k8s.io/component-base/version.gitVersion={VERSION}"
+        return program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", linker_flags=flags)
+
+    def _start(self, name: str, command: Path, flags: Mapping[str, object]) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(command), *(f"--{flag}={value}" for flag, value in flags.items())],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, "GOMAXPROCS": "2"},
+            )
+
+    def _write_kubeconfig(self, name: str, credentials: Mapping[str, str]) -> Path:
+        cluster = {
+            "server": self.url,
+            "certificate-authority-data": base64.b64encode(self.ca.read_bytes()).decode(),
+        }
+        path = self.folder / f"{name}.kubeconfig"
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": name, "user": dict(credentials)}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "current-context": "test",
+        }
+        path.write_text(yaml.safe_dump(document))
+        path.chmod(0o600)
+        return path
+
+
+class Authority:
+    """A certificate authority for one control plane. Files: NAME.crt and NAME.key in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("tensafe-test-ca", [])
+        self.certificate = folder / "ca.crt"
+        certificate = self._builder(self._name, self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.certificate.write_bytes(
+            certificate.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
+
+    def issue(
+        self, name: str, user: str, *, groups: list[str] | None = None, server: bool = False
+    ) -> tuple[Path, Path]:
+        """A certificate of `user` in `groups`, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(_name(user, groups or []), key)
+        if server:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        paths = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        paths[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+            )
+        )
+        paths[1].chmod(0o600)
+        return paths
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=2))
+        )
+
+
+def _name(user: str, groups: list[str]) -> x509.Name:
+    groups_of = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*groups_of, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
