@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.crd import open_api_schema
+from tensafe_api.crd import JOBS, open_api_schema
 from tensafe_api.resources.job import API_VERSION, KIND
 
 PAGE = Path(__file__).parent / "reference" / "tensafetrainingjob.md"
@@ -80,7 +80,7 @@ def tables(path: str, schema: Schema) -> Iterator[str]:
 
 def text() -> str:
     """The page as it should be."""
-    properties = open_api_schema()["properties"]
+    properties = open_api_schema(JOBS)["properties"]
     return INTRODUCTION + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
 
 

@@ -22,7 +22,7 @@ from tensafe_api.guard import admission_policy
 from tensafe_api.resources.block import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
-from tensafe_api.schema import structural
+from tensafe_api.schema import schema_of
 
 _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
 
@@ -132,7 +132,7 @@ def custom_resource_definition(kind: Kind) -> dict[str, Any]:
 
 def open_api_schema(kind: Kind) -> dict[str, Any]:
     """The structural schema of the whole resource."""
-    schema = structural(kind.model)
+    schema = schema_of(kind.model)
     properties = schema["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}

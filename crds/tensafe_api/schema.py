@@ -36,17 +36,18 @@ KEYS = (
 """What a structural schema may say, in the order in which it is written."""
 
 
-def structural(model: type[Block]) -> dict[str, Any]:
-    """The model's JSON schema as a structural one: references inlined, alternatives with null made optional.
+def schema_of(model: type[Block]) -> dict[str, Any]:
+    """The structural schema of a model."""
+    generated = model.model_json_schema()
+    return structural(generated, generated.pop("$defs", {}))
+
+
+def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """pydantic's JSON schema as a structural one: references inlined, alternatives with null made optional.
 
     Raises:
-        ValueError: the model says something that a structural schema cannot.
+        ValueError: the schema says something that a structural schema cannot.
     """
-    generated = model.model_json_schema()
-    return _structural(generated, generated.pop("$defs", {}))
-
-
-def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     merged = _merged(schema, definitions)
     if "type" not in merged:
         raise ValueError(f"a structural schema needs one type everywhere: {merged}")
@@ -61,11 +62,11 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> di
     if "description" in written:
         written["description"] = " ".join(written["description"].split("\n\n")[0].split())
     if "items" in written:
-        written["items"] = _structural(written["items"], definitions)
+        written["items"] = structural(written["items"], definitions)
     if "additionalProperties" in written:
-        written["additionalProperties"] = _structural(written["additionalProperties"], definitions)
+        written["additionalProperties"] = structural(written["additionalProperties"], definitions)
     if "properties" in written:
-        written["properties"] = {name: _structural(inner, definitions) for name, inner in written["properties"].items()}
+        written["properties"] = {name: structural(inner, definitions) for name, inner in written["properties"].items()}
     return written
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.crd import open_api_schema
+from tensafe_api.crd import JOBS, open_api_schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -40,7 +40,7 @@ def test_every_field_of_the_spec_is_a_row(generate: ModuleType) -> None:
         inner = generate.fields_of(schema)
         return list(inner) + [deep for field in inner.values() for deep in names(field)]
 
-    properties = open_api_schema()["properties"]
+    properties = open_api_schema(JOBS)["properties"]
     expected = names(properties["spec"]) + names(properties["status"])
     assert sorted(rows) == sorted(expected)
 

@@ -52,7 +52,16 @@ def server(root: Path) -> Iterator[S3]:
         "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"],
     }
     process = subprocess.Popen(
-        [str(versitygw), "--port", f"127.0.0.1:{port}", "--quiet", "posix", "--sidecar", str(_sidecar(root)), str(root)],
+        [
+            str(versitygw),
+            "--port",
+            f"127.0.0.1:{port}",
+            "--quiet",
+            "posix",
+            "--sidecar",
+            str(_sidecar(root)),
+            str(root),
+        ],
         env=environment,
         stdout=subprocess.DEVNULL,
     )

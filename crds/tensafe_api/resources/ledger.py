@@ -122,9 +122,9 @@ class LedgerStatus(StatusBlock):
     dataset_digest: Text | None = Field(None, description="Keyed digest of the records; set once.")
     outcome: Outcome | None = Field(None, description="How the last attempt ended, where it ended in good order.")
     progress: Progress = Field(default_factory=Progress, description="How far the training is.")
-    evaluations: Annotated[
-        tuple[EvaluationResult, ...], Field(max_length=MOST_EVALUATIONS), Unique(("step",))
-    ] = Field((), description="Evaluations on a public set, the newest ones.")
+    evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=MOST_EVALUATIONS), Unique(("step",))] = Field(
+        (), description="Evaluations on a public set, the newest ones."
+    )
     length: Positive = Field(description="Number of entries: claims, charges, releases and outcomes so far.")
     head: Word = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
 

@@ -1,0 +1,34 @@
+"""A real control plane for the tests of this folder, and a namespace for each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controlplane import ControlPlane
+
+CRDS = Path(__file__).parents[2] / "crds"
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of this test process, with our CRDs and policy applied as a user would."""
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+        plane.kubectl("apply", "-f", str(CRDS))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> str:
+    """A namespace of the test's own, with its default service account."""
+    name = f"clinic-{next(_NUMBERS)}"
+    control_plane.kubectl("create", "namespace", name)
+    return name
