@@ -8,12 +8,14 @@ QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
-FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model"
+FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model and not cluster"
+# Each of the two has a control plane of its own; the first run on a machine builds it from Go modules (4 minutes).
+CLUSTER := $(PY) -m pytest -n 2 -m cluster --timeout 900
 # Each file's tests share a Ray cluster. While one of them waits for its processes to start, another can go on.
 SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast lint format crds crash mutants bench docs
+.PHONY: help setup quickstart test test-fast test-cluster lint format crds crash mutants bench docs
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,12 +32,16 @@ quickstart: setup ## train a private adapter on two local workers, and say how t
 	$(PY) $(EXAMPLES)/make_data.py
 	$(VENV)/tensafe run $(EXAMPLES)/job.yaml --output-dir $(QUICKSTART_OUT)
 
-test: setup lint ## lint, then every test: the fast ones first, then those with Ray or a real model
+test: setup lint ## lint, then every test: the fast ones first, then a real API server, then Ray and a real model
 	$(FAST)
+	$(CLUSTER)
 	$(SLOW)
 
-test-fast: setup ## the tests that need neither Ray nor a real model
+test-fast: setup ## the tests that need neither a cluster nor Ray nor a real model
 	$(FAST)
+
+test-cluster: setup ## the tests on a real API server
+	$(CLUSTER)
 
 lint: setup ## check style, types, layers, and that the generated CRDs are current
 	$(VENV)/ruff check .

@@ -14,6 +14,7 @@ from jobs import BAD_INPUT, EXAMPLES, MINIMAL, MORE_REFUSED, Example, changed
 
 pytestmark = pytest.mark.cluster
 
+
 def apply(plane: ControlPlane, manifest: dict[str, Any]) -> str:
     """What `kubectl apply` says, empty where it would accept: nothing is stored."""
     text = json.dumps(manifest)

@@ -110,6 +110,7 @@ class ControlPlane:
             "root-ca-file": self.ca,
             "controllers": ",".join(_CONTROLLERS),
             "leader-elect": "false",
+            "use-service-account-credentials": "true",
             "secure-port": str(self._ports["manager"]),
             "bind-address": "127.0.0.1",
         }

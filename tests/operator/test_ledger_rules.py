@@ -1,0 +1,144 @@
+"""What was spent stays spent, on a real API server: forged, lowered, edited and deleted ledgers are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from controlplane import ControlPlane
+from ledgers import SPEC, LedgerObject, Pod, make_pod, status_of
+
+pytestmark = pytest.mark.cluster
+
+RELEASE = {
+    "uri": "s3://models/step-10",
+    "step": 10,
+    "attempt": 1,
+    "digest": "sha256:1",
+    "statementDigest": "sha256:2",
+    "stepsCharged": 10,
+}
+SECOND = {**RELEASE, "uri": "s3://models/step-20", "step": 20}
+
+
+@pytest.fixture
+def pod(control_plane: ControlPlane, namespace: str) -> Pod:
+    return make_pod(control_plane, namespace, "trainer")
+
+
+@pytest.fixture
+def ledger(control_plane: ControlPlane, namespace: str, pod: Pod) -> LedgerObject:
+    """A ledger that attempt 1 has claimed, and that was charged ten steps."""
+    ledger = LedgerObject(control_plane, namespace)
+    assert ledger.write(status_of(pod), pod) == ""
+    return ledger
+
+
+def charge(pod: Pod, attempt: int, steps: int, incarnation: int = 1) -> dict[str, Any]:
+    return {"attempt": attempt, "steps": steps, "incarnation": incarnation, "podUID": pod.uid}
+
+
+def test_a_charge_only_grows(ledger: LedgerObject, pod: Pod) -> None:
+    assert ledger.write(status_of(pod, charges=[charge(pod, 1, 12)]), pod) == ""
+    assert "never falls" in ledger.write(status_of(pod, charges=[charge(pod, 1, 11)]), pod)
+    assert "should have at least 1" in ledger.write(status_of(pod, charges=[]), pod)
+    assert "entries are only added" in ledger.write(status_of(pod, charges=[charge(pod, 1, 12)], length=1), pod)
+    assert ledger.get()["status"]["charges"][0]["steps"] == 12
+
+
+def test_a_charge_never_disappears(ledger: LedgerObject, pod: Pod) -> None:
+    both = [charge(pod, 1, 10), charge(pod, 2, 5)]
+    assert ledger.write(status_of(pod, attempt=2, charges=both), pod) == ""
+    assert "never disappears" in ledger.write(status_of(pod, attempt=2, charges=[charge(pod, 2, 15)]), pod)
+
+
+def test_an_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
+    both = [charge(pod, 1, 10), charge(pod, 3, 5)]
+    assert ledger.write(status_of(pod, attempt=3, charges=both), pod) == ""
+    more = [charge(pod, 1, 11), charge(pod, 3, 5)]
+    assert "only the attempt that claimed last" in ledger.write(status_of(pod, attempt=3, charges=more), pod)
+    between = [*both, charge(pod, 2, 1)]
+    assert "not added afterwards" in ledger.write(status_of(pod, attempt=3, charges=between), pod)
+    assert "is fenced" in ledger.write(status_of(pod, attempt=1, charges=both), pod)
+
+
+def test_status_is_not_cleared(ledger: LedgerObject, pod: Pod) -> None:
+    assert "what was spent stays spent" in ledger.write(None, pod)
+    assert ledger.get()["status"]["charges"]
+
+
+def test_releases_are_kept_as_they_were(ledger: LedgerObject, pod: Pod) -> None:
+    assert ledger.write(status_of(pod, releases=[RELEASE]), pod) == ""
+    assert ledger.write(status_of(pod, releases=[RELEASE, SECOND]), pod) == ""
+    edited = {**RELEASE, "digest": "sha256:other"}
+    assert "never changes" in ledger.write(status_of(pod, releases=[edited, SECOND]), pod)
+    for releases in ([RELEASE], [SECOND, RELEASE], []):
+        assert "never disappears" in ledger.write(status_of(pod, releases=releases), pod)
+    without = {key: value for key, value in status_of(pod).items() if key != "releases"}
+    assert "never disappears" in ledger.write(without, pod)
+
+
+def test_the_data_set_is_noted_once(ledger: LedgerObject, pod: Pod) -> None:
+    assert ledger.write(status_of(pod, datasetDigest="hmac:1"), pod) == ""
+    assert "set once" in ledger.write(status_of(pod, datasetDigest="hmac:2"), pod)
+    assert "set once" in ledger.write(status_of(pod), pod)
+
+
+def test_the_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+    change = json.dumps({"spec": {"mechanism": {"noiseMultiplier": "2"}}})
+    patched = control_plane.kubectl(
+        *("-n", ledger.namespace, "patch", "privacyledger", ledger.name, "--type=merge", "-p", change), check=False
+    )
+    assert "spec never changes" in patched.stderr
+
+
+@pytest.mark.parametrize("rate", ["0", "1.5", "NaN", "inf", "-0.1", "0x1p-2", "half"])
+def test_figures_of_a_ledger_are_numbers(rate: str, control_plane: ControlPlane, namespace: str) -> None:
+    with pytest.raises(AssertionError, match="sampleRate"):
+        LedgerObject(control_plane, namespace, mechanism={**SPEC["mechanism"], "sampleRate": rate})
+
+
+def test_only_the_pod_that_claimed_writes(
+    ledger: LedgerObject, pod: Pod, control_plane: ControlPlane, namespace: str
+) -> None:
+    forged = status_of(pod, charges=[charge(pod, 1, 11)])
+    stranger = make_pod(control_plane, namespace, "stranger")
+    assert "only the service account" in ledger.write(forged, stranger)
+    assert "only the service account" in ledger.write(forged, None)  # a cluster administrator
+    sibling = make_pod(control_plane, namespace, "trainer")
+    assert "only the pod that claimed" in ledger.write(forged, sibling)
+    token = control_plane.kubectl("-n", namespace, "create", "token", "trainer").stdout.strip()
+    unbound = Pod("unbound", pod.uid, token, control_plane.kubeconfig_of_token("unbound", token))
+    assert "only the pod that claimed" in ledger.write(forged, unbound)
+    # Within an incarnation no other pod takes over, and the next incarnation is its own.
+    assert "claim the next incarnation" in ledger.write(status_of(sibling, charges=[charge(sibling, 1, 11)]), sibling)
+    assert ledger.write(status_of(sibling, charges=[charge(sibling, 1, 11, incarnation=2)]), sibling) == ""
+    assert "only the pod that claimed" in ledger.write(
+        status_of(pod, charges=[charge(sibling, 1, 12, incarnation=2)]), pod
+    )
+
+
+def test_nobody_deletes_a_ledger_unless_it_may_be_forgotten(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+    where = ("-n", ledger.namespace)
+    for arguments in (
+        ("privacyledger", ledger.name),
+        ("privacyledgers", "--all"),
+        ("privacyledger", ledger.name, "--force"),
+    ):
+        assert "is not deleted" in control_plane.kubectl(*where, "delete", *arguments, check=False).stderr
+    replaced = control_plane.kubectl(
+        *where, "replace", "--force", "-f", "-", text=json.dumps(ledger.get()), check=False
+    )
+    assert "is not deleted" in replaced.stderr
+    annotate = (*where, "annotate", "--overwrite", "privacyledger", ledger.name)
+    control_plane.kubectl(*annotate, "tensafe.io/forget=yes")
+    assert control_plane.kubectl(*where, "delete", "privacyledger", ledger.name, check=False).returncode
+    control_plane.kubectl(*annotate, f"tensafe.io/forget={ledger.get()['metadata']['uid']}")
+    control_plane.kubectl(*where, "delete", "privacyledger", ledger.name)
+
+
+def test_a_ledger_goes_with_its_namespace(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+    control_plane.kubectl("delete", "namespace", ledger.namespace, "--timeout=60s")
+    found = control_plane.kubectl("-n", ledger.namespace, "get", "privacyledgers", "-o", "name")
+    assert found.stdout == ""

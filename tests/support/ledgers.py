@@ -1,0 +1,132 @@
+"""A ledger on a real API server, and those who want to write to it: service accounts, pods, and their bound tokens."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controlplane import ControlPlane
+
+_NUMBERS = itertools.count(1)
+
+SPEC: dict[str, Any] = {
+    "jobName": "claims-triage",
+    "jobUID": "11111111-2222-3333-4444-555555555555",
+    "mechanism": {
+        "sampleRate": "0.05",
+        "noiseMultiplier": "0.9",
+        "clip": "1.0",
+        "unit": "Example",
+        "workers": 2,
+        "colluders": 0,
+        "gridBits": 21,
+        "expectedBatchSize": 250,
+    },
+    "unitAtLeast": 5000,
+    "plannedSteps": 60,
+    "reserveSteps": 6,
+    "targetEpsilon": "8",
+    "delta": "0.00002",
+    "accountant": "RDP",
+    "serviceAccountName": "trainer",
+}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of a service account, as far as the API server knows one without a kubelet, and its bound token."""
+
+    name: str
+    uid: str
+    token: str
+    kubeconfig: Path
+
+
+def make_pod(plane: ControlPlane, namespace: str, account: str, **labels: str) -> Pod:
+    """A pod of `account`, which is made where it is not there."""
+    plane.kubectl("-n", namespace, "create", "serviceaccount", account, check=False)
+    grant(plane, namespace, account)
+    name = f"worker-{next(_NUMBERS)}"
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"serviceAccountName": account, "containers": [{"name": "ray", "image": "localhost/none"}]},
+    }
+    made = plane.kubectl("-n", namespace, "create", "-o", "json", "-f", "-", text=json.dumps(pod))
+    uid = json.loads(made.stdout)["metadata"]["uid"]
+    bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}", f"--bound-object-uid={uid}")
+    token = plane.kubectl("-n", namespace, "create", "token", account, *bound).stdout.strip()
+    return Pod(name, uid, token, plane.kubeconfig_of_token(name, token))
+
+
+def grant(plane: ControlPlane, namespace: str, account: str) -> None:
+    """What a trainer may do, by the ClusterRole that the chart installs."""
+    rules = [
+        {"apiGroups": ["tensafe.io"], "resources": ["privacyledgers", "tensafetrainingjobs"], "verbs": ["get"]},
+        {"apiGroups": ["tensafe.io"], "resources": ["privacyledgers/status"], "verbs": ["get", "update"]},
+    ]
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "tensafe-trainer"},
+        "rules": rules,
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": account, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tensafe-trainer"},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+    }
+    for document in (role, binding):
+        plane.kubectl("apply", "-f", "-", text=json.dumps(document))
+
+
+class LedgerObject:
+    """One PrivacyLedger, written with kubectl as whoever holds a kubeconfig."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, *, name: str = "claims-triage", **spec: Any) -> None:
+        self.plane, self.namespace, self.name = plane, namespace, name
+        document = {
+            "apiVersion": "tensafe.io/v1alpha1",
+            "kind": "PrivacyLedger",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {**SPEC, **spec},
+        }
+        plane.kubectl("create", "-f", "-", text=json.dumps(document))
+
+    def get(self) -> dict[str, Any]:
+        found = self.plane.kubectl("-n", self.namespace, "get", "privacyledger", self.name, "-o", "json")
+        result: dict[str, Any] = json.loads(found.stdout)
+        return result
+
+    def write(self, status: dict[str, Any] | None, pod: Pod | None) -> str:
+        """Write the whole status as `pod`, or as an administrator: what the API server says, empty where it accepts."""
+        document = self.get()
+        document.pop("status", None)
+        if status is not None:
+            document["status"] = copy.deepcopy(status)
+        done = self.plane.kubectl(
+            *("-n", self.namespace, "replace", "--subresource=status", "-f", "-"),
+            text=json.dumps(document),
+            kubeconfig=pod.kubeconfig if pod else None,
+            check=False,
+        )
+        return done.stderr if done.returncode else ""
+
+
+def status_of(pod: Pod, **changes: Any) -> dict[str, Any]:
+    """The status after a first claim and a charge of ten steps by `pod`."""
+    return {
+        "attempt": 1,
+        "charges": [{"attempt": 1, "steps": 10, "incarnation": 1, "podUID": pod.uid}],
+        "chargedThrough": 10,
+        "length": 2,
+        "head": "0" * 64,
+        **changes,
+    }
