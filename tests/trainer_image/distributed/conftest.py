@@ -46,7 +46,7 @@ class FakeEngine:
         state = ledger.read()
         begun = state.releases[-1].step if state.releases else 0
         attempt = state.attempt + 1
-        ledger.claim(attempt=attempt, holder="fake", from_step=begun)
+        ledger.claim(attempt=attempt, from_step=begun)
         events: list[Event] = []
 
         def tell(event: Event) -> None:

@@ -13,13 +13,13 @@ from harness import Alone, Job
 from s3 import BUCKET, S3
 from safetensors.torch import load
 
+from tensafe_api.resources.ledger import Outcome
 from tensorguard.aggregation.channel import check_wraps
 from tensorguard.checkpoint.state import OPTIMIZER, dump_optimizer
 from tensorguard.engine.build import build
 from tensorguard.engine.config import ERRORS, EVENTS
 from tensorguard.engine.events import Started, Stepped
 from tensorguard.engine.saving import ADAPTER_WEIGHTS, restore
-from tensorguard.ledger.contract import Outcome
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import pytest
+from controlplane import ControlPlane
+from kubernetes import client, config
+from ledgers import LedgerObject, make_pod
 
 from tensafe_api.events import Mechanism
-from tensorguard.ledger.contract import Ledger, LedgerSpec
+from tensafe_api.resources.ledger import LedgerSpec
+from tensorguard.ledger.contract import Ledger, LedgerError
 from tensorguard.ledger.file import FileLedger
+from tensorguard.ledger.kubernetes import KubernetesLedger
 
 SPEC = LedgerSpec(
     job_name="claims-triage",
@@ -34,19 +42,15 @@ SPEC = LedgerSpec(
 )
 
 
-class Backend(Protocol):
-    """Where ledgers are kept: one job's place."""
-
-    def create(self, spec: LedgerSpec) -> Ledger:
-        """A new ledger."""
-        ...
-
-    def open(self) -> Ledger:
-        """A further handle, as another process would have one."""
-        ...
+_NUMBERS = itertools.count(1)
 
 
 class FileBackend:
+    """Where one job's ledger is kept. `create` makes it, `open` is a further handle, as of another process."""
+
+    knows_old_heads = True
+    examples = 60
+
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -57,17 +61,64 @@ class FileBackend:
         return FileLedger(self._directory)
 
 
-BACKENDS = {"file": FileBackend}
+class KubernetesBackend:
+    """A ledger on a real API server, and handles of one pod of the trainer."""
 
+    knows_old_heads = False
+    examples = 12
 
-@pytest.fixture(params=BACKENDS)
-def make_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
-    """Makes an empty place of the backend under test."""
-    return lambda: BACKENDS[request.param](tmp_path_factory.mktemp("ledger"))
+    def __init__(
+        self, plane: ControlPlane, namespace: str, *, like: KubernetesBackend | None = None, account: str = "trainer"
+    ) -> None:
+        """Args: like: whose ledger it is, when seen from another pod; account: that pod's service account."""
+        self._plane, self._namespace = plane, namespace
+        self._name = like._name if like else f"ledger-{next(_NUMBERS)}"
+        self._uid = like._uid if like else "none yet"
+        self.pod = make_pod(plane, namespace, account)
+        self.api = client.CustomObjectsApi(config.new_client_from_config(str(self.pod.kubeconfig)))
+
+    @property
+    def handle(self) -> dict[str, Any]:
+        """What a handle is made of."""
+        place = {"namespace": self._namespace, "name": self._name, "uid": self._uid}
+        return {"api": self.api, "pod_uid": self.pod.uid, **place}
+
+    def create(self, spec: LedgerSpec) -> KubernetesLedger:
+        fields = {**spec.model_dump(by_alias=True, mode="json", exclude_none=True), "serviceAccountName": "trainer"}
+        try:
+            LedgerObject(self._plane, self._namespace, name=self._name, **fields)
+        except AssertionError as error:  # the operator makes ledgers, and the API server keeps it from making one twice
+            raise LedgerError(str(error).replace("already exists", "exists already")) from error
+        self._uid = self.object()["metadata"]["uid"]
+        return self.open()
+
+    def open(self) -> KubernetesLedger:
+        return KubernetesLedger(**self.handle)
+
+    def object(self) -> dict[str, Any]:
+        """The ledger as the API server has it."""
+        found = self._plane.kubectl("-n", self._namespace, "get", "privacyledger", self._name, "-o", "json")
+        return dict(json.loads(found.stdout))
 
 
 @pytest.fixture
-def backend(make_backend) -> Backend:  # type: ignore[no-untyped-def]
+def kubernetes_backend() -> type[KubernetesBackend]:
+    return KubernetesBackend
+
+
+@pytest.fixture(params=["file", pytest.param("kubernetes", marks=pytest.mark.cluster)])
+def make_backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], FileBackend | KubernetesBackend]:
+    """Makes an empty place of the backend under test."""
+    if request.param == "file":
+        return lambda: FileBackend(tmp_path_factory.mktemp("ledger"))
+    plane, namespace = request.getfixturevalue("control_plane"), request.getfixturevalue("namespace")
+    return lambda: KubernetesBackend(plane, namespace)
+
+
+@pytest.fixture
+def backend(make_backend: Callable[[], FileBackend | KubernetesBackend]) -> FileBackend | KubernetesBackend:
     """An empty place of the backend under test."""
     return make_backend()
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.ledger.contract import LedgerSpec
 from tensorguard.storage import filesystem_of
 
 COUNTED = "tensafe.io/unit-at-least"

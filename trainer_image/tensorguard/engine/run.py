@@ -30,6 +30,7 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
 from tensorguard.engine.config import (
     ERRORS,
@@ -47,7 +48,7 @@ from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import told
 from tensorguard.engine.witness import check_events
-from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerSpec, LedgerState
+from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 

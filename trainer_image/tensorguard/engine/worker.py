@@ -9,7 +9,6 @@ This runs under Ray Train (`engine.local`) and without Ray alike: all it needs i
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tensafe_api.reasons import Reason
+from tensafe_api.resources.ledger import Outcome
 from tensafe_api.statement import Facts
 from tensorguard.aggregation.channel import Channel, check_wraps
 from tensorguard.aggregation.header import HeaderAgreement
@@ -31,7 +31,7 @@ from tensorguard.engine.step import PrivateStep
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import AttemptFailed, together
 from tensorguard.engine.witness import check_checkpoints, check_events
-from tensorguard.ledger.contract import LedgerState, Outcome
+from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 
 LOCK_WAIT_SECONDS = 30.0
@@ -184,8 +184,7 @@ class Worker:
         release = latest(self.parts.store, state)
         step = release.step if release else 0
         self._check_progress(state, step)
-        holder = f"{os.uname().nodename}/{os.getpid()}"
-        state = self._ledger.claim(attempt=self.config.attempt, holder=holder, from_step=step)
+        state = self._ledger.claim(attempt=self.config.attempt, from_step=step)
         self._ledger.record_dataset(self.config.dataset_digest)
         self.parts.store.sweep()
         return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")

@@ -17,15 +17,12 @@ Two backends keep this contract: a local file (`file`) and, in a cluster, a Kube
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Protocol
 
-from pydantic import Field
-
-from tensafe_api.accounting import AccountantName
-from tensafe_api.events import Event, Frozen, Mechanism, charged
+from tensafe_api.events import Event, charged
 from tensafe_api.reasons import Reason
-
-Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
+from tensafe_api.resources.ledger import LedgerSpec, Outcome
+from tensafe_api.resources.status import EvaluationResult, Progress
 
 
 class LedgerError(Exception):
@@ -48,6 +45,10 @@ class LedgerBusy(LedgerError):
     reason: ClassVar[Reason] = Reason.LEDGER_LOCKED
 
 
+class LedgerUnreachable(Exception):
+    """The ledger does not answer, and may again: a restart of the workers asks anew. `str()` is a sentence."""
+
+
 class Fenced(LedgerError):
     """A later incarnation has claimed the ledger; this one may no longer spend."""
 
@@ -56,21 +57,6 @@ class DatasetChanged(LedgerError):
     """The data set is not the one that the ledger was opened for."""
 
     reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
-
-
-class LedgerSpec(Frozen):
-    """Everything the claim rests on, frozen when the job is admitted."""
-
-    job_name: str
-    job_uid: str
-    lineage: str | None = Field(default=None, description="A declared name for 'the same people'.")
-    mechanism: Mechanism
-    unit_at_least: int = Field(description="The public lower bound of the number of units.")
-    planned_steps: int
-    reserve_steps: int
-    target_epsilon: str
-    delta: str
-    accountant: AccountantName
 
 
 @dataclass(frozen=True)
@@ -108,7 +94,9 @@ class LedgerState:
     releases: tuple[Release, ...]
     steps_recharged: int
     claimed_from: tuple[int, ...]
-    """The step at which each incarnation of the last attempt began."""
+    """The step at which each incarnation of the last attempt began, or the latest ones where there were many."""
+    charged_through: int
+    """The step through which the present incarnation has been charged."""
     outcome: Outcome | None
     dataset_digest: str | None
     head: str
@@ -128,17 +116,20 @@ class LedgerState:
 class Ledger(Protocol):
     """One job's ledger. Every write has reached the disk (or the API server) when it returns the state after it."""
 
+    most_releases: int | None
+    """How many releases it can hold, the final one included; None where there is no limit."""
+
     def read(self) -> LedgerState:
         """The state now. Raises LedgerMissing or LedgerCorrupt."""
         ...
 
     def extends(self, head: str, length: int) -> bool:
         """Whether this ledger goes on from the one that had this head at this length. A ledger that was cut short does
-        not.
+        not; a backend that keeps no old heads compares the lengths alone.
         """
         ...
 
-    def claim(self, *, attempt: int, holder: str, from_step: int) -> LedgerState:
+    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
         """Begin the next incarnation of `attempt`, which goes on from `from_step`, and fence all earlier ones.
 
         Raises:
@@ -161,6 +152,18 @@ class Ledger(Protocol):
 
     def record_outcome(self, outcome: Outcome) -> LedgerState:
         """Note how the attempt ended."""
+        ...
+
+    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+        """Have the next write tell how far the training is, where others look for it here. Costs no write itself."""
+        ...
+
+    def wait_until_free(self) -> None:
+        """Return once nobody holds the ledger any more; at once where a claim fences whoever does.
+
+        Raises:
+            LedgerBusy: where it is still held after the handle's patience.
+        """
         ...
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tensafe_api.resources.ledger import LedgerSpec, Outcome
+from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger.contract import (
     DatasetChanged,
     Fenced,
@@ -28,12 +30,10 @@ from tensorguard.ledger.contract import (
     LedgerCorrupt,
     LedgerError,
     LedgerMissing,
-    LedgerSpec,
     LedgerState,
-    Outcome,
     Release,
 )
-from tensorguard.ledger.fold import Entry, fold
+from tensorguard.ledger.fold import Entry, after, opened, release_entry
 
 NAME = "ledger.jsonl"
 _NO_HEAD = "0" * 64
@@ -43,9 +43,12 @@ _LOCK_POLL_SECONDS = 0.05
 class FileLedger:
     """A ledger in `directory`. Reading needs no lock; `claim` takes it and `close` (or death) gives it back."""
 
+    most_releases = None
+
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
         """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""
         self._path = directory / NAME
+        self._holder = f"{os.uname().nodename}/{os.getpid()}"
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
         self._claimed: tuple[int, int] | None = None
@@ -83,7 +86,11 @@ class FileLedger:
                 f"{self._path} was changed while in use; put back what was cut off, since what was spent stays spent"
             )
         try:
-            return fold(entries, head, len(entries))
+            opening, *rest = entries
+            state = opened(LedgerSpec.model_validate(opening["spec"]), opening["hash"])
+            for entry in rest:
+                state = after(state, entry, entry["hash"])
+            return state
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerCorrupt(
                 f"{self._path} is not a ledger that this version of tensafe can read: {error}"
@@ -93,7 +100,7 @@ class FileLedger:
         entries, _, _ = self._load()
         return 0 < length <= len(entries) and entries[length - 1]["hash"] == head
 
-    def claim(self, *, attempt: int, holder: str, from_step: int) -> LedgerState:
+    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
         self._take_lock()
         try:
             self._drop_torn_line()
@@ -106,7 +113,13 @@ class FileLedger:
         incarnation = state.incarnation + 1 if attempt == state.attempt else 1
         self._claimed = (attempt, incarnation)
         return self._write(
-            {"kind": "claim", "attempt": attempt, "incarnation": incarnation, "holder": holder, "fromStep": from_step}
+            {
+                "kind": "claim",
+                "attempt": attempt,
+                "incarnation": incarnation,
+                "holder": self._holder,
+                "fromStep": from_step,
+            }
         )
 
     def charge(self, steps: int) -> LedgerState:
@@ -125,20 +138,13 @@ class FileLedger:
         return self._write({"kind": "dataset", "digest": digest})
 
     def record_release(self, release: Release) -> LedgerState:
-        return self._write(
-            {
-                "kind": "release",
-                "step": release.step,
-                "attempt": release.attempt,
-                "uri": release.uri,
-                "digest": release.digest,
-                "statementDigest": release.statement_digest,
-                "final": release.final,
-            }
-        )
+        return self._write(release_entry(release))
 
     def record_outcome(self, outcome: Outcome) -> LedgerState:
         return self._write({"kind": "outcome", "outcome": outcome})
+
+    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+        """Nothing: in a local run the event log tells."""
 
     def wait_until_free(self) -> None:
         """Return once nobody holds the ledger: after kill -9 of the driver, workers step on for about two seconds.

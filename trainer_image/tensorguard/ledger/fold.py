@@ -1,79 +1,103 @@
-"""From a ledger's entries to its state: a pure fold, so that reading and writing cannot disagree.
+"""From a ledger's entries to its state: pure, so that reading and writing, and both backends, cannot disagree.
 
-An entry is a mapping with a `kind`: open, claim, charge, dataset, release or outcome. What a person may rely on holds
-by the shape of the fold: `charge` only adds, and no kind subtracts.
+An entry is a mapping with a `kind`: claim, charge, dataset, release or outcome. What a person may rely on holds by the
+shape of `after`: a charge only adds, and no kind subtracts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tensorguard.ledger.contract import Charge, LedgerSpec, LedgerState, Outcome, Release
+from tensafe_api.resources.ledger import LedgerSpec
+from tensorguard.ledger.contract import Charge, LedgerState, Release
 
 Entry = Mapping[str, Any]
 
 
-def fold(entries: Iterable[Entry], head: str, length: int) -> LedgerState:
-    """The state after `entries`, the first of which opens the ledger.
-
-    Raises:
-        ValueError, KeyError, TypeError: where an entry is not one of a ledger.
-    """
-    entries = iter(entries)
-    spec = LedgerSpec.model_validate(next(entries, {"kind": "none"})["spec"])
-    charges: dict[int, Charge] = {}
-    releases: list[Release] = []
-    attempt = incarnation = recharged = 0
-    at = 0  # the step through which the present incarnation has been charged
-    claimed_from: list[int] = []
-    outcome: Outcome | None = None
-    dataset_digest: str | None = None
-    for entry in entries:
-        match entry["kind"]:
-            case "claim":
-                if entry["attempt"] != attempt:
-                    claimed_from = []
-                attempt, incarnation = entry["attempt"], entry["incarnation"]
-                claimed_from.append(entry["fromStep"])
-                recharged += max(0, at - entry["fromStep"])
-                at = entry["fromStep"]
-                steps = charges[attempt].steps if attempt in charges else 0
-                charges[attempt] = Charge(attempt, steps, incarnation, entry["holder"])
-                outcome = None
-            case "charge":
-                if entry["steps"] < 1:
-                    raise ValueError("a charge is of at least one step")
-                before = charges[attempt]
-                charges[attempt] = Charge(attempt, before.steps + entry["steps"], incarnation, before.holder)
-                at += entry["steps"]
-            case "dataset":
-                dataset_digest = entry["digest"]
-            case "release":
-                releases.append(
-                    Release(
-                        step=entry["step"],
-                        attempt=entry["attempt"],
-                        uri=entry["uri"],
-                        digest=entry["digest"],
-                        statement_digest=entry["statementDigest"],
-                        final=entry["final"],
-                    )
-                )
-            case "outcome":
-                outcome = entry["outcome"]
-            case kind:
-                raise ValueError(f"a ledger has no entry of kind {kind!r}")
+def opened(spec: LedgerSpec, head: str) -> LedgerState:
+    """A ledger with nothing in it but what it was opened with."""
     return LedgerState(
         spec=spec,
-        attempt=attempt,
-        incarnation=incarnation,
-        charges=tuple(charges.values()),
-        releases=tuple(releases),
-        steps_recharged=recharged,
-        claimed_from=tuple(claimed_from),
-        outcome=outcome,
-        dataset_digest=dataset_digest,
+        attempt=0,
+        incarnation=0,
+        charges=(),
+        releases=(),
+        steps_recharged=0,
+        claimed_from=(),
+        charged_through=0,
+        outcome=None,
+        dataset_digest=None,
         head=head,
-        length=length,
+        length=1,
     )
+
+
+def after(state: LedgerState, entry: Entry, head: str) -> LedgerState:
+    """The state after one more entry, whose hash is `head`.
+
+    Raises:
+        ValueError, KeyError, TypeError: where it is not an entry of a ledger.
+    """
+    return replace(state, **_changes(state, entry), head=head, length=state.length + 1)
+
+
+def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
+    match entry["kind"]:
+        case "claim":
+            attempt, begins = entry["attempt"], entry["fromStep"]
+            before = next((charge.steps for charge in state.charges if charge.attempt == attempt), 0)
+            return {
+                "attempt": attempt,
+                "incarnation": entry["incarnation"],
+                "charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),
+                "claimed_from": (*(state.claimed_from if attempt == state.attempt else ()), begins),
+                "steps_recharged": state.steps_recharged + max(0, state.charged_through - begins),
+                "charged_through": begins,
+                "outcome": None,
+            }
+        case "charge":
+            steps = entry["steps"]
+            if steps < 1:
+                raise ValueError("a charge is of at least one step")
+            charge = next(charge for charge in state.charges if charge.attempt == state.attempt)
+            return {
+                "charges": _with(state, replace(charge, steps=charge.steps + steps)),
+                "charged_through": state.charged_through + steps,
+            }
+        case "dataset":
+            return {"dataset_digest": entry["digest"]}
+        case "release":
+            release = Release(
+                step=entry["step"],
+                attempt=entry["attempt"],
+                uri=entry["uri"],
+                digest=entry["digest"],
+                statement_digest=entry["statementDigest"],
+                final=entry["final"],
+            )
+            return {"releases": (*state.releases, release)}
+        case "outcome":
+            return {"outcome": entry["outcome"]}
+        case kind:
+            raise ValueError(f"a ledger has no entry of kind {kind!r}")
+
+
+def _with(state: LedgerState, charge: Charge) -> tuple[Charge, ...]:
+    """The charges with this one in the place of its attempt's."""
+    others = {each.attempt: each for each in state.charges}
+    return tuple({**others, charge.attempt: charge}.values())
+
+
+def release_entry(release: Release) -> Entry:
+    """What is written of a release."""
+    return {
+        "kind": "release",
+        "step": release.step,
+        "attempt": release.attempt,
+        "uri": release.uri,
+        "digest": release.digest,
+        "statementDigest": release.statement_digest,
+        "final": release.final,
+    }

@@ -1,4 +1,4 @@
-"""A real control plane for the tests of this folder, and a namespace for each of them."""
+"""A real control plane for tests that are marked `cluster`, and a namespace for each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from controlplane import ControlPlane
 
-CRDS = Path(__file__).parents[2] / "crds"
+CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)
 
 

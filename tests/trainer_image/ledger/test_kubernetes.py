@@ -1,0 +1,173 @@
+"""What only a ledger in a cluster can meet: an API server that goes away, lost answers, others' pods, a new ledger."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controlplane import ControlPlane
+from kubernetes import client
+from urllib3.exceptions import ProtocolError
+
+from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
+from tensafe_api.resources.status import EvaluationResult, Progress
+from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerMissing, LedgerUnreachable, Release
+from tensorguard.ledger.kubernetes import KubernetesLedger
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def make_backend(control_plane: ControlPlane, namespace: str, kubernetes_backend: Any) -> Callable[[], Any]:
+    return lambda: kubernetes_backend(control_plane, namespace)
+
+
+class Wire:
+    """The API as a handle sees it, with answers that get lost: `after` the request was taken in, or `before`."""
+
+    def __init__(self, api: client.CustomObjectsApi, *, before: int = 0, after: int = 0) -> None:
+        self._api, self.before, self.after = api, before, after
+
+    def get_namespaced_custom_object(self, **arguments: Any) -> Any:
+        return self._api.get_namespaced_custom_object(**arguments)
+
+    def replace_namespaced_custom_object_status(self, **arguments: Any) -> Any:
+        if self.before:
+            self.before -= 1
+            raise ProtocolError("connection reset before the request was read")
+        answer = self._api.replace_namespaced_custom_object_status(**arguments)
+        if self.after:
+            self.after -= 1
+            raise ProtocolError("connection reset before the answer was read")
+        return answer
+
+
+@pytest.mark.parametrize("lost", [{"before": 2}, {"after": 1}, {"before": 1, "after": 1}], ids=str)
+def test_a_lost_answer_neither_loses_a_charge_nor_makes_it_twice(
+    lost: dict[str, int], backend: Any, spec: LedgerSpec
+) -> None:
+    ledger = backend.create(spec)
+    ledger._api = Wire(backend.api, **lost)
+    assert ledger.claim(attempt=1, from_step=0).incarnation == 1
+    ledger._api = Wire(backend.api, **lost)
+    assert ledger.charge(7).steps_charged == 7
+    assert backend.open().read().length == 3
+
+
+def test_two_pods_of_one_service_account_cannot_write_under_each_others_claim(
+    backend: Any, spec: LedgerSpec, kubernetes_backend: Any, control_plane: ControlPlane, namespace: str
+) -> None:
+    first = backend.create(spec)
+    first.claim(attempt=1, from_step=0)
+    other = kubernetes_backend(control_plane, namespace, like=backend)
+    second = other.open()
+    second.claim(attempt=1, from_step=0)
+    with pytest.raises(Fenced, match="incarnation 2 has claimed"):
+        first.charge(1)
+    assert second.charge(2).steps_charged == 2
+
+
+def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
+    backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str, kubernetes_backend: Any
+) -> None:
+    backend.create(spec)
+    stranger = kubernetes_backend(control_plane, namespace, like=backend, account="stranger").open()
+    with pytest.raises(Fenced, match="only the service account that spec.serviceAccountName names"):
+        stranger.claim(attempt=1, from_step=0)
+
+
+def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
+    backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str
+) -> None:
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    name, uid = ledger._where["name"], ledger._uid
+    control_plane.kubectl("-n", namespace, "annotate", "privacyledger", name, f"tensafe.io/forget={uid}")
+    control_plane.kubectl("-n", namespace, "delete", "privacyledger", name)
+    with pytest.raises(LedgerMissing, match="was deleted"):
+        ledger.charge(1)
+    backend.create(spec)
+    with pytest.raises(LedgerCorrupt, match="is another ledger than the job's own"):
+        ledger.charge(1)
+
+
+def test_progress_and_public_evaluations_travel_with_the_next_write(backend: Any, spec: LedgerSpec) -> None:
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    ledger.note(Progress(step=3, total_steps=2250), EvaluationResult(step=3, loss="0.5", accuracy="0.75"))
+    ledger.charge(4)
+    ledger.note(Progress(step=4, total_steps=2250))
+    ledger.charge(1)
+    status = backend.object()["status"]
+    assert status["progress"] == {"step": 4, "totalSteps": 2250}
+    assert status["evaluations"] == [{"step": 3, "loss": "0.5", "accuracy": "0.75"}]
+
+
+def test_it_holds_as_many_releases_as_it_says(backend: Any, spec: LedgerSpec) -> None:
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    ledger.charge(1)
+    for number in range(MOST_RELEASES):
+        release = Release(number, 1, f"s3://m/step-{number}", "sha256:a", "sha256:b", number == MOST_RELEASES - 1)
+        ledger.record_release(release)
+    assert len(ledger.read().releases) == ledger.most_releases
+    assert {record["stepsCharged"] for record in backend.object()["status"]["releases"]} == {1}
+
+
+@pytest.fixture
+def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane that a test may kill."""
+    plane = ControlPlane(tmp_path / "plane")
+    try:
+        plane.start()
+        plane.kubectl("apply", "-f", str(Path(__file__).parents[3] / "crds"))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.kubectl("create", "namespace", "clinic")
+        yield plane
+    finally:
+        plane.stop()
+
+
+def test_a_charge_waits_while_the_api_server_is_away(
+    own_plane: ControlPlane, spec: LedgerSpec, kubernetes_backend: Any
+) -> None:
+    """Killed and started again, then frozen past every time-out: nothing is lost, and nothing goes on unpaid."""
+    backend = kubernetes_backend(own_plane, "clinic")
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    ledger.charge(1)
+
+    def charge_while(away: Callable[[], None], back: Callable[[], None], steps: int) -> None:
+        away()
+        done = threading.Event()
+
+        def charge() -> None:
+            ledger.charge(steps)
+            done.set()
+
+        thread = threading.Thread(target=charge)
+        thread.start()
+        assert not done.wait(3)
+        back()
+        thread.join(60)
+        assert done.is_set()
+
+    charge_while(lambda: own_plane.kill("apiserver"), own_plane.start_api_server, 10)
+    assert ledger.read().steps_charged == 11
+    freeze, thaw = (
+        lambda number=number: own_plane.kill("apiserver", number) for number in (signal.SIGSTOP, signal.SIGCONT)
+    )
+    charge_while(freeze, thaw, 100)
+    assert ledger.read().steps_charged == 111
+
+    own_plane.kill("apiserver")
+    began = time.monotonic()
+    hasty = KubernetesLedger(**{**backend.handle, "patience_seconds": 1.0})
+    with pytest.raises(LedgerUnreachable, match="has not answered for 1 seconds"):
+        hasty.read()
+    assert time.monotonic() - began < 10

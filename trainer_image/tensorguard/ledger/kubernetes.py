@@ -1,0 +1,367 @@
+"""The ledger as a Kubernetes object, for jobs in a cluster: a `PrivacyLedger`, written by rank 0 from its own pod.
+
+Every write is a new status under the resourceVersion of the one before, so of two writers one loses and looks again.
+The API server holds what must hold whoever writes: charges only grow, a lower attempt is fenced, and only the pod whose
+bound token this is writes under its claim (`tensafe_api.resources.ledger`, `tensafe_api.guard`).
+
+While the API server is away a call waits, for longer than any restart of it takes; nothing is run that was not charged.
+An answer that was lost on the way is not asked for twice: the hash of the entry tells whether it was taken in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from kubernetes import client
+from urllib3.exceptions import HTTPError
+
+from tensafe_api.resources.job import GROUP, VERSION
+from tensafe_api.resources.ledger import (
+    MOST_EVALUATIONS,
+    MOST_RELEASES,
+    STARTS_KEPT,
+    ChargeRecord,
+    LedgerSpec,
+    LedgerStatus,
+    Outcome,
+    PrivacyLedgerSpec,
+    ReleaseRecord,
+)
+from tensafe_api.resources.status import EvaluationResult, Progress
+from tensorguard.ledger.contract import (
+    Charge,
+    DatasetChanged,
+    Fenced,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerMissing,
+    LedgerState,
+    LedgerUnreachable,
+    Release,
+)
+from tensorguard.ledger.fold import Entry, after, opened, release_entry
+
+PLURAL = "privacyledgers"
+PATIENCE_SECONDS = 240.0
+"""How long a call waits for the API server: less than the other ranks wait for rank 0."""
+REQUEST_SECONDS = 10.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+_CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
+
+log = logging.getLogger(__name__)
+
+
+class KubernetesLedger:
+    """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
+
+    most_releases = MOST_RELEASES
+
+    def __init__(
+        self,
+        api: client.CustomObjectsApi,
+        *,
+        namespace: str,
+        name: str,
+        uid: str,
+        pod_uid: str,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Args: uid: of the ledger that the job was admitted with, since one of the same name made later is another's;
+        pod_uid: of this pod, as its service account token is bound to it.
+        """
+        self._api = api
+        self._where: dict[str, Any] = {
+            "group": GROUP,
+            "version": VERSION,
+            "namespace": namespace,
+            "plural": PLURAL,
+            "name": name,
+        }
+        self._uid = uid
+        self._pod_uid = pod_uid
+        self._patience = patience_seconds
+        self._claimed: tuple[int, int] | None = None
+        self._longest = 0
+        """The greatest length that this handle has seen: a shorter ledger was restored from a copy."""
+        self._progress: Progress | None = None
+        self._evaluations: list[EvaluationResult] = []
+
+    def read(self) -> LedgerState:
+        return self._state(self._get())
+
+    def extends(self, head: str, length: int) -> bool:
+        state = self.read()
+        return 0 < length < state.length or (length, head) == (state.length, state.head)
+
+    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
+        def entry(state: LedgerState) -> Entry:
+            if attempt < state.attempt:
+                raise Fenced(f"attempt {attempt} comes too late: attempt {state.attempt} has claimed the ledger")
+            incarnation = state.incarnation + 1 if attempt == state.attempt else 1
+            return {
+                "kind": "claim",
+                "attempt": attempt,
+                "incarnation": incarnation,
+                "holder": self._pod_uid,
+                "fromStep": from_step,
+            }
+
+        self._claimed = None
+        state = self._write(entry)
+        self._claimed = (attempt, state.incarnation)
+        return state
+
+    def charge(self, steps: int) -> LedgerState:
+        if steps < 1:
+            raise ValueError(f"a charge is of at least one step, not {steps}")
+        return self._write_as_claimant({"kind": "charge", "steps": steps})
+
+    def record_dataset(self, digest: str) -> LedgerState:
+        known = self.read()
+        if known.dataset_digest == digest:
+            return known
+        if known.dataset_digest is not None:
+            raise DatasetChanged(
+                "the data set is not the one that this ledger was opened for; resume with the same, or start anew"
+            )
+        return self._write_as_claimant({"kind": "dataset", "digest": digest})
+
+    def record_release(self, release: Release) -> LedgerState:
+        return self._write_as_claimant(release_entry(release))
+
+    def record_outcome(self, outcome: Outcome) -> LedgerState:
+        return self._write_as_claimant({"kind": "outcome", "outcome": outcome})
+
+    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+        self._progress = progress
+        if evaluation is not None:
+            self._evaluations.append(evaluation)
+
+    def wait_until_free(self) -> None:
+        """At once: a claim fences whoever holds it."""
+
+    def close(self) -> None:
+        self._claimed = None
+
+    def _write_as_claimant(self, entry: Entry) -> LedgerState:
+        if self._claimed is None:
+            raise Fenced("only the incarnation that has claimed a ledger may write to it")
+        claimed = self._claimed
+
+        def checked(state: LedgerState) -> Entry:
+            holder = next((charge.holder for charge in state.charges if charge.attempt == state.attempt), None)
+            if (state.attempt, state.incarnation) != claimed or holder != self._pod_uid:
+                raise Fenced(
+                    f"attempt {claimed[0]}, incarnation {claimed[1]} is fenced: attempt {state.attempt}, "
+                    f"incarnation {state.incarnation} has claimed the ledger"
+                )
+            return entry
+
+        return self._write(checked)
+
+    def _write(self, entry_for: Callable[[LedgerState], Entry]) -> LedgerState:
+        """Add the entry that suits the state, and return the state after it. Looks again after each conflict."""
+        heads: set[str] = set()  # of what we have tried: one of them may have been taken in without our hearing of it
+        deadline = time.monotonic() + self._patience
+        for wait in _waits():
+            found = self._get()
+            state = self._state(found)
+            if state.head in heads:
+                return state
+            entry = entry_for(state)
+            head = _hash(state.head, entry)
+            heads.add(head)
+            new = after(state, entry, head)
+            status = self._encode(new, found.get("status", {}))
+            try:
+                written = self._put({**found, "status": status})
+            except _LookAgain as unknown:
+                if time.monotonic() > deadline:
+                    raise LedgerUnreachable(f"no write has got through for {self._patience:.0f} seconds") from unknown
+                time.sleep(wait)
+                continue
+            self._evaluations.clear()
+            return self._state(written)
+        raise AssertionError("waits never end")
+
+    def _get(self) -> dict[str, Any]:
+        """The object as it is. Waits while the API server is away."""
+        deadline = time.monotonic() + self._patience
+        for wait in _waits():
+            try:
+                found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
+            except client.ApiException as error:
+                if error.status == _NOT_FOUND:
+                    raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
+                if not _passing(error):
+                    raise LedgerError(f"{self._name} cannot be read: {_words(error)}") from error
+            except (HTTPError, OSError) as error:
+                log.warning("the API server does not answer (%s); waiting", type(error).__name__)
+            else:
+                return self._ours(found)
+            if time.monotonic() > deadline:
+                raise LedgerUnreachable(f"the API server has not answered for {self._patience:.0f} seconds")
+            time.sleep(wait)
+        raise AssertionError("waits never end")
+
+    def _put(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Replace the status.
+
+        Raises:
+            _LookAgain: where somebody else wrote first, or nobody knows whether this was written.
+            Fenced: where the API server says that this pod may not write.
+        """
+        try:
+            written: Any = self._api.replace_namespaced_custom_object_status(
+                **self._where, body=document, _request_timeout=REQUEST_SECONDS
+            )
+        except client.ApiException as error:
+            if error.status in (_CONFLICT, _NOT_FOUND) or _passing(error):
+                raise _LookAgain from error
+            raise Fenced(f"the API server refuses this write to {self._name}: {_words(error)}") from error
+        except (HTTPError, OSError) as error:
+            raise _LookAgain from error
+        return cast(dict[str, Any], written)
+
+    def _ours(self, found: dict[str, Any]) -> dict[str, Any]:
+        if found["metadata"]["uid"] != self._uid:
+            raise LedgerCorrupt(f"{self._name} is another ledger than the job's own, which was deleted")
+        return found
+
+    def _state(self, found: dict[str, Any]) -> LedgerState:
+        state = decode(found)
+        if state.length < self._longest:
+            raise LedgerCorrupt(
+                f"{self._name} has {state.length} entries and had {self._longest}: it was restored from a copy; "
+                "what was spent stays spent"
+            )
+        self._longest = state.length
+        return state
+
+    def _encode(self, state: LedgerState, before: dict[str, Any]) -> dict[str, Any]:
+        """The status that says `state`; what the state knows nothing of stays, or becomes what was noted."""
+        known = {record["uri"]: record for record in before.get("releases", ())}
+        releases = tuple(
+            ReleaseRecord.model_validate(known[release.uri]) if release.uri in known else _record(release, state)
+            for release in state.releases
+        )
+        evaluations = {
+            record["step"]: EvaluationResult.model_validate(record) for record in before.get("evaluations", ())
+        }
+        evaluations |= {evaluation.step: evaluation for evaluation in self._evaluations}
+        progress = self._progress or Progress.model_validate(before.get("progress", {}))
+        status = LedgerStatus(
+            attempt=state.attempt,
+            charges=tuple(
+                ChargeRecord(
+                    attempt=charge.attempt, steps=charge.steps, incarnation=charge.incarnation, pod_uid=charge.holder
+                )
+                for charge in state.charges
+            ),
+            charged_through=state.charged_through,
+            starts=state.claimed_from[-STARTS_KEPT:],
+            steps_recharged=state.steps_recharged,
+            releases=releases,
+            dataset_digest=state.dataset_digest,
+            outcome=state.outcome,
+            progress=progress,
+            evaluations=tuple(evaluations[step] for step in sorted(evaluations))[-MOST_EVALUATIONS:],
+            length=state.length,
+            head=state.head,
+        )
+        return status.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+    @property
+    def _name(self) -> str:
+        return f"{PLURAL}/{self._where['name']} in {self._where['namespace']}"
+
+
+def decode(found: dict[str, Any]) -> LedgerState:
+    """The state that a PrivacyLedger object says.
+
+    Raises:
+        LedgerCorrupt: where it is not one of this version.
+    """
+    try:
+        spec = PrivacyLedgerSpec.model_validate(found["spec"], by_alias=True, by_name=False)
+        frozen = LedgerSpec.model_validate({name: getattr(spec, name) for name in LedgerSpec.model_fields})
+        empty = opened(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
+        if "status" not in found:
+            return empty
+        status = LedgerStatus.model_validate(found["status"], by_alias=True, by_name=False)
+    except (ValueError, KeyError) as error:
+        raise LedgerCorrupt(f"a ledger that this version of tensafe cannot read: {error}") from error
+    charges = tuple(
+        Charge(record.attempt, record.steps, record.incarnation, record.pod_uid) for record in status.charges
+    )
+    return LedgerState(
+        spec=frozen,
+        attempt=status.attempt,
+        incarnation=next(charge.incarnation for charge in charges if charge.attempt == status.attempt),
+        charges=charges,
+        releases=tuple(
+            Release(
+                step=record.step,
+                attempt=record.attempt,
+                uri=record.uri,
+                digest=record.digest,
+                statement_digest=record.statement_digest,
+                final=record.final,
+            )
+            for record in status.releases
+        ),
+        steps_recharged=status.steps_recharged,
+        claimed_from=status.starts,
+        charged_through=status.charged_through,
+        outcome=status.outcome,
+        dataset_digest=status.dataset_digest,
+        head=status.head,
+        length=status.length,
+    )
+
+
+class _LookAgain(Exception):
+    """The write was not taken in, or nobody knows: only a new look can tell."""
+
+
+def _record(release: Release, state: LedgerState) -> ReleaseRecord:
+    return ReleaseRecord(
+        uri=release.uri,
+        step=release.step,
+        attempt=release.attempt,
+        digest=release.digest,
+        statement_digest=release.statement_digest,
+        final=release.final,
+        steps_charged=state.steps_charged,
+    )
+
+
+def _hash(previous: str, entry: Entry) -> str:
+    text = json.dumps([previous, entry], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _passing(error: client.ApiException) -> bool:
+    """Whether the API server may answer otherwise in a moment."""
+    return error.status in (0, _TOO_MANY) or error.status >= 500
+
+
+def _words(error: client.ApiException) -> str:
+    """The API server's own sentence."""
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.status} {error.reason}"
+
+
+def _waits() -> Iterator[float]:
+    """How long to wait before each further try, in seconds, without end."""
+    wait = _FIRST_WAIT
+    while True:
+        yield wait
+        wait = min(2 * wait, _LONGEST_WAIT)
