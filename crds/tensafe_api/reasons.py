@@ -174,6 +174,11 @@ class Reason(StrEnum):
         "Another run holds the ledger.",
         "Wait until it has ended.",
     )
+    LEDGER_UNREACHABLE = (
+        "LedgerUnreachable",
+        "The API server did not answer, or did not let the trainer read its ledger.",
+        "Nothing is lost: it goes on from the last checkpoint once the API server answers and the service account may.",
+    )
     AGGREGATION_FAILED = (
         "AggregationFailed",
         "The workers disagreed on a step, or its sum did not pass verification.",

@@ -41,8 +41,13 @@ class Allowance:
 class Charging:
     """Charges steps on rank 0 and learns of it on the others."""
 
-    def __init__(self, channel: Channel, plan: Plan, ledger: Ledger | None, from_step: int) -> None:
-        """Args: ledger: the claimed ledger on rank 0, None elsewhere; from_step: where this incarnation begins."""
+    def __init__(
+        self, channel: Channel, plan: Plan, ledger: Ledger | None, from_step: int, suspension: object = False
+    ) -> None:
+        """Args: ledger: the claimed ledger on rank 0, None elsewhere; from_step: where this incarnation begins;
+        suspension: true once the job's author has asked it to stop; looked at before each charge.
+        """
+        self._suspension = suspension
         self._channel = channel
         self._plan = plan
         self._ledger = ledger
@@ -69,7 +74,7 @@ class Charging:
 
     def _charge(self, step: int, stop: bool) -> Allowance:
         assert self._ledger is not None
-        if stop:
+        if stop or self._suspension:
             return Allowance(Verdict.STOP, step, self.allowance.head)
         self.charged = self._ledger.read().steps_charged
         steps = self._plan.affordable(self.charged, min(self._chunk(step), self._plan.steps - step))

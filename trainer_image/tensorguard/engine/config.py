@@ -11,13 +11,15 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.ledger.open import Place
 from tensorguard.storage import filesystem_of
 
 COUNTED = "tensafe.io/unit-at-least"
@@ -46,6 +48,17 @@ class WorkerConfig:
     evaluation: str | None
     dataset_digest: str
     threads: int
+    place: Place | None = None
+    """Where the ledger is in a cluster; None: in the run's folder."""
+
+    def pack(self) -> dict[str, Any]:
+        """As plain values, for the way through Ray."""
+        return asdict(self)
+
+    @classmethod
+    def unpack(cls, fields: Mapping[str, Any]) -> WorkerConfig:
+        place = fields["place"]
+        return cls(**{**fields, "place": Place(**place) if place else None})
 
     def parse_job(self) -> TenSafeTrainingJob:
         return TenSafeTrainingJob.model_validate(json.loads(self.job))

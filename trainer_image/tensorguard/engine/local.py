@@ -17,7 +17,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -131,7 +130,7 @@ def fit(
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
     trainer = TorchTrainer(
         _worker_main,
-        train_loop_config={"config": asdict(config)},
+        train_loop_config={"config": config.pack()},
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=gpus > 0,
@@ -178,7 +177,7 @@ def _worker_main(loop: dict[str, Any]) -> None:
     from tensorguard.engine.worker import train
 
     device = get_device()
-    train(WorkerConfig(**loop["config"]), ProcessGroup(device), device)
+    train(WorkerConfig.unpack(loop["config"]), ProcessGroup(device), device)
 
 
 def _environment() -> None:

@@ -45,9 +45,14 @@ class Saver:
     """(ledger, step, the adapter's digest) to what the statement says."""
     keep: int
 
-    def save(self, step: int, *, final: bool = False) -> Release:
-        """Write and record a checkpoint of `step` steps, and remove those that are no longer kept."""
+    def save(self, step: int, *, final: bool = False) -> Release | None:
+        """Write and record a checkpoint of `step` steps, and remove those that are no longer kept.
+
+        None where the ledger has no place for another release but the final one.
+        """
         state = self.ledger.read()
+        if not final and self.ledger.most_releases and len(state.releases) >= self.ledger.most_releases - 1:
+            return None
         files = {
             ADAPTER_WEIGHTS: save_tensors(adapter_state(self.model), metadata={"format": "pt"}),
             ADAPTER_CONFIG: json.dumps(adapter_config(self.model, self.source), indent=1, sort_keys=True).encode(),

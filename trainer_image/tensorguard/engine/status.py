@@ -197,14 +197,16 @@ def steps_per_second(events: Sequence[Event]) -> float | None:
 def _evaluations(events: Sequence[Event]) -> tuple[EvaluationResult, ...]:
     """The last word on each step: a step that was run again is evaluated again."""
     by_step = {event.step: event for event in events if isinstance(event, Evaluated) and math.isfinite(event.loss)}
-    return tuple(
-        EvaluationResult(
-            step=step,
-            loss=f"{event.loss:.4f}",
-            accuracy=None if event.accuracy is None else f"{event.accuracy:.4f}",
-        )
-        for step, event in sorted(by_step.items())
-    )[-1000:]
+    return tuple(evaluation_result(event) for _, event in sorted(by_step.items()))[-1000:]
+
+
+def evaluation_result(event: Evaluated) -> EvaluationResult:
+    """An evaluation as a status shows it."""
+    return EvaluationResult(
+        step=event.step,
+        loss=f"{event.loss:.4f}",
+        accuracy=None if event.accuracy is None else f"{event.accuracy:.4f}",
+    )
 
 
 def _checkpoints(plan: Plan, events: Sequence[Event]) -> tuple[CheckpointRecord, ...]:

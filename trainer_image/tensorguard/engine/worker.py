@@ -9,6 +9,7 @@ This runs under Ray Train (`engine.local`) and without Ray alike: all it needs i
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import Outcome
+from tensafe_api.resources.status import Progress
 from tensafe_api.statement import Facts
 from tensorguard.aggregation.channel import Channel, check_wraps
 from tensorguard.aggregation.header import HeaderAgreement
@@ -27,14 +29,14 @@ from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, ledger_spec,
 from tensorguard.engine.evaluation import evaluate_together
 from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
 from tensorguard.engine.saving import FINAL, Saver, latest, name_of, restore
+from tensorguard.engine.status import evaluation_result, timestamp
 from tensorguard.engine.step import PrivateStep
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import AttemptFailed, together
 from tensorguard.engine.witness import check_checkpoints, check_events
 from tensorguard.ledger.contract import LedgerState
-from tensorguard.ledger.file import FileLedger
+from tensorguard.ledger.open import Suspension, open_ledger
 
-LOCK_WAIT_SECONDS = 30.0
 _CLAIM = struct.Struct(">QQ64s71s")
 
 
@@ -85,12 +87,13 @@ class Worker:
         self.config = config
         self._channel = channel
         self._device = device
-        self._ledger = FileLedger(config.directory, lock_wait_seconds=LOCK_WAIT_SECONDS) if channel.rank == 0 else None
+        self._ledger = open_ledger(config.directory, config.place) if channel.rank == 0 else None
         self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
         self._stop = Stop.of(config.directory)
         self.private_step: PrivateStep | None = None
         self._saved_at = 0
         self._began_sealed = False
+        self._progress = Progress()
 
     def begin(self) -> None:
         """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
@@ -115,7 +118,7 @@ class Worker:
             channel=self._channel,
             pairs=agree(self._channel, session, job_key),
             agreement=HeaderAgreement(self._channel, session, job_key),
-            charging=Charging(self._channel, parts.plan, self._ledger, claim.step),
+            charging=Charging(self._channel, parts.plan, self._ledger, claim.step, Suspension(self.config.place)),
             sampler=parts.sampler,
             gradients=parts.units,
             clipper=parts.clipper,
@@ -274,12 +277,27 @@ class Worker:
             keep=parts.job.spec.checkpoint.keep,
         )
         release = saver.save(self._at, final=final)
+        if release is None:
+            return
         charged = self._ledger.read().steps_charged
         self._tell(Saved(time.time(), release.step, release.uri, release.digest, final, charged))
 
     def _tell(self, event: Event) -> None:
-        if self._log is not None:
-            self._log.write(event)
+        if self._log is None or self._ledger is None:
+            return
+        self._log.write(event)
+        match event:
+            case Stepped():
+                total = self.parts.plan.steps
+                self._progress = Progress(
+                    step=event.step,
+                    total_steps=total,
+                    percent=100 * event.step // total,
+                    last_update_time=timestamp(event.time),
+                )
+                self._ledger.note(self._progress)
+            case Evaluated() if math.isfinite(event.loss):
+                self._ledger.note(self._progress, evaluation_result(event))
 
 
 def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> Facts:

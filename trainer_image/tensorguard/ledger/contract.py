@@ -31,6 +31,12 @@ class LedgerError(Exception):
     reason: ClassVar[Reason] = Reason.LEDGER_CORRUPT
 
 
+class LedgerForbidden(LedgerError):
+    """The API server does not let this pod read the ledger."""
+
+    reason: ClassVar[Reason] = Reason.LEDGER_UNREACHABLE
+
+
 class LedgerMissing(LedgerError):
     """There is no ledger."""
 
@@ -48,9 +54,13 @@ class LedgerBusy(LedgerError):
 class LedgerUnreachable(Exception):
     """The ledger does not answer, and may again: a restart of the workers asks anew. `str()` is a sentence."""
 
+    reason: ClassVar[Reason] = Reason.LEDGER_UNREACHABLE
+
 
 class Fenced(LedgerError):
     """A later incarnation has claimed the ledger; this one may no longer spend."""
+
+    reason: ClassVar[Reason] = Reason.LEDGER_LOCKED
 
 
 class DatasetChanged(LedgerError):

@@ -43,7 +43,7 @@ _LOCK_POLL_SECONDS = 0.05
 class FileLedger:
     """A ledger in `directory`. Reading needs no lock; `claim` takes it and `close` (or death) gives it back."""
 
-    most_releases = None
+    most_releases: int | None = None
 
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
         """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""

@@ -38,7 +38,7 @@ from tensorguard.ledger.contract import (
     DatasetChanged,
     Fenced,
     LedgerCorrupt,
-    LedgerError,
+    LedgerForbidden,
     LedgerMissing,
     LedgerState,
     LedgerUnreachable,
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 class KubernetesLedger:
     """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
 
-    most_releases = MOST_RELEASES
+    most_releases: int | None = MOST_RELEASES
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class KubernetesLedger:
                 if error.status == _NOT_FOUND:
                     raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
                 if not _passing(error):
-                    raise LedgerError(f"{self._name} cannot be read: {_words(error)}") from error
+                    raise LedgerForbidden(f"{self._name} cannot be read: {_words(error)}") from error
             except (HTTPError, OSError) as error:
                 log.warning("the API server does not answer (%s); waiting", type(error).__name__)
             else:
