@@ -1,0 +1,35 @@
+"""What an attempt is told: the completed job and where its ledger is, in a ConfigMap that all its pods mount.
+
+Parameters travel as files: a RayJob's entrypoint goes through a shell, so it is a constant.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tensafe_api.manifest import dump_manifest
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_operator.children import Manifest, metadata
+from tensafe_operator.names import ray_job_name
+
+MANIFEST = "job.json"
+PLACE = "place.json"
+
+
+def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: str) -> Manifest:
+    """The ConfigMap of one attempt of a completed job."""
+    place = {
+        "namespace": job.metadata.namespace,
+        "job": job.metadata.name,
+        "ledger": ledger,
+        "ledger_uid": ledger_uid,
+        "attempt": attempt,
+    }
+    plain = job.model_copy(update={"status": None})
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, ray_job_name(job.metadata.name, attempt), attempt),
+        "immutable": True,
+        "data": {MANIFEST: dump_manifest(plain, "json"), PLACE: json.dumps(place, sort_keys=True)},
+    }

@@ -1,0 +1,260 @@
+"""The RayJob of one attempt, with the cluster that KubeRay makes for it: one head that schedules, N workers that train.
+
+The head runs the driver and sees neither records nor keys: no service account token, no job key, no credentials.
+Workers mount the key, the job and its data; rank 0 among them writes the ledger with the pod's own bound token.
+
+KubeRay retries nothing (`backoffLimit: 0`): an attempt is ours to count. What it would refuse is refused by us first,
+since a RayJob that it finds invalid never recovers.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Volume
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.values import quantity
+from tensafe_operator import names
+from tensafe_operator.children import Manifest, metadata, service_account
+from tensafe_operator.children.access import key_name
+from tensafe_operator.settings import Settings
+
+ENTRYPOINT = "python -m tensorguard.cluster"
+"""A constant: parameters travel in the ConfigMap."""
+JOB_PATH = "/etc/tensafe/job"
+KEY_PATH = "/etc/tensafe/key"
+RUN_PATH = "/var/run/tensafe"
+PRE_RUNNING_SECONDS = 1800
+"""How long the pods may take to be scheduled and started."""
+GRACE_SECONDS = 120
+"""How long a worker that is told to go may take to seal a checkpoint."""
+_STORE_SHARE = 0.3
+"""Of a pod's memory for Ray's object store, which lies in /dev/shm."""
+_AGENT_PORT = 52365
+_HEALTH_SINCE = (2, 53)
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_ANNOTATIONS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+}
+
+
+def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
+    """The RayJob of attempt number `attempt` of a completed job."""
+    name = names.ray_job_name(job.metadata.name, attempt)
+    cluster = job.spec.cluster
+    head = metadata(job, name, attempt)
+    if cluster.queue_name:
+        head["labels"] = {**head["labels"], names.QUEUE: cluster.queue_name}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": head,
+        "spec": {
+            "entrypoint": ENTRYPOINT,
+            "submissionMode": "HTTPMode",
+            "backoffLimit": 0,
+            "preRunningDeadlineSeconds": PRE_RUNNING_SECONDS,
+            "shutdownAfterJobFinishes": True,
+            "suspend": bool(cluster.queue_name),  # Kueue lets it go
+            "rayClusterSpec": {
+                "rayVersion": cluster.ray_version or settings.ray_version,
+                "authOptions": {"mode": "token"},
+                "enableInTreeAutoscaling": False,
+                "headGroupSpec": {
+                    "rayStartParams": {
+                        "num-cpus": "0",
+                        "num-gpus": "0",
+                        "object-store-memory": _store(cluster.head.memory),
+                        "dashboard-host": "0.0.0.0",
+                    },
+                    "template": _head(job, attempt, settings),
+                },
+                "workerGroupSpecs": [
+                    {
+                        "groupName": "workers",
+                        "replicas": cluster.workers,
+                        "minReplicas": cluster.workers,
+                        "maxReplicas": cluster.workers,
+                        "rayStartParams": {
+                            "num-cpus": str(_whole_cpus(cluster) + 1),  # one for reading the data, which a worker holds
+                            "num-gpus": str(cluster.worker.gpus),
+                            "object-store-memory": _store(cluster.worker.memory),
+                        },
+                        "template": _worker(job, attempt, settings),
+                    }
+                ],
+            },
+        },
+    }
+
+
+def _head(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
+    cluster = job.spec.cluster
+    size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
+    container = {
+        **_container("ray-head", cluster, settings, size),
+        "env": [{"name": name, "value": value} for name, value in _QUIET.items()],
+        "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
+    }
+    return _template(job, attempt, container, [_job_volume(job, attempt), {"name": "run", "emptyDir": {}}])
+
+
+def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
+    cluster = job.spec.cluster
+    size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
+    if cluster.worker.gpus:
+        size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
+    volumes = [*cluster.volumes, *_claims(job)]
+    container = {
+        **_container("ray-worker", cluster, settings, size),
+        "env": _environment(job),
+        "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
+        "volumeMounts": [
+            _mount("job", JOB_PATH),
+            _mount("key", KEY_PATH),
+            _mount("run", RUN_PATH, read_only=False),
+            *(_mount(volume.name, volume.mount_path, read_only=volume.read_only) for volume in volumes),
+        ],
+        "lifecycle": {"preStop": {"exec": {"command": ["touch", f"{RUN_PATH}/stop"]}}},
+    }
+    own = [
+        _job_volume(job, attempt),
+        {"name": "key", "secret": {"secretName": key_name(job), "defaultMode": 0o440}},
+        {"name": "run", "emptyDir": {}},
+    ]
+    template = _template(job, attempt, container, own + [_volume(volume) for volume in volumes])
+    template["spec"] |= {
+        "serviceAccountName": service_account(job),
+        "automountServiceAccountToken": True,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+    }
+    return template
+
+
+def _template(job: TenSafeTrainingJob, attempt: int, container: Manifest, volumes: list[Manifest]) -> Manifest:
+    cluster = job.spec.cluster
+    uid = job.metadata.uid or ""
+    spec: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": _pod_security(cluster),
+        "containers": [container],
+        "volumes": volumes,
+        "nodeSelector": dict(cluster.node_selector),
+        "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in cluster.tolerations],
+        "imagePullSecrets": [{"name": each.name} for each in cluster.image_pull_secrets],
+        "priorityClassName": cluster.priority_class_name,
+        "runtimeClassName": cluster.runtime_class_name,
+        "schedulerName": cluster.scheduler_name,
+    }
+    return {
+        "metadata": {
+            "labels": {**cluster.pod_labels, **names.labels(job.metadata.name, uid, attempt)},
+            "annotations": {**_ANNOTATIONS, **cluster.pod_annotations},
+        },
+        "spec": {key: value for key, value in spec.items() if value not in ("", [], {})},
+    }
+
+
+def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, str]) -> Manifest:
+    return {
+        "name": name,
+        **_probe(cluster.ray_version or settings.ray_version),
+        "image": cluster.image or settings.image,
+        "imagePullPolicy": cluster.image_pull_policy,
+        "resources": {"requests": size, "limits": size},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+        },
+    }
+
+
+def _probe(ray_version: str) -> Manifest:
+    """A readiness probe that looks every second: KubeRay's own begins after ten and looks every five. Older versions of
+    Ray have no address for it, and keep KubeRay's.
+    """
+    parts = [int(part) for part in ray_version.split(".")[:2] if part.isdigit()]
+    if parts < list(_HEALTH_SINCE):
+        return {}
+    check = {"httpGet": {"path": "/api/healthz", "port": _AGENT_PORT}}
+    return {"readinessProbe": {**check, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 60}}
+
+
+def _pod_security(cluster: Cluster) -> Manifest:
+    context: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if cluster.security_context.run_as_user is not None:
+        context["runAsUser"] = cluster.security_context.run_as_user
+    if cluster.security_context.fs_group is not None:
+        context["fsGroup"] = cluster.security_context.fs_group
+    return context
+
+
+def _environment(job: TenSafeTrainingJob) -> list[Manifest]:
+    """Ours first: what a job adds may not stand in for it, since the API server takes the last of two."""
+    own: list[Manifest] = [{"name": name, "value": value} for name, value in _QUIET.items()]
+    own.append({"name": "TENSAFE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}})
+    if token := job.spec.model.token_secret:
+        reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
+        own.append({"name": "HF_TOKEN", "valueFrom": reference})
+    reserved = {each["name"] for each in own}
+    return [_env(each) for each in job.spec.cluster.env if each.name not in reserved] + own
+
+
+def _env(variable: EnvVar) -> Manifest:
+    return variable.model_dump(by_alias=True, exclude_none=True)
+
+
+def _env_from(source: EnvFrom) -> Manifest:
+    return source.model_dump(by_alias=True, exclude_none=True)
+
+
+def _storage(job: TenSafeTrainingJob) -> list[Manifest]:
+    secret = job.spec.storage.secret_name
+    return [{"secretRef": {"name": secret}}] if secret else []
+
+
+def _volume(volume: Volume) -> Manifest:
+    if volume.pvc:
+        return {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.pvc, "readOnly": volume.read_only}}
+    if volume.secret:
+        return {"name": volume.name, "secret": {"secretName": volume.secret}}
+    if volume.config_map:
+        return {"name": volume.name, "configMap": {"name": volume.config_map}}
+    return {"name": volume.name, "emptyDir": {"sizeLimit": volume.empty_dir}}
+
+
+def _claims(job: TenSafeTrainingJob) -> list[Volume]:
+    """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to."""
+    written = {_claim(job.spec.checkpoint.uri)}
+    uris = [job.spec.dataset.uri, job.spec.checkpoint.uri, job.spec.evaluation.uri if job.spec.evaluation else ""]
+    claims = dict.fromkeys(claim for uri in uris if (claim := _claim(uri)))
+    return [
+        Volume(name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim not in written, pvc=claim)
+        for claim in claims
+    ]
+
+
+def _claim(uri: str) -> str:
+    return urlsplit(uri).netloc if uri.startswith("pvc://") else ""
+
+
+def _job_volume(job: TenSafeTrainingJob, attempt: int) -> Manifest:
+    return {"name": "job", "configMap": {"name": names.ray_job_name(job.metadata.name, attempt)}}
+
+
+def _mount(name: str, path: str, *, read_only: bool = True) -> Manifest:
+    return {"name": name, "mountPath": path, "readOnly": read_only}
+
+
+def _store(memory: str) -> str:
+    return str(int(quantity(memory) * _STORE_SHARE))
+
+
+def _whole_cpus(cluster: Cluster) -> int:
+    return max(1, int(quantity(cluster.worker.cpus)))

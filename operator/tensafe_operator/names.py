@@ -1,0 +1,39 @@
+"""Names and labels of everything that the operator makes, so that each object tells whose it is.
+
+A job's UID is in every label selector and its short form in the ledger's name: a job that was deleted and applied again
+under the same name is another job, with another ledger.
+"""
+
+from __future__ import annotations
+
+from tensafe_api.resources.job import GROUP
+
+JOB = f"{GROUP}/job"
+JOB_UID = f"{GROUP}/job-uid"
+ATTEMPT = f"{GROUP}/attempt"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+QUEUE = "kueue.x-k8s.io/queue-name"
+OPERATOR = "tensafe-operator"
+TRAINER_ROLE = "tensafe-trainer"
+"""ClusterRole that the chart installs: what a trainer's service account may do with its own ledger and job."""
+
+RAY_CLUSTER_LABEL = "ray.io/cluster"
+RAY_NODE_TYPE = "ray.io/node-type"
+
+
+def ledger_name(job: str, uid: str) -> str:
+    """Name of a job's ledger: its own for each UID."""
+    return f"{job}-{uid.replace('-', '')[:8]}"
+
+
+def ray_job_name(job: str, attempt: int) -> str:
+    """Name of an attempt's RayJob: at most 44 characters, KubeRay takes 47."""
+    return f"{job}-a{attempt}"
+
+
+def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:
+    """The labels of an object of this job. Nothing is copied from the job: a copied label of Argo CD's would make it
+    prune what it never made.
+    """
+    own = {JOB: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
+    return own if attempt is None else {**own, ATTEMPT: str(attempt)}

@@ -1,0 +1,183 @@
+"""What is made for a job: who gets what, and that a real API server with KubeRay's own schema takes all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from controlplane import ControlPlane
+from gotools import source
+from jobs import MINIMAL, changed
+
+from tensafe_api.manifest import load_manifest, parse_job
+from tensafe_api.resolve import resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
+from tensafe_operator.settings import Settings
+
+SETTINGS = Settings(image="registry.example/tensafe-trainer:0.1", egress_cidrs=("10.1.0.0/16",))
+WHOLE = {
+    "spec.model.tokenSecret": {"name": "hub", "key": "token"},
+    "spec.storage": {"endpoint": "https://minio.clinic:9000", "secretName": "s3-keys"},
+    "spec.cluster": {
+        "workers": 3,
+        "image": "registry.example/own:1",
+        "rayVersion": "2.55.1",
+        "imagePullSecrets": [{"name": "pull"}],
+        "worker": {"gpus": 1, "cpus": "2500m", "memory": "16Gi"},
+        "serviceAccountName": "federated",
+        "queueName": "gpu-queue",
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        "schedulerName": "volcano",
+        "nodeSelector": {"gpu": "a100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "podLabels": {"team": "triage", "tensafe.io/job-uid": "another"},
+        "podAnnotations": {"linkerd.io/inject": "enabled"},
+        "securityContext": {"runAsUser": 1001, "fsGroup": 2000},
+        "env": [{"name": "A", "value": "1"}, {"name": "TENSAFE_POD_UID", "value": "forged"}],
+        "envFrom": [{"secretRef": {"name": "more"}}],
+        "volumes": [
+            {"name": "scratch", "mountPath": "/scratch", "emptyDir": "10Gi"},
+            {"name": "certs", "mountPath": "/certs", "readOnly": True, "configMap": "certs"},
+            {"name": "keys", "mountPath": "/keys", "readOnly": True, "secret": "keys"},
+            {"name": "data", "mountPath": "/data", "pvc": "data"},
+        ],
+    },
+    "spec.dataset.uri": "pvc://records/claims",
+    "spec.checkpoint.uri": "pvc://models/claims",
+    "spec.evaluation": {"uri": "pvc://records/public", "visibility": "Public"},
+}
+OWN = {"spec.cluster": {"workers": 2}}
+
+
+def admitted(changes: dict[str, Any], namespace: str = "clinic", uid: str = "11111111-2222") -> TenSafeTrainingJob:
+    """A completed job as the API server knows it."""
+    manifest = changed(MINIMAL, {**changes, "metadata.namespace": namespace, "metadata.uid": uid})
+    return resolve(parse_job(manifest))[0]
+
+
+def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Manifest]:
+    made = [
+        access.account(job),
+        access.role_binding(job),
+        access.job_key(job),
+        network.policy(job, settings),
+        configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid"),
+        rayjob.ray_job(job, 1, settings),
+    ]
+    return [each for each in made if each is not None]
+
+
+def pods(job: TenSafeTrainingJob) -> tuple[Manifest, Manifest]:
+    """The templates of the head and of a worker."""
+    spec = rayjob.ray_job(job, 1, SETTINGS)["spec"]["rayClusterSpec"]
+    return spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]
+
+
+def text_of(pod: Manifest) -> str:
+    return json.dumps(pod)
+
+
+def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
+    head, worker = pods(admitted(WHOLE))
+    assert head["spec"]["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in head["spec"]
+    for secret in ("claims-triage-key", "s3-keys", "hub", "more", "certs", "/data", "records", "models"):
+        assert secret not in text_of(head), secret
+        assert secret in text_of(worker), secret
+    assert worker["spec"]["serviceAccountName"] == "federated"
+
+
+def test_what_a_job_adds_does_not_stand_in_for_ours() -> None:
+    _, worker = pods(admitted(WHOLE))
+    assert "forged" not in text_of(worker)
+    assert worker["metadata"]["labels"]["tensafe.io/job-uid"] == "11111111-2222"
+    assert worker["metadata"]["labels"]["team"] == "triage"
+    assert worker["metadata"]["annotations"]["linkerd.io/inject"] == "enabled"
+
+
+def test_nothing_is_copied_from_the_jobs_labels() -> None:
+    job = admitted({"metadata.labels": {"app.kubernetes.io/instance": "argo"}})
+    assert all("argo" not in text_of(each) for each in children(job) if each["kind"] != "ConfigMap")
+
+
+def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
+    job = admitted(OWN)
+    assert [each["kind"] for each in children(job)][0] == "ServiceAccount"
+    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
+    made = ledger.ledger(job, resolve(job)[1])
+    assert "ownerReferences" not in made["metadata"]
+    assert made["metadata"]["name"] == "claims-triage-11111111"
+
+
+def test_a_claim_is_mounted_once_and_written_to_only_for_checkpoints() -> None:
+    _, worker = pods(admitted(WHOLE))
+    mounts = {mount["name"]: mount for mount in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["pvc-records"] == {"name": "pvc-records", "mountPath": "/mnt/records", "readOnly": True}
+    assert mounts["pvc-models"]["readOnly"] is False
+
+
+def test_kueue_lets_a_queued_job_go() -> None:
+    made = rayjob.ray_job(admitted(WHOLE), 1, SETTINGS)
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
+    assert made["spec"]["suspend"] is True
+    assert rayjob.ray_job(admitted(OWN), 1, SETTINGS)["spec"]["suspend"] is False
+
+
+@pytest.mark.parametrize(("version", "probes"), [("2.60.0", True), ("2.53.0", True), ("2.52.1", False)])
+def test_readiness_is_looked_at_each_second_where_ray_tells(version: str, probes: bool) -> None:
+    head, _ = pods(admitted({"spec.cluster": {"workers": 1, "image": "own", "rayVersion": version}}))
+    assert ("readinessProbe" in head["spec"]["containers"][0]) is probes
+
+
+def test_the_job_travels_as_a_file_and_comes_back_the_same() -> None:
+    job = admitted(WHOLE)
+    made = configuration.config_map(job, 2, "ledger", "ledger-uid")
+    assert load_manifest(made["data"]["job.json"]) == job
+    assert json.loads(made["data"]["place.json"])["ledger_uid"] == "ledger-uid"
+
+
+def test_keys_are_random() -> None:
+    job = admitted(OWN)
+    assert access.job_key(job)["data"] != access.job_key(job)["data"]
+
+
+@pytest.fixture(scope="module")
+def with_kuberay(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane with KubeRay's CRDs, which are too large for a client-side apply."""
+    folder = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
+    control_plane.kubectl("apply", "--server-side", "-f", str(folder))
+    control_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    yield control_plane
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("changes", [OWN, WHOLE], ids=["own", "whole"])
+def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay: ControlPlane, namespace: str) -> None:
+    """In a namespace that admits only restricted pods, whose standard the pods keep."""
+    with_kuberay.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    job = admitted(changes, namespace)
+    with_kuberay.kubectl("-n", namespace, "create", "clusterrole", "tensafe-trainer", "--verb=get", "--resource=pods",
+                         check=False)  # fmt: skip
+    made = [*children(job), ledger.ledger(job, resolve(job)[1])]
+    for child in made:
+        with_kuberay.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(child))
+    for template in pods(job):
+        spec = {
+            key: value
+            for key, value in template["spec"].items()
+            if key not in ("priorityClassName", "runtimeClassName")
+        }
+        spec.pop("serviceAccountName", None)
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**template["metadata"], "generateName": "p-"},
+            "spec": spec,
+        }
+        with_kuberay.kubectl(
+            "-n", namespace, "create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(pod)
+        )
