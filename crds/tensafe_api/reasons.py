@@ -184,8 +184,121 @@ class Reason(StrEnum):
         "The workers disagreed on a step, or its sum did not pass verification.",
         "Resume it; when it happens again, look for a broken network or library.",
     )
+    ACCEPTED = "Accepted", "The manifest can be run as it is."
+    STARTING = "Starting", "The pods are being started, and the data is being read."
+    TRAINING = "Training", "Steps are being made."
+    QUEUED = "Queued", "The job waits for its turn in its queue."
+    SUSPENDED = "Suspended", "The job was suspended by its author.", "Set spec.suspend to false to go on."
+    SUSPENDING = "Suspending", "The workers were asked to seal a checkpoint and stop."
+    RETRYING = "Retrying", "The last attempt failed, and the next one begins soon."
+    UNKNOWN_FIELD = (
+        "UnknownField",
+        "The manifest that was applied has fields that the API server dropped.",
+        "Correct the fields that the message names, and apply it again.",
+    )
+    LEDGER_LOST = (
+        "LedgerLost",
+        "The job's ledger is gone or another one stands in its place, so what was spent is not known.",
+        "Make a new job; a job whose ledger is lost never goes on.",
+    )
+    KUBERAY_MISSING = (
+        "KubeRayMissing",
+        "KubeRay is not installed in this cluster.",
+        "Install KubeRay 1.6 or newer; the job then goes on by itself.",
+    )
+    VALIDATION_FAILED = (
+        "ValidationFailed",
+        "KubeRay refuses the RayJob.",
+        "Change the fields that the message names, in a new job.",
+    )
+    IMAGE_PULL_FAILED = (
+        "ImagePullFailed",
+        "The image of a pod cannot be pulled.",
+        "Check cluster.image and cluster.imagePullSecrets; the job then goes on by itself.",
+    )
+    UNSCHEDULABLE = (
+        "Unschedulable",
+        "No node has what a pod asks for.",
+        "Lower cluster.worker or cluster.head, or make room; the job then goes on by itself.",
+    )
+    QUOTA_EXCEEDED = (
+        "QuotaExceeded",
+        "The namespace's quota does not allow the pods.",
+        "Raise the quota, or lower cluster.workers; the job then goes on by itself.",
+    )
+    CRASH_LOOP = (
+        "CrashLoop",
+        "A container ends as soon as it has begun.",
+        "Look at its log; an image of one's own needs Ray, bash and tensafe in it.",
+    )
+    SECRET_MISSING = (
+        "SecretMissing",
+        "A pod waits for a Secret or ConfigMap that is not there.",
+        "Make the object that the message names; the job then goes on by itself.",
+    )
+    FORBIDDEN = (
+        "Forbidden",
+        "The API server refuses what the operator has to make.",
+        "Let the operator do what the message names; the job then goes on by itself.",
+    )
     INTERNAL_ERROR = (
         "InternalError",
         "Something failed that should not have.",
         "Please report the message.",
     )
+
+    @property
+    def exit_code(self) -> int:
+        """What the trainer's driver ends with in a cluster, where an exit code is all that is heard of it: from 64 on,
+        in the order of `_TOLD`.
+        """
+        return _FIRST_EXIT_CODE + _TOLD.index(self) if self in _TOLD else 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether another attempt would end in the same way."""
+        return self in _HOPELESS
+
+
+def reason_of_exit(code: int) -> Reason | None:
+    """The reason that an exit code of the driver stands for, or None."""
+    number = code - _FIRST_EXIT_CODE
+    return _TOLD[number] if 0 <= number < len(_TOLD) else None
+
+
+_FIRST_EXIT_CODE = 64
+_TOLD = (
+    Reason.WORKER_LOST,
+    Reason.NO_PROGRESS,
+    Reason.INVALID_MANIFEST,
+    Reason.CONFIGURATION_CHANGED,
+    Reason.GRID_OVERFLOW,
+    Reason.RESOURCES_MISSING,
+    Reason.DATASET_UNREADABLE,
+    Reason.DATASET_UNSUITABLE,
+    Reason.MODEL_UNAVAILABLE,
+    Reason.MODEL_UNSUPPORTED,
+    Reason.CHECKPOINT_UNWRITABLE,
+    Reason.CHECKPOINT_CORRUPT,
+    Reason.LEDGER_CORRUPT,
+    Reason.LEDGER_LOCKED,
+    Reason.LEDGER_UNREACHABLE,
+    Reason.AGGREGATION_FAILED,
+    Reason.PRIVACY_BUDGET_EXCEEDED,
+    Reason.INTERNAL_ERROR,
+)
+"""Reasons with an exit code of their own; new ones come last."""
+_HOPELESS = frozenset(
+    {
+        Reason.INVALID_MANIFEST,
+        Reason.CONFIGURATION_CHANGED,
+        Reason.GRID_OVERFLOW,
+        Reason.DATASET_UNSUITABLE,
+        Reason.MODEL_UNSUPPORTED,
+        Reason.CHECKPOINT_CORRUPT,
+        Reason.LEDGER_CORRUPT,
+        Reason.PRIVACY_BUDGET_EXCEEDED,
+        Reason.VALIDATION_FAILED,
+        Reason.NO_PROGRESS,
+    }
+)

@@ -7,15 +7,25 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.reasons import ConditionType, Phase, Reason, reason_of_exit
 from tensafe_api.resources.values import Word
+
+NOTHING_TO_MEND = (
+    Reason.COMPLETED,
+    Reason.ACCEPTED,
+    Reason.STARTING,
+    Reason.TRAINING,
+    Reason.QUEUED,
+    Reason.SUSPENDING,
+    Reason.RETRYING,
+)
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_reasons_are_explained(reason: Reason) -> None:
-    assert re.fullmatch(r"([A-Z][a-z]+)+", reason)
+    assert re.fullmatch(r"([A-Z][A-Za-z]+)+", reason)
     assert reason.sentence.endswith(".")
-    assert reason.mend.endswith(".") or reason is Reason.COMPLETED
+    assert reason.mend.endswith(".") or reason in NOTHING_TO_MEND
     assert TypeAdapter(Word).validate_python(str(reason)) == reason.value
 
 
@@ -30,3 +40,11 @@ def test_final_phases() -> None:
 def test_no_word_is_a_truth_value_in_yaml() -> None:
     words = {word.value.lower() for kind in (Phase, ConditionType, Reason) for word in kind}
     assert not words & {"on", "off", "yes", "no", "true", "false", "null"}
+
+
+def test_exit_codes_tell_reasons_apart_and_never_change() -> None:
+    told = [reason for reason in Reason if reason.exit_code != 1]
+    assert all(reason_of_exit(reason.exit_code) is reason for reason in told)
+    assert len({reason.exit_code for reason in told}) == len(told)
+    assert (Reason.WORKER_LOST.exit_code, Reason.LEDGER_CORRUPT.exit_code) == (64, 76)
+    assert reason_of_exit(1) is reason_of_exit(0) is reason_of_exit(137) is None

@@ -106,7 +106,7 @@ def test_nothing_is_copied_from_the_jobs_labels() -> None:
 
 def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
     job = admitted(OWN)
-    assert [each["kind"] for each in children(job)][0] == "ServiceAccount"
+    assert children(job)[0]["kind"] == "ServiceAccount"
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
     made = ledger.ledger(job, resolve(job)[1])
     assert "ownerReferences" not in made["metadata"]
@@ -166,18 +166,10 @@ def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay
     for child in made:
         with_kuberay.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(child))
     for template in pods(job):
-        spec = {
-            key: value
-            for key, value in template["spec"].items()
-            if key not in ("priorityClassName", "runtimeClassName")
-        }
-        spec.pop("serviceAccountName", None)
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {**template["metadata"], "generateName": "p-"},
-            "spec": spec,
-        }
+        named = ("priorityClassName", "runtimeClassName", "serviceAccountName")  # which would have to exist
+        spec = {key: value for key, value in template["spec"].items() if key not in named}
+        head = {**template["metadata"], "generateName": "p-"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}
         with_kuberay.kubectl(
             "-n", namespace, "create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(pod)
         )
