@@ -1,0 +1,350 @@
+"""What should be done for a job now: pure, from what was seen and the time to actions, a status, and the next look.
+
+    final already? ─► accepted? ─► a ledger of its own? ─► the open attempt, if there is one ─► the next one
+
+Each step returns with a sentence about who acts next, or goes on. What cannot be undone is marked `grave`, and done
+only on what the API server itself says. The invariants that hold whatever was seen, in whatever order:
+
+- at most one attempt is open, and none is begun while a pod of an earlier one is left;
+- an attempt stands in the status, and the ledger's UID before it, before its RayJob is made;
+- a final phase stays, and ε never falls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
+from tensafe_api.resources.status import Attempt, Status, WorkerCount
+from tensafe_operator import names
+from tensafe_operator.children import access, configuration, ledger, network, rayjob
+from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
+from tensafe_operator.plan.attempts import State, Verdict, judge
+from tensafe_operator.plan.conditions import set_conditions, since
+from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Object, Observed, Planned
+from tensafe_operator.plan.spent import fold_ledger
+from tensafe_operator.plan.times import seconds_of, text_of
+from tensafe_operator.plan.waiting import obstacle, ready
+from tensafe_operator.settings import Settings
+
+SUSPEND_SECONDS = 120
+"""How long the trainer may take to seal a checkpoint before its RayJob is removed all the same."""
+KEPT_SECONDS = 600
+"""How long the RayJob of an attempt that is over stays for its logs, at least."""
+FORGOTTEN_SECONDS = 300
+"""A pod that was told to go so long ago, and whose node no longer answers, blocks nobody: the ledger fences it."""
+_LONGEST_BACKOFF = 300.0
+_PHASES = {State.QUEUED: Phase.QUEUED, State.STARTING: Phase.STARTING, State.RUNNING: Phase.RUNNING}
+_UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
+"""How an attempt may end without having failed."""
+
+
+def plan(seen: Observed, now: float, settings: Settings) -> Planned:
+    """What follows from `seen` at `now` (seconds since the epoch)."""
+    return _Reconcile(seen, now, settings).run()
+
+
+@dataclass
+class _Reconcile:
+    """One pass. `status` begins as it was and becomes what it is to be."""
+
+    seen: Observed
+    now: float
+    settings: Settings
+    status: Status = field(init=False)
+    actions: list[Action] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+    grave: bool = False
+
+    def __post_init__(self) -> None:
+        before = self.seen.job.get("status") or {}
+        self.status = Status.model_validate(before, by_alias=True, by_name=False)
+
+    def run(self) -> Planned:
+        if Phase(self.status.phase or Phase.PENDING).final:
+            self._clean_up()
+            return self._done()  # nothing is ever done for it again
+        self.status.observed_generation = int(self.seen.job["metadata"].get("generation") or 0)
+        found = admit(self.seen.job)
+        if isinstance(found, Refused):
+            self._say(Phase.PENDING, found.reason, found.message, accepted=False, stalled=True)
+            return self._done()  # the author changes the manifest
+        return self._with_ledger(found)
+
+    def _with_ledger(self, admitted: Admitted) -> Planned:
+        """A job has one ledger for its life: made once, and known by its UID before anything is spent."""
+        name = names.ledger_name(admitted.job.metadata.name, admitted.job.metadata.uid or "")
+        made, known = self.seen.ledger, self.status.ledger_uid
+        spec = _ledger_spec(made)
+        if known is not None and (made is None or spec is None or made["metadata"]["uid"] != known):
+            return self._lost(admitted, name)
+        if made is None or spec is None:
+            fold_ledger(self.status, admitted.plan, None)
+            if self._suspended(admitted):
+                return self._done()  # its author lets it begin
+            self._create(Create(ledger.ledger(admitted.job, admitted.plan)))
+            self._say(Phase.PENDING, Reason.STARTING, "")
+            return self._done()  # the API server tells of the new ledger
+        admitted = frozen(admitted, spec)
+        record = _ledger_status(made)
+        self.status.ledger_name, self.status.ledger_uid = name, made["metadata"]["uid"]
+        fold_ledger(self.status, admitted.plan, record)
+        self.status.workers = WorkerCount(
+            desired=admitted.job.spec.cluster.workers,
+            ready=min(ready(self.seen.pods), admitted.job.spec.cluster.workers),
+        )
+        if known is None and not self._suspended(admitted):
+            self._open(record)
+            self._say(Phase.STARTING, Reason.STARTING, "")
+            return self._done()  # what was just recorded is acted on once it is stored
+        return self._with_attempt(admitted, record)
+
+    def _with_attempt(self, admitted: Admitted, record: LedgerStatus | None) -> Planned:
+        self._clean_up()
+        attempt = self.status.attempts[-1] if self.status.attempts else None
+        if attempt is None or attempt.end_time is not None:
+            return self._next(admitted, record, attempt)
+        ray_job = self._ray_job(attempt.ray_job_name)
+        if ray_job is None and attempt.start_time is None:
+            return self._begin(admitted, attempt)
+        if ray_job is None:
+            return self._over(
+                admitted, record, attempt, Verdict(State.FAILED, Reason.WORKER_LOST, "its RayJob was deleted")
+            )
+        return self._watch(admitted, record, attempt, ray_job)
+
+    def _begin(self, admitted: Admitted, attempt: Attempt) -> Planned:
+        """Make the attempt that the status has recorded: what it needs, then its RayJob."""
+        if self._suspended(admitted):
+            return self._done()
+        if self._in_the_way(attempt.number):
+            self._say(Phase.STARTING, Reason.RETRYING, "waiting until the pods of the last attempt are gone")
+            return self._done()  # the pods' end wakes us
+        stands = obstacle(self.seen)
+        if stands is not None and stands.reason is Reason.KUBERAY_MISSING:
+            self._say(Phase.PENDING, stands.reason, stands.message, stalled=True)
+            return self._done()  # somebody installs KubeRay
+        job = admitted.job
+        uid, name = self.status.ledger_uid or "", self.status.ledger_name or ""
+        own = [access.account(job), access.role_binding(job), access.job_key(job), network.policy(job, self.settings)]
+        for manifest in (*own, configuration.config_map(job, attempt.number, name, uid)):
+            if manifest is not None:
+                self._create(Create(manifest))
+        self._create(Create(rayjob.ray_job(job, attempt.number, self.settings)))
+        if stands is not None:
+            self._say(Phase.STARTING, stands.reason, stands.message, stalled=True)
+        else:
+            self._say(Phase.STARTING, Reason.STARTING, "")
+        return self._done()  # KubeRay makes the cluster
+
+    def _watch(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, ray_job: Object) -> Planned:
+        """An attempt that has a RayJob: see how it stands."""
+        status = ray_job.get("status") or {}
+        began = ray_job["metadata"].get("creationTimestamp") or text_of(self.now)
+        changes = {"start_time": attempt.start_time or began, "restarts": self._restarts(record, attempt.number)}
+        if cluster := status.get("rayClusterName"):
+            changes["ray_cluster_name"] = cluster
+        attempt = attempt.model_copy(update=changes)
+        self._record(attempt)
+        verdict = judge(ray_job, record, attempt.number, self.now, self.settings.stall_seconds)
+        if not verdict.state.over and (late := self._deadline(admitted)):
+            verdict = late
+        if verdict.state.over:
+            return self._over(admitted, record, attempt, verdict)
+        if verdict.wake is not None:
+            self.wakes.append(verdict.wake)
+        if admitted.job.spec.suspend:
+            return self._suspending(ray_job)
+        stands = obstacle(self.seen) if verdict.state is State.STARTING else None
+        if stands is not None:
+            self._say(Phase.STARTING, stands.reason, stands.message, stalled=True)
+        else:
+            self._say(_PHASES[verdict.state], verdict.reason, verdict.message)
+        return self._done()  # the trainer, through the ledger, or KubeRay
+
+    def _suspending(self, ray_job: Object) -> Planned:
+        """The trainer reads `suspend` at each charge; who does not is stopped after a while."""
+        reconciling = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
+        asked = None
+        if reconciling is not None and reconciling.reason == Reason.SUSPENDING.value:
+            asked = seconds_of(since(self.status, ConditionType.RUNNING))
+        deadline = (self.now if asked is None else asked) + SUSPEND_SECONDS
+        self._say(Phase.STARTING, Reason.SUSPENDING, "")
+        if self.now >= deadline:
+            self._delete(ray_job)
+        else:
+            self.wakes.append(deadline)
+        return self._done()
+
+    def _over(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, verdict: Verdict) -> Planned:
+        """An attempt is over: write down how, and see what that means for the job."""
+        self.grave = True
+        ended = {
+            "end_time": text_of(self.now),
+            "reason": verdict.reason.value,
+            "message": verdict.message or verdict.reason.sentence,
+            "exit_code": verdict.exit_code,
+        }
+        attempt = attempt.model_copy(update=ended)
+        self._record(attempt)
+        ray_job = self._ray_job(attempt.ray_job_name)
+        if ray_job is not None and not _terminal(ray_job):
+            self._delete(ray_job)
+        match verdict.state:
+            case State.SUCCEEDED:
+                self._say(Phase.SUCCEEDED, Reason.COMPLETED, "")
+            case State.EXHAUSTED:
+                self._say(Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED, "")
+            case State.SUSPENDED if admitted.job.spec.suspend:
+                self._say(Phase.SUSPENDED, Reason.SUSPENDED, "")
+            case State.SUSPENDED:
+                self._say(Phase.STARTING, Reason.RETRYING, "")
+            case _:
+                self._failed(admitted, verdict)
+        return self._done()
+
+    def _failed(self, admitted: Admitted, verdict: Verdict) -> None:
+        message = f"attempt {self.status.attempts[-1].number}: {verdict.message or verdict.reason.sentence}"
+        most = admitted.job.spec.retry.max_attempts
+        if verdict.reason in (Reason.DEADLINE_EXCEEDED,) or verdict.reason.hopeless:
+            self._say(Phase.FAILED, verdict.reason, f"{message} {verdict.reason.mend}")
+        elif self._failures() >= most:
+            self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message} (the last of {most})")
+        else:
+            self._say(Phase.STARTING, Reason.RETRYING, message)
+
+    def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Planned:
+        """No attempt is open: record the next one, once it may be."""
+        if self._suspended(admitted):
+            return self._done()
+        if last is not None and (left := self._backoff(last)) > self.now:
+            self._say(Phase.STARTING, Reason.RETRYING, last.message or "")
+            self.wakes.append(left)
+            return self._done()  # time passes
+        self._open(record)
+        self._say(Phase.STARTING, Reason.STARTING, "")
+        return self._done()  # acted on once it is stored
+
+    def _open(self, record: LedgerStatus | None) -> None:
+        known = [attempt.number for attempt in self.status.attempts]
+        seen = [int(each["metadata"]["labels"].get(names.ATTEMPT, 0)) for each in self.seen.ray_jobs]
+        number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
+        name = self.seen.job["metadata"]["name"]
+        self.grave = True
+        self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
+
+    def _lost(self, admitted: Admitted, name: str) -> Planned:
+        """What was spent is not known any more: nothing may be added to it."""
+        self.grave = True
+        for ray_job in self.seen.ray_jobs:
+            if not _terminal(ray_job):
+                self._delete(ray_job)
+        fold_ledger(self.status, admitted.plan, None)
+        mend = Reason.LEDGER_LOST.mend
+        self._say(Phase.FAILED, Reason.LEDGER_LOST, f"PrivacyLedger {name}: {Reason.LEDGER_LOST.sentence} {mend}")
+        return self._done()
+
+    def _suspended(self, admitted: Admitted) -> bool:
+        if admitted.job.spec.suspend:
+            self._say(Phase.SUSPENDED, Reason.SUSPENDED, "")
+        return admitted.job.spec.suspend
+
+    def _clean_up(self) -> None:
+        """Remove the RayJobs of attempts that are over, after a while: their logs go with them."""
+        open_name = next((each.ray_job_name for each in self.status.attempts if each.end_time is None), None)
+        final = Phase(self.status.phase or Phase.PENDING).final
+        keep = float(self.seen.job["spec"].get("childrenTTLSeconds", 3600)) if final else float(KEPT_SECONDS)
+        ends = {each.ray_job_name: seconds_of(each.end_time) for each in self.status.attempts}
+        failed = {each.ray_job_name for each in self.status.attempts if each.reason not in _UNCOUNTED}
+        for ray_job in self.seen.ray_jobs:
+            name = ray_job["metadata"]["name"]
+            ended = ends.get(name)
+            if name == open_name or ended is None:
+                continue
+            due = ended + (max(keep, KEPT_SECONDS) if name in failed else keep)
+            if not _terminal(ray_job) or due <= self.now:
+                self._delete(ray_job)
+            else:
+                self.wakes.append(due)
+
+    def _in_the_way(self, number: int) -> bool:
+        """Whether a pod of an earlier attempt is left, or a RayJob of another job holds the name."""
+        for pod in self.seen.pods:
+            of = int((pod["metadata"].get("labels") or {}).get(names.ATTEMPT, 0))
+            going = seconds_of(pod["metadata"].get("deletionTimestamp"))
+            if going is not None:
+                self.wakes.append(going + FORGOTTEN_SECONDS)
+            forgotten = going is not None and self.now >= going + FORGOTTEN_SECONDS
+            over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            if of < number and not over and not forgotten:
+                return True
+        return False
+
+    def _deadline(self, admitted: Admitted) -> Verdict | None:
+        limit = admitted.job.spec.active_deadline_seconds
+        if limit is None:
+            return None
+        spent = sum(
+            (seconds_of(each.end_time) or self.now) - (seconds_of(each.start_time) or self.now)
+            for each in self.status.attempts
+        )
+        if spent >= limit:
+            return Verdict(State.FAILED, Reason.DEADLINE_EXCEEDED, f"all attempts together took {limit} s")
+        self.wakes.append(self.now + limit - spent)
+        return None
+
+    def _backoff(self, last: Attempt) -> float:
+        failures = self._failures()
+        wait = 0.0 if last.reason in _UNCOUNTED else min(_LONGEST_BACKOFF, 10.0 * 2 ** max(0, failures - 1))
+        return (seconds_of(last.end_time) or 0.0) + wait
+
+    def _failures(self) -> int:
+        return sum(each.end_time is not None and each.reason not in _UNCOUNTED for each in self.status.attempts)
+
+    def _restarts(self, record: LedgerStatus | None, number: int) -> int:
+        charges = record.charges if record is not None else ()
+        return next((charge.incarnation - 1 for charge in charges if charge.attempt == number), 0)
+
+    def _ray_job(self, name: str | None) -> Object | None:
+        return next((each for each in self.seen.ray_jobs if each["metadata"]["name"] == name), None)
+
+    def _record(self, attempt: Attempt) -> None:
+        others = [each for each in self.status.attempts if each.number != attempt.number]
+        self.status.attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
+
+    def _create(self, action: Create) -> None:
+        self.grave = True
+        self.actions.append(action)
+
+    def _delete(self, ray_job: Object) -> None:
+        metadata = ray_job["metadata"]
+        if metadata.get("deletionTimestamp") is None:
+            self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
+
+    def _say(self, phase: Phase, reason: Reason, message: str, *, accepted: bool = True, stalled: bool = False) -> None:
+        set_conditions(self.status, phase, reason, message, self.now, accepted=accepted, stalled=stalled)
+
+    def _done(self) -> Planned:
+        ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
+        return Planned(tuple(self.actions), self.status, min(ahead, default=None), self.grave)
+
+
+def _terminal(ray_job: Object) -> bool:
+    """Whether KubeRay ends it by itself."""
+    status = ray_job.get("status") or {}
+    ended = status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED")
+    return ended or status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
+
+
+def _ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
+    try:
+        return PrivacyLedgerSpec.model_validate(made["spec"], by_alias=True, by_name=False) if made else None
+    except ValueError:
+        return None
+
+
+def _ledger_status(made: Object) -> LedgerStatus | None:
+    status = made.get("status")
+    return LedgerStatus.model_validate(status, by_alias=True, by_name=False) if status else None

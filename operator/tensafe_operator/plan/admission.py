@@ -1,0 +1,104 @@
+"""Can this job be run as it is? From the object that the API server has to a completed job and its figures.
+
+The API server has refused what a schema and CEL can say. What is left needs arithmetic (no noise reaches the target,
+the grid overflows), or is nobody's fault but a client's, which let fields be dropped before they arrived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tensafe_api.problems import ManifestError, parse_job
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
+from tensafe_api.resources.ledger import PrivacyLedgerSpec
+from tensafe_api.resources.values import number
+from tensafe_operator.plan.observed import Object
+
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A job that can be run: with every default filled in, and the figures that it comes to."""
+
+    job: TenSafeTrainingJob
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a job cannot be run as it is."""
+
+    reason: Reason
+    message: str
+
+
+def admit(job: Object) -> Admitted | Refused:
+    """The job completed, or why it is not accepted."""
+    if dropped := _dropped(job):
+        return Refused(Reason.UNKNOWN_FIELD, dropped)
+    try:
+        completed, plan = resolve(parse_job(_plain(job)))
+    except ManifestError as error:
+        return Refused(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
+    return Admitted(completed, plan)
+
+
+def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
+    """The same with the values that the job's ledger was opened with: a newer release of the operator may have other
+    defaults, and what a job was admitted with never changes.
+    """
+    spec = admitted.job.spec
+    mechanism = ledger.mechanism
+    training = {"steps": ledger.planned_steps, "epochs": None, "expected_batch_size": mechanism.expected_batch_size}
+    privacy = {
+        "target_delta": ledger.delta,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "reserve_steps": ledger.reserve_steps,
+    }
+    changes = {
+        "training": spec.training.model_copy(update=training),
+        "privacy": spec.privacy.model_copy(update=privacy),
+    }
+    job = admitted.job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    plan = replace(
+        admitted.plan,
+        mechanism=mechanism,
+        steps=ledger.planned_steps,
+        reserve_steps=ledger.reserve_steps,
+        target_epsilon=number(ledger.target_epsilon),
+        delta=ledger.delta,
+        accountant=ledger.accountant,
+    )
+    return Admitted(job, plan)
+
+
+def _plain(job: Object) -> dict[str, Any]:
+    """The object without what the API server alone knows, and without its status."""
+    kept = ("name", "namespace", "uid", "generation")
+    metadata = {name: value for name, value in job["metadata"].items() if name in kept}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": job["spec"]}
+
+
+def _dropped(job: Object) -> str:
+    """What a client-side apply sent and the schema dropped: Argo CD and Helm let that pass in silence."""
+    text = (job["metadata"].get("annotations") or {}).get(_APPLIED)
+    if not text:
+        return ""
+    try:
+        applied = json.loads(text)
+        spec = applied["spec"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if not isinstance(spec, Mapping):
+        return ""
+    try:
+        parse_job(_plain({**job, "spec": spec}))
+    except ManifestError as error:
+        return "; ".join(str(problem) for problem in error.problems if problem.message.startswith("unknown field"))
+    return ""

@@ -1,0 +1,122 @@
+"""How one attempt stands: from its RayJob and the ledger to a verdict.
+
+Success is only what both say: Ray that the job SUCCEEDED, and the ledger that it is Completed with a final release.
+KubeRay's message is repeated only where it is KubeRay's own: for a job that failed it is the end of the driver's log,
+which may carry records. Of that nothing but the exit code is read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tensafe_api.reasons import Reason, reason_of_exit
+from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_operator.plan.observed import Object
+from tensafe_operator.plan.times import seconds_of
+
+START_SECONDS = 300
+"""KubeRay says Running before the job is submitted: so long may a claim take from then."""
+_EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
+_LONGEST_MESSAGE = 512
+_OF_KUBERAY = {
+    "ValidationFailed": Reason.VALIDATION_FAILED,
+    "PreRunningDeadlineExceeded": Reason.RESOURCES_MISSING,
+    "DeadlineExceeded": Reason.DEADLINE_EXCEEDED,
+}
+
+
+class State(StrEnum):
+    """Where an attempt is."""
+
+    QUEUED = "Queued"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    EXHAUSTED = "Exhausted"
+    SUSPENDED = "Suspended"
+    FAILED = "Failed"
+
+    @property
+    def over(self) -> bool:
+        return self in (State.SUCCEEDED, State.EXHAUSTED, State.SUSPENDED, State.FAILED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt stands, why, and when to look again at the latest."""
+
+    state: State
+    reason: Reason
+    message: str = ""
+    exit_code: int | None = None
+    wake: float | None = None
+
+
+def judge(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float, stall_seconds: int) -> Verdict:
+    """How attempt `number` stands, by its RayJob and the ledger."""
+    status = ray_job.get("status") or {}
+    claimed = ledger is not None and ledger.attempt == number
+    if status.get("jobStatus") == "SUCCEEDED":
+        return _ended_well(ledger if claimed else None)
+    deployment = status.get("jobDeploymentStatus") or ""
+    if status.get("jobStatus") in ("FAILED", "STOPPED") or deployment in ("Failed", "ValidationFailed"):
+        return _failed(status)
+    if (ray_job.get("spec") or {}).get("suspend"):
+        return Verdict(State.QUEUED, Reason.QUEUED)
+    if not claimed:
+        return _starting(status, deployment, now)
+    assert ledger is not None
+    return _running(ledger, number, now, stall_seconds)
+
+
+def _ended_well(ledger: LedgerStatus | None) -> Verdict:
+    final = ledger is not None and any(release.final for release in ledger.releases)
+    match ledger.outcome if ledger is not None else None:
+        case "Completed" if final:
+            return Verdict(State.SUCCEEDED, Reason.COMPLETED)
+        case "BudgetExhausted" if final:
+            return Verdict(State.EXHAUSTED, Reason.BUDGET_EXHAUSTED)
+        case "Suspended":
+            return Verdict(State.SUSPENDED, Reason.INTERRUPTED)
+    return Verdict(State.FAILED, Reason.INTERNAL_ERROR, "Ray says that the job succeeded, and its ledger does not")
+
+
+def _failed(status: Object) -> Verdict:
+    said, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    found = _EXIT_CODE.search(message)
+    exit_code = int(found[1]) if found else None
+    if exit_code is not None and (reason := reason_of_exit(exit_code)):
+        return Verdict(State.FAILED, reason, reason.sentence, exit_code)
+    if status.get("jobDeploymentStatus") == "ValidationFailed":
+        said = "ValidationFailed"
+    if reason := _OF_KUBERAY.get(said):
+        return Verdict(State.FAILED, reason, f"KubeRay: {message}"[:_LONGEST_MESSAGE] if message else reason.sentence)
+    words = f"KubeRay says {said}" if said else f"Ray says {status.get('jobStatus')}"
+    return Verdict(State.FAILED, Reason.WORKER_LOST, words, exit_code)
+
+
+def _starting(status: Object, deployment: str, now: float) -> Verdict:
+    if deployment != "Running":
+        return Verdict(State.STARTING, Reason.STARTING)
+    began = seconds_of((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
+    if began is None:
+        return Verdict(State.STARTING, Reason.STARTING)
+    if now >= began + START_SECONDS:
+        return Verdict(
+            State.FAILED, Reason.NO_PROGRESS, f"no worker claimed the ledger within {START_SECONDS} s of the start"
+        )
+    return Verdict(State.STARTING, Reason.STARTING, wake=began + START_SECONDS)
+
+
+def _running(ledger: LedgerStatus, number: int, now: float, stall_seconds: int) -> Verdict:
+    charged = next((charge.steps for charge in ledger.charges if charge.attempt == number), 0)
+    if not charged:
+        return Verdict(State.STARTING, Reason.STARTING)
+    last = seconds_of(ledger.progress.last_update_time)
+    if last is None:
+        return Verdict(State.RUNNING, Reason.TRAINING)
+    if now >= last + stall_seconds:
+        return Verdict(State.FAILED, Reason.WORKER_LOST, f"no step was charged for {stall_seconds} s")
+    return Verdict(State.RUNNING, Reason.TRAINING, wake=last + stall_seconds)

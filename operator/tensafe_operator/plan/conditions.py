@@ -1,0 +1,70 @@
+"""A job's phase as conditions: what `kubectl wait`, kstatus and people look at.
+
+A condition's transition time is that of its last change of status, so it is kept from before where nothing changed.
+"""
+
+from __future__ import annotations
+
+from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.resources.status import Condition, Status
+from tensafe_operator.plan.times import text_of
+
+_LONGEST = 1024
+
+
+def set_conditions(
+    status: Status,
+    phase: Phase,
+    reason: Reason,
+    message: str,
+    now: float,
+    *,
+    accepted: bool = True,
+    stalled: bool = False,
+) -> None:
+    """Let `status` say that the job is in `phase`, and why."""
+    status.phase = phase.value
+    good = phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+    at_rest = phase.final or phase is Phase.SUSPENDED
+    holds = {
+        ConditionType.ACCEPTED: accepted,
+        ConditionType.READY: good,
+        ConditionType.RECONCILING: not at_rest and not stalled,
+        ConditionType.STALLED: stalled or phase is Phase.FAILED,
+        ConditionType.QUEUED: phase is Phase.QUEUED,
+        ConditionType.PODS_READY: phase is Phase.RUNNING,
+        ConditionType.RUNNING: phase is Phase.RUNNING,
+        ConditionType.SUCCEEDED: good,
+        ConditionType.FAILED: phase is Phase.FAILED,
+    }
+    before = {condition.type: condition for condition in status.conditions}
+    text = message[:_LONGEST] or reason.sentence
+    status.conditions = tuple(
+        _condition(kind, value, reason, text, now, before.get(kind.value), status.observed_generation)
+        for kind, value in holds.items()
+    )
+
+
+def since(status: Status, kind: ConditionType) -> str | None:
+    """Since when a condition has been as it is."""
+    return next((each.last_transition_time for each in status.conditions if each.type == kind.value), None)
+
+
+def _condition(
+    kind: ConditionType,
+    holds: bool,
+    reason: Reason,
+    message: str,
+    now: float,
+    before: Condition | None,
+    generation: int,
+) -> Condition:
+    unchanged = before is not None and before.status == str(holds)
+    return Condition(
+        type=kind.value,
+        status=str(holds),
+        reason=reason.value,
+        message=message,
+        last_transition_time=before.last_transition_time if unchanged and before else text_of(now),
+        observed_generation=generation,
+    )

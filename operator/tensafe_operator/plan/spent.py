@@ -1,0 +1,67 @@
+"""What was spent and what came of it, folded from the ledger into the job's status.
+
+Every ε is computed here from the ledger's charges, never taken from anybody's word; and never one that is smaller than
+the status said before, since a ledger that is seen late may tell of less than is known.
+"""
+
+from __future__ import annotations
+
+from tensafe_api import accounting
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_api.resources.status import CheckpointRecord, FinalModel, PrivacyStatus, Progress, Status
+
+
+def fold_ledger(status: Status, plan: Plan, ledger: LedgerStatus | None) -> None:
+    """Let `status` say what the ledger tells; what it said before is the least."""
+    before = status.privacy.steps_charged or 0
+    told = sum(charge.steps for charge in ledger.charges) if ledger is not None else 0
+    status.privacy = _privacy(plan, max(before, told), ledger, status.privacy)
+    if ledger is None or told < before:
+        status.progress = status.progress if status.progress.total_steps else Progress(step=0, total_steps=plan.steps)
+        return
+    status.progress = ledger.progress.model_copy(update={"total_steps": plan.steps})
+    status.evaluations = ledger.evaluations
+    status.checkpoints = tuple(
+        CheckpointRecord(
+            uri=release.uri,
+            step=release.step,
+            epsilon=accounting.shown(plan.epsilon(release.steps_charged)),
+            digest=release.digest,
+        )
+        for release in ledger.releases[-_CHECKPOINTS:]
+    )
+    status.resolved = status.resolved.model_copy(update={"dataset_digest": ledger.dataset_digest})
+    final = next((release for release in reversed(ledger.releases) if release.final), None)
+    if final is not None:
+        status.final_model = FinalModel(
+            uri=final.uri,
+            digest=final.digest,
+            statement_uri=f"{final.uri}/statement.json",
+            statement_digest=final.statement_digest,
+        )
+
+
+_CHECKPOINTS = 128
+
+
+def _privacy(plan: Plan, charged: int, ledger: LedgerStatus | None, before: PrivacyStatus) -> PrivacyStatus:
+    mechanism = plan.mechanism
+    recharged = max(before.steps_recharged or 0, ledger.steps_recharged if ledger is not None else 0)
+    return PrivacyStatus(
+        epsilon_claimed=accounting.shown(plan.epsilon_claimed(charged)),
+        epsilon_spent=accounting.shown(plan.epsilon(charged)),
+        target_epsilon=accounting.shown(plan.target_epsilon),
+        delta=plan.delta,
+        unit=mechanism.unit,
+        adjacency=mechanism.adjacency,
+        noise_multiplier=mechanism.noise_multiplier,
+        sample_rate=mechanism.sample_rate,
+        steps_charged=charged,
+        steps_recharged=recharged,
+        steps_planned=plan.steps,
+        accountant=plan.accountant,
+        epsilon_against_outsider=accounting.shown(
+            accounting.outsider_epsilon(mechanism, charged, plan.delta, plan.accountant)
+        ),
+    )

@@ -1,0 +1,267 @@
+"""A job's life, decision by decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import Operator, World
+
+from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS, SUSPEND_SECONDS
+from tensafe_operator.plan.attempts import START_SECONDS
+
+
+def begun(**changes: Any) -> tuple[World, Operator]:
+    """A job whose first attempt has a RayJob."""
+    world = World.with_job(**changes)
+    operator = Operator(world)
+    operator.settle()
+    return world, operator
+
+
+def running(**changes: Any) -> tuple[World, Operator]:
+    """A job whose first attempt has charged five steps."""
+    world, operator = begun(**changes)
+    world.start_pods()
+    world.claim()
+    world.charge(5)
+    operator.settle()
+    return world, operator
+
+
+def condition(world: World, kind: str) -> dict[str, Any]:
+    return next(each for each in world.status["conditions"] if each["type"] == kind)
+
+
+def test_a_ledger_then_a_record_then_a_ray_job() -> None:
+    world = World.with_job()
+    operator = Operator(world)
+    operator.reconcile()
+    assert world.ledger is not None and "ledgerUID" not in world.status and not world.ray_jobs
+    world.remember()
+    operator.reconcile()
+    assert world.status["ledgerUID"] == world.ledger["metadata"]["uid"] and not world.ray_jobs
+    assert world.status["attempts"] == [{"number": 1, "rayJobName": "claims-triage-a1"}]
+    world.remember()
+    operator.reconcile()
+    assert list(world.ray_jobs) == ["claims-triage-a1"]
+    assert {kind for kind, _ in world.others} == {"RoleBinding", "Secret", "NetworkPolicy", "ConfigMap"}
+    assert world.status["phase"] == "Starting"
+
+
+def test_it_runs_and_tells_what_was_spent() -> None:
+    world, _ = running()
+    assert world.status["phase"] == "Running"
+    assert world.status["privacy"]["stepsCharged"] == 5
+    assert 0 < float(world.status["privacy"]["epsilonSpent"]) < float(world.status["privacy"]["epsilonClaimed"]) <= 8
+    assert world.status["progress"]["step"] == 5
+
+
+def test_it_succeeds_only_when_ray_and_the_ledger_say_so() -> None:
+    world, operator = running()
+    world.charge(15)
+    world.outcome("Completed")
+    operator.settle()
+    assert world.status["phase"] == "Running"
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert world.status["phase"] == "Succeeded"
+    assert world.status["finalModel"]["uri"] == "s3://m/final"
+    assert condition(world, "Ready")["status"] == condition(world, "Succeeded")["status"] == "True"
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "STOPPED"])
+def test_what_ray_calls_the_end_without_a_final_release_is_a_failed_attempt(status: str) -> None:
+    world, operator = running()
+    world.end_ray_job(status)
+    operator.settle()
+    assert world.status["phase"] == "Starting"
+    assert world.status["attempts"][0]["reason"] in ("InternalError", "WorkerLost")
+
+
+def test_an_exhausted_budget_is_an_end_with_a_model() -> None:
+    world, operator = running()
+    world.outcome("BudgetExhausted")
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert world.status["phase"] == "BudgetExhausted"
+    assert condition(world, "Succeeded")["status"] == "True"
+    assert condition(world, "Succeeded")["reason"] == "BudgetExhausted"
+
+
+def test_a_final_job_is_never_run_again_whatever_is_deleted() -> None:
+    world, operator = running()
+    world.outcome("Completed")
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    world.now += 3601
+    operator.settle()
+    assert world.ray_jobs == {}
+    world.ledger = None
+    before = world.status
+    operator.settle()
+    assert world.status == before
+    assert world.made == ["claims-triage-a1"]
+
+
+def test_the_next_attempt_waits_for_the_pods_of_the_last_one() -> None:
+    world, operator = running()
+    world.end_ray_job("FAILED", "Job entrypoint command failed with exit code 1, last available logs: Jane Doe")
+    operator.settle()
+    assert world.status["attempts"][0]["reason"] == "WorkerLost"
+    assert "Jane" not in str(world.status)
+    world.now += 11
+    operator.settle()
+    assert world.status["attempts"][-1]["number"] == 2
+    assert list(world.ray_jobs) == ["claims-triage-a1"]
+    world.remove_going_pods()
+    operator.settle()
+    assert world.made == ["claims-triage-a1", "claims-triage-a2"]
+
+
+def test_a_pod_on_a_node_that_is_gone_blocks_for_five_minutes() -> None:
+    world, operator = running()
+    world.end_ray_job("FAILED")
+    operator.settle()
+    world.now += 11
+    operator.settle()
+    assert len(world.made) == 1
+    world.now += FORGOTTEN_SECONDS
+    operator.settle()
+    assert len(world.made) == 2
+
+
+def test_a_deleted_ray_job_is_an_attempt_that_failed() -> None:
+    world, operator = running()
+    world.delete_ray_job("claims-triage-a1", world.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    operator.settle()
+    assert world.status["attempts"][0]["message"] == "its RayJob was deleted"
+    world.remove_going_pods()
+    world.now += 11
+    operator.settle()
+    assert world.made == ["claims-triage-a1", "claims-triage-a2"]
+    assert world.status["privacy"]["stepsCharged"] == 5
+
+
+def test_a_failure_that_would_come_again_ends_the_job() -> None:
+    world, operator = running()
+    world.end_ray_job("FAILED", "exit code 71")  # DatasetUnsuitable
+    operator.settle()
+    assert world.status["phase"] == "Failed"
+    assert condition(world, "Failed")["reason"] == "DatasetUnsuitable"
+
+
+def test_attempts_come_to_an_end() -> None:
+    world, operator = begun(spec__retry={"maxAttempts": 2})
+    for _ in range(2):
+        world.start_pods()
+        world.end_ray_job("FAILED")
+        operator.settle()
+        world.remove_going_pods()
+        world.now += 600
+        operator.settle()
+    assert world.status["phase"] == "Failed"
+    assert condition(world, "Failed")["reason"] == "AttemptsExhausted"
+    assert len(world.made) == 2
+
+
+def test_a_suspended_job_shows_its_plan_and_begins_nothing() -> None:
+    world, operator = begun(spec__suspend=True)
+    assert world.status["phase"] == "Suspended"
+    assert float(world.status["privacy"]["noiseMultiplier"]) > 0
+    assert world.ledger is None and not world.made
+    world.suspend(False)
+    operator.settle()
+    assert world.made == ["claims-triage-a1"]
+
+
+def test_suspending_waits_for_the_checkpoint_and_resuming_is_the_next_attempt() -> None:
+    world, operator = running()
+    world.suspend(True)
+    operator.settle()
+    assert condition(world, "Running")["reason"] == "Suspending"
+    world.outcome("Suspended")
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert world.status["phase"] == "Suspended"
+    world.remove_going_pods()
+    world.suspend(False)
+    operator.settle()
+    assert world.made == ["claims-triage-a1", "claims-triage-a2"]
+
+
+def test_who_does_not_stop_is_stopped() -> None:
+    world, operator = running()
+    world.suspend(True)
+    operator.settle()
+    assert operator.wake == world.now + SUSPEND_SECONDS
+    world.now += SUSPEND_SECONDS
+    operator.settle()
+    assert world.ray_jobs == {}
+    assert world.status["phase"] == "Suspended"
+
+
+@pytest.mark.parametrize("how", ["gone", "made anew"])
+def test_a_lost_ledger_ends_the_job(how: str) -> None:
+    world, operator = running()
+    spent = world.status["privacy"]["epsilonSpent"]
+    ledger, world.ledger = world.ledger, None
+    if how == "made anew":
+        assert ledger is not None
+        ledger.pop("status")
+        world.create(ledger)
+    operator.settle()
+    assert world.status["phase"] == "Failed"
+    assert condition(world, "Failed")["reason"] == "LedgerLost"
+    assert world.ray_jobs == {}
+    assert world.status["privacy"]["epsilonSpent"] == spent
+
+
+def test_without_kuberay_it_waits_and_then_goes_on() -> None:
+    world = World.with_job()
+    world.kuberay = False
+    operator = Operator(world)
+    operator.settle()
+    assert condition(world, "Stalled")["reason"] == "KubeRayMissing"
+    world.kuberay = True
+    operator.settle()
+    assert world.made == ["claims-triage-a1"]
+
+
+def test_nobody_who_claims_within_five_minutes_has_failed() -> None:
+    world, operator = begun()
+    world.start_pods()
+    operator.settle()
+    assert operator.wake == world.now + START_SECONDS
+    world.now += START_SECONDS
+    operator.settle()
+    assert world.status["attempts"][0]["reason"] == "NoProgress"
+
+
+def test_the_deadline_is_of_all_attempts_together() -> None:
+    world, operator = running(spec__activeDeadlineSeconds=900)
+    world.now += 901
+    operator.settle()
+    assert world.status["phase"] == "Failed"
+    assert condition(world, "Failed")["reason"] == "DeadlineExceeded"
+    assert world.ray_jobs == {}
+
+
+def test_the_ray_job_of_a_failed_attempt_stays_for_its_logs() -> None:
+    world, operator = running(spec__childrenTTLSeconds=0)
+    world.end_ray_job("FAILED", "exit code 71")
+    operator.settle()
+    assert operator.wake == world.now + KEPT_SECONDS
+    assert world.ray_jobs
+    world.now += KEPT_SECONDS
+    operator.settle()
+    assert world.ray_jobs == {}
+
+
+def test_what_only_arithmetic_can_refuse_is_not_accepted() -> None:
+    changes = {"spec__dataset__unit__atLeast": 10**7, "spec__training": {"steps": 10, "expectedBatchSize": 200_000}}
+    world, _ = begun(**changes)
+    assert world.status["phase"] == "Pending"
+    assert condition(world, "Accepted")["status"] == "False"
+    assert "overflows the integer grid" in condition(world, "Accepted")["message"]
+    assert world.ledger is None

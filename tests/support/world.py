@@ -1,0 +1,228 @@
+"""A cluster made of dictionaries: objects of one job, and everybody who changes them, one small step at a time.
+
+`Operator.reconcile` is the real one's way in short: plan on what a cache shows, which may be any earlier moment; where
+the plan is grave, look again at the world itself; then act, and write the status last. It can be killed after any
+action. KubeRay, the kubelet, the trainer and people are methods that a test calls in any order.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs import MINIMAL, changed
+
+from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_operator import names
+from tensafe_operator.plan import plan
+from tensafe_operator.plan.observed import Create, DeleteRayJob, Observed
+from tensafe_operator.plan.times import text_of
+from tensafe_operator.settings import Settings
+
+JOB_UID = "11111111-2222-3333-4444-555555555555"
+SETTINGS = Settings(image="trainer:1")
+TRAINING = {"spec.training": {"steps": 20, "expectedBatchSize": 250}, "spec.dataset.unit.atLeast": 5000}
+
+
+class Killed(Exception):
+    """The operator died here."""
+
+
+@dataclass
+class World:
+    """The objects, the clock, and what has ever happened to them."""
+
+    job: dict[str, Any]
+    now: float = 1_800_000_000.0
+    ledger: dict[str, Any] | None = None
+    ray_jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    others: set[tuple[str, str]] = field(default_factory=set)
+    kuberay: bool = True
+    made: list[str] = field(default_factory=list)
+    """Names of all RayJobs that were ever made, in order."""
+    pasts: list[Observed] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @classmethod
+    def with_job(cls, **changes: Any) -> World:
+        metadata = {"metadata.namespace": "clinic", "metadata.uid": JOB_UID, "metadata.generation": 1}
+        dotted = {path.replace("__", "."): value for path, value in changes.items()}
+        world = cls(changed(MINIMAL, {**TRAINING, **metadata, **dotted}))
+        world.remember()
+        return world
+
+    def observed(self) -> Observed:
+        """Everything as it is now."""
+        return copy.deepcopy(
+            Observed(self.job, self.ledger, tuple(self.ray_jobs.values()), tuple(self.pods.values()), (), self.kuberay)
+        )
+
+    def remember(self) -> None:
+        """Let this moment be one that a slow cache may show later."""
+        self.pasts.append(self.observed())
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.job.get("status") or {})
+
+    # The API server
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        manifest = copy.deepcopy(manifest)
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        manifest["metadata"] |= {"uid": f"uid-{next(self._numbers)}", "creationTimestamp": text_of(self.now)}
+        if kind == "PrivacyLedger":
+            self.ledger = self.ledger or manifest
+        elif kind == "RayJob":
+            if name not in self.ray_jobs:
+                self.ray_jobs[name] = manifest
+                self.made.append(name)
+        else:
+            self.others.add((kind, name))
+
+    def delete_ray_job(self, name: str, uid: str) -> None:
+        found = self.ray_jobs.get(name)
+        if found is not None and found["metadata"]["uid"] == uid:
+            self.ray_jobs.pop(name)
+            for pod in self.pods.values():
+                if pod["metadata"]["labels"][names.ATTEMPT] == found["metadata"]["labels"][names.ATTEMPT]:
+                    pod["metadata"].setdefault("deletionTimestamp", text_of(self.now))
+
+    # KubeRay and the kubelet
+
+    def start_pods(self) -> None:
+        for ray_job in self.live():
+            attempt = ray_job["metadata"]["labels"][names.ATTEMPT]
+            for role in ("head", "worker"):
+                name = f"{ray_job['metadata']['name']}-{role}"
+                labels = {names.ATTEMPT: attempt, names.JOB_UID: JOB_UID, "ray.io/node-type": role}
+                ready = {"type": "Ready", "status": "True"}
+                pod = {
+                    "metadata": {"name": name, "labels": labels},
+                    "status": {"phase": "Running", "conditions": [ready]},
+                }
+                self.pods.setdefault(name, pod)
+            cluster = f"{ray_job['metadata']['name']}-x"
+            began = {"startTime": text_of(self.now)}
+            if not ray_job.get("status"):
+                ray_job["status"] = {"jobDeploymentStatus": "Running", "rayClusterName": cluster, "rayJobInfo": began}
+
+    def remove_going_pods(self) -> None:
+        self.pods = {
+            name: pod
+            for name, pod in self.pods.items()
+            if "deletionTimestamp" not in pod["metadata"] and self._owner(pod) in self.ray_jobs
+        }
+
+    def end_ray_job(self, status: str, message: str = "") -> None:
+        for ray_job in self.live():
+            reason = {"FAILED": {"reason": "AppFailed"}}.get(status, {})
+            deployment = "Failed" if status == "FAILED" else "Complete"
+            ended = {"jobStatus": status, "jobDeploymentStatus": deployment, "message": message, **reason}
+            ray_job["status"] = {**(ray_job.get("status") or {}), **ended}
+            for pod in self.pods.values():
+                if self._owner(pod) == ray_job["metadata"]["name"]:
+                    pod["metadata"].setdefault("deletionTimestamp", text_of(self.now))
+
+    def live(self) -> list[dict[str, Any]]:
+        """RayJobs that have not ended."""
+        return [each for each in self.ray_jobs.values() if not (each.get("status") or {}).get("jobStatus")]
+
+    # The trainer, as the ledger lets it
+
+    def claim(self) -> None:
+        running = [pod for name, pod in self.pods.items() if name.endswith("worker")]
+        if self.ledger is None or not running:
+            return
+        attempt = max(int(pod["metadata"]["labels"][names.ATTEMPT]) for pod in running)
+        status = self.ledger.get("status") or {
+            "attempt": 1,
+            "charges": [],
+            "chargedThrough": 0,
+            "length": 1,
+            "head": "0",
+        }
+        if attempt < status["attempt"]:
+            return
+        own = next((charge for charge in status["charges"] if charge["attempt"] == attempt), None)
+        if own is None:
+            own = {"attempt": attempt, "steps": 0, "incarnation": 0, "podUID": "pod"}
+            status["charges"].append(own)
+        own["incarnation"] += 1
+        status |= {"attempt": attempt, "length": status["length"] + 1}
+        status.pop("outcome", None)
+        self.ledger["status"] = status
+
+    def charge(self, steps: int) -> None:
+        if self.ledger is None or "status" not in self.ledger or not self.pods:
+            return
+        status = self.ledger["status"]
+        own = next(charge for charge in status["charges"] if charge["attempt"] == status["attempt"])
+        own["steps"] += steps
+        through = min(20, status["chargedThrough"] + steps)
+        status |= {"chargedThrough": through, "length": status["length"] + 1}
+        status["progress"] = {"step": through, "lastUpdateTime": text_of(self.now)}
+
+    def outcome(self, word: str) -> None:
+        if self.ledger is None or "status" not in self.ledger:
+            return
+        status = self.ledger["status"]
+        status["outcome"] = word
+        if word != "Suspended" and not any(each["final"] for each in status.get("releases", ())):
+            charged = sum(charge["steps"] for charge in status["charges"])
+            final = {"uri": "s3://m/final", "step": 20, "attempt": status["attempt"], "digest": "d", "final": True}
+            status.setdefault("releases", []).append({**final, "statementDigest": "s", "stepsCharged": charged})
+        LedgerStatus.model_validate(status, by_alias=True, by_name=False)
+
+    # People
+
+    def suspend(self, value: bool) -> None:
+        self.job["spec"]["suspend"] = value
+
+    def _owner(self, pod: dict[str, Any]) -> str:
+        return str(pod["metadata"]["name"].rsplit("-", 1)[0])
+
+
+class Operator:
+    """What the real one does with its plan."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.wake: float | None = None
+
+    def reconcile(self, past: int = -1, dies_after: int | None = None) -> None:
+        """One pass on the moment `past` of the cache; killed after so many actions (the status write is one)."""
+        seen, world = self.world.pasts[past], self.world
+        planned = plan(seen, world.now, SETTINGS)
+        if planned.grave:
+            seen = world.observed()
+            planned = plan(seen, world.now, SETTINGS)
+        self.wake = planned.wake
+        for number, action in enumerate(planned.actions):
+            if number == dies_after:
+                raise Killed
+            match action:
+                case Create():
+                    world.create(action.manifest)
+                case DeleteRayJob():
+                    world.delete_ray_job(action.name, action.uid)
+        if dies_after is not None and dies_after == len(planned.actions):
+            raise Killed
+        self._write(seen, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
+
+    def _write(self, seen: Observed, status: dict[str, Any]) -> None:
+        """As the real one: under the version that was seen, so that a stale one is refused."""
+        if (seen.job.get("status") or {}) == (self.world.job.get("status") or {}):
+            self.world.job["status"] = status
+
+    def settle(self, passes: int = 12) -> None:
+        """Reconcile until nothing changes any more."""
+        for _ in range(passes):
+            before = self.world.observed()
+            self.world.remember()
+            self.reconcile()
+            if self.world.observed() == before:
+                return
