@@ -17,14 +17,14 @@ import torch.distributed as dist
 
 from benchmarks import corpora, minilm
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.aggregation.channel import ProcessGroup
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import JOB_KEY, WorkerConfig, ledger_spec
+from tensorguard.engine.config import JOB_KEY, WorkerConfig
 from tensorguard.ledger.file import FileLedger
 
 MANIFEST = """

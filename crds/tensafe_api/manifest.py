@@ -7,6 +7,7 @@ line act next.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,8 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     name, text = _text_of(text_or_path)
     data, problems = _mapping_of(name, text)
     problems += override(data, overrides)
+    if not _is_text(data):
+        raise ManifestError([Problem("--set", "holds what is no text in UTF-8")])
     try:
         job = parse_job(data)
     except ManifestError as error:
@@ -75,6 +78,8 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
         documents, key_troubles = yamltext.read_documents(text)
     except yaml.YAMLError as error:
         raise ManifestError([Problem(name, f"is no YAML: {_first_line(error)}")]) from None
+    if not _is_text(documents):
+        raise ManifestError([Problem(name, "holds what is no text in UTF-8: give the YAML file of a job")])
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "nothing"
         raise ManifestError([Problem(name, f"holds {count}: a manifest describes one job")])
@@ -83,6 +88,15 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
             [Problem(name, "is not a mapping: a manifest begins with apiVersion, kind, metadata, spec")]
         )
     return documents[0], [Problem(name, trouble) for trouble in key_troubles]
+
+
+def _is_text(value: Any) -> bool:
+    """Whether everything in it can be written again: no half of a surrogate pair, and nothing that contains itself."""
+    try:
+        json.dumps(value, default=str, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _first_line(error: yaml.YAMLError) -> str:

@@ -19,6 +19,7 @@ from tensafe_api import accounting
 from tensafe_api.events import Mechanism, round_up
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.ledger import COUNTED, LedgerSpec
 from tensafe_api.resources.values import number
 
 SAMPLE_RATE_DIGITS = 10
@@ -29,6 +30,7 @@ LEAST_SHARE_SIGMA = 64.0
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
+MOST_REPETITIONS = 10
 CARRIER_MAX = 2**31 - 1
 MOST_STEPS = 2**31 - 1
 """As `spec.training.steps` has it."""
@@ -50,6 +52,13 @@ class Plan:
     delta: str
     accountant: accounting.AccountantName
 
+    @property
+    def most_steps(self) -> int:
+        """How many steps may ever be charged, however large the target: so many that the noise sampler is vouched for
+        them all.
+        """
+        return MOST_REPETITIONS * (self.steps + self.reserve_steps)
+
     def epsilon(self, charged: int) -> float:
         """ε of `charged` steps."""
         return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
@@ -62,7 +71,7 @@ class Plan:
             noise_multiplier=float(self.mechanism.noise_multiplier),
             delta=accounting.job_delta(self.delta),
             accountant=self.accountant,
-            at_most=charged + wanted,
+            at_most=min(charged + wanted, self.most_steps),
         )
         return max(0, within - charged)
 
@@ -110,6 +119,12 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         reserve = min(spec.retry.max_attempts * (checkpoint_every + chunk), steps // 10)
     delta = spec.privacy.target_delta or round_down_delta(Decimal(1) / (10 * at_least))
     target = number(spec.privacy.target_epsilon)
+    if spec.privacy.accountant == "PLD" and float(delta) < accounting.LEAST_PLD_DELTA:
+        raise _problem(
+            "spec.privacy.accountant",
+            f"PLD is computed by FFT, whose rounding counts at a delta of {delta}: leave it out for RDP, or raise "
+            f"spec.privacy.targetDelta to {accounting.LEAST_PLD_DELTA:g} or more",
+        )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
 
@@ -149,6 +164,26 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             "raise it, or leave it out to have it computed",
         )
     return _completed(job, plan), plan
+
+
+def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
+    """What the ledger of `job` is opened with."""
+    spec = job.spec
+    return LedgerSpec(
+        job_name=job.metadata.name,
+        job_uid=uid,
+        lineage=spec.dataset.lineage,
+        mechanism=plan.mechanism,
+        unit_at_least=spec.dataset.unit.at_least,
+        planned_steps=plan.steps,
+        reserve_steps=plan.reserve_steps,
+        target_epsilon=spec.privacy.target_epsilon,
+        delta=plan.delta,
+        accountant=plan.accountant,
+        private_metrics=spec.observability.private_metrics,
+        evaluation=spec.evaluation.visibility if spec.evaluation else "Nothing",
+        counted=COUNTED in job.metadata.annotations,
+    )
 
 
 def round_down_delta(value: Decimal) -> str:

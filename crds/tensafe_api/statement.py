@@ -40,6 +40,7 @@ _NOT_COVERED = (
     "Step time, which tells something about how many records joined a step.",
     "The choice of hyper-parameters by trying several runs on the same data: compose the ε of all runs.",
     "Other runs on the same data or people, unless they were charged to this ledger.",
+    "How many steps were charged beyond the planned ones: it is taken to follow from crashes, not from what was shown.",
     "A true number of units far above `unit.atLeast` enlarges batches and changes nothing in the claim.",
     "Malicious workers: verification finds faults of transit and of libraries.",
 )

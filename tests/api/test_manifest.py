@@ -233,6 +233,13 @@ def test_text_that_is_no_manifest(text: str, problem: str) -> None:
     assert problems_of(text) == [problem]
 
 
+@pytest.mark.parametrize(
+    "text", ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"], ids=["half a character", "itself"]
+)
+def test_what_could_not_be_written_again_is_no_manifest(text: str) -> None:
+    assert problems_of(text) == ["manifest: holds what is no text in UTF-8: give the YAML file of a job"]
+
+
 def test_a_key_written_twice_is_an_error_beside_the_others() -> None:
     lines = problems_of(SHORTEST + "  suspend: false\n  suspend: maybe\n")
     assert lines == [

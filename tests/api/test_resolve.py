@@ -166,6 +166,19 @@ def test_checkpoints_chunks_and_reserve(
     assert (plan.checkpoint_every, plan.chunk_steps, plan.reserve_steps) == expected
 
 
+def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
+    with pytest.raises(ManifestError) as error:
+        resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "9e-9"}))
+    path, message = problem(error)
+    assert path == "spec.privacy.accountant"
+    assert "leave it out for RDP, or raise spec.privacy.targetDelta to 1e-08" in message
+
+
+def test_no_target_pays_for_more_steps_than_the_samplers_are_vouched_for(job: Job) -> None:
+    _, plan = resolve(job({"spec.privacy.targetEpsilon": "1e12"}))
+    assert plan.affordable(0, 10**9) == plan.most_steps == 10 * (plan.steps + plan.reserve_steps)
+
+
 def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
     for training in ({}, {"learningRate": "5e-3"}):
         plan = resolve(job({"spec.training": {**training, "expectedBatchSize": 100}}))[1]
@@ -306,7 +319,8 @@ def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, 
     assert plan.epsilon_claimed(0) == plan.epsilon(plan.steps) == plan.epsilon_claimed(plan.steps)
     assert plan.epsilon_claimed(whole) == plan.epsilon(whole)
     beyond = plan.affordable(whole, 10**6)
-    assert plan.epsilon(whole + beyond) <= float(target) < plan.epsilon(whole + beyond + 1)
+    assert plan.epsilon(whole + beyond) <= float(target)
+    assert whole + beyond == plan.most_steps or float(target) < plan.epsilon(whole + beyond + 1)
     assert plan.affordable(whole + beyond, 10) == 0
     assert plan.affordable(whole + beyond + 5, 10) == 0
 

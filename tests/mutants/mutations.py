@@ -246,8 +246,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _FOLD,
-                "steps = charges[attempt].steps if attempt in charges else 0",
-                'steps = entry["fromStep"]',
+                '"charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),',
+                '"charges": _with(state, Charge(attempt, begins, entry["incarnation"], entry["holder"])),',
             ),
         ),
         (

@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroup
@@ -44,7 +44,7 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store, ledger_spec
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store
 from tensorguard.engine.events import Ended, Event, EventReader
 from tensorguard.engine.status import fold_status
 from tensorguard.engine.worker import train

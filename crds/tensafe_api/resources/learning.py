@@ -16,14 +16,16 @@ from tensafe_api.resources.values import (
     Count,
     Delta,
     Endpoint,
+    Epsilon,
     Flag,
     Fraction,
     GradNorm,
+    LearningRate,
     LossScale,
-    NonNegativeDecimal,
     ObjectName,
     Positive,
     PositiveDecimal,
+    WeightDecay,
     Word,
 )
 
@@ -50,11 +52,11 @@ class Training(Block):
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8, description="Records that a worker works on at once: a matter of memory, without effect on the result."
     )
-    learning_rate: PositiveDecimal = Field("2e-4", description="Highest learning rate of AdamW.")
+    learning_rate: LearningRate = Field("2e-4", description="Highest learning rate of AdamW.")
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(
         "Linear", description="How the learning rate goes on after the warm-up: down to 0, or constant."
     )
-    weight_decay: NonNegativeDecimal = Field("0.01", description="Weight decay of AdamW.")
+    weight_decay: WeightDecay = Field("0.01", description="Weight decay of AdamW.")
     warmup_ratio: Fraction = Field("0.03", description="Share of the steps over which the learning rate rises from 0.")
     max_length: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] = Field(
         512, description="Most tokens of a record; dataset.overLength says what happens to longer ones."
@@ -89,7 +91,7 @@ class Training(Block):
 class Privacy(Block):
     """What the training may tell of one unit, and how that is counted. Adjacency: one unit added or removed."""
 
-    target_epsilon: PositiveDecimal = Field(description="The epsilon that training must not exceed.")
+    target_epsilon: Epsilon = Field(description="The epsilon that training must not exceed.")
     target_delta: Delta | None = Field(
         None,
         description="The delta of the claim, at least 1e-300 and below 1 / unit.atLeast; default: "

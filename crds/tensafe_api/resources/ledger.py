@@ -20,7 +20,7 @@ from tensafe_api.events import Mechanism
 from tensafe_api.resources.block import Block, StatusBlock, Transition, Unique
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.values import (
-    URI,
+    Address,
     Count,
     Delta,
     Flag,
@@ -33,6 +33,8 @@ from tensafe_api.resources.values import (
     Word,
 )
 
+COUNTED = "tensafe.io/unit-at-least"
+"""Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
 LEDGER_KIND: Literal["PrivacyLedger"] = "PrivacyLedger"
 MOST_ATTEMPTS = 64
 MOST_RELEASES = 200
@@ -59,6 +61,15 @@ class LedgerSpec(Block):
     target_epsilon: PositiveDecimal = Field(description="Epsilon that must not be exceeded.")
     delta: Delta = Field(description="Delta of every epsilon of the job.")
     accountant: Literal["RDP", "PLD"] = Field(description="How steps add up to epsilon.")
+    private_metrics: Literal["Hidden", "Internal"] = Field(
+        "Hidden", description="Whether exact functions of private data are shown to trusted eyes."
+    )
+    evaluation: Literal["Nothing", "Public", "Private"] = Field(
+        "Nothing", description="Whether the model is measured while it is trained, and on what."
+    )
+    counted: Flag = Field(
+        False, description="Whether unitAtLeast is the true number of records, which is thereby public."
+    )
 
 
 class PrivacyLedgerSpec(LedgerSpec):
@@ -91,7 +102,7 @@ class ChargeRecord(StatusBlock):
 class ReleaseRecord(StatusBlock):
     """A checkpoint that others can read."""
 
-    uri: URI = Field(description="Where it lies.")
+    uri: Address = Field(description="Where it lies.")
     step: Count = Field(description="After how many steps.")
     attempt: Positive = Field(description="Number of the attempt that wrote it.")
     digest: Text = Field(description="Digest of its files.")

@@ -15,7 +15,7 @@ from pydantic import Field
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.block import StatusBlock, Unique
 from tensafe_api.resources.values import (
-    URI,
+    Address,
     Count,
     Delta,
     Flag,
@@ -134,7 +134,7 @@ class EvaluationResult(StatusBlock):
 class CheckpointRecord(StatusBlock):
     """One checkpoint that is kept."""
 
-    uri: URI = Field(description="Where it lies.")
+    uri: Address = Field(description="Where it lies.")
     step: Count = Field(description="After how many steps.")
     epsilon: NonNegativeDecimal = Field(description="Epsilon of all steps charged until then.")
     digest: Text = Field(description="Digest of its files.")
@@ -145,9 +145,9 @@ class CheckpointRecord(StatusBlock):
 class FinalModel(StatusBlock):
     """The result."""
 
-    uri: URI = Field(description="Where the adapter lies.")
+    uri: Address = Field(description="Where the adapter lies.")
     digest: Text | None = Field(None, description="Digest of its files.")
-    statement_uri: URI | None = Field(None, alias="statementURI", description="Where the privacy statement lies.")
+    statement_uri: Address | None = Field(None, alias="statementURI", description="Where the privacy statement lies.")
     statement_digest: Text | None = Field(None, description="Digest of the privacy statement.")
 
 

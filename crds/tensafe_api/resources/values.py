@@ -30,6 +30,9 @@ STRING_ERROR = "string"
 LEAST_DELTA = 1e-300
 """The least δ: a float far below it has few digits, and the millionth of it that pays for the noise would be 0."""
 
+LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e9
+"""Noise multipliers beyond which floats have too few digits for any accountant."""
+
 
 def number(value: str) -> float:
     """The value of a decimal string.
@@ -136,6 +139,27 @@ def _decimal(*rules: Rule) -> Written:
 
 PositiveDecimal = Annotated[str, _decimal(_POSITIVE, _FINITE)]
 """A decimal string above 0."""
+Epsilon = Annotated[
+    str,
+    _decimal(
+        _POSITIVE,
+        Rule(
+            "double(self) <= 1e12",
+            "must be at most 1e12",
+            lambda text: float(text) <= 1e12,
+        ),
+    ),
+]
+"""A decimal string above 0, up to 1e12."""
+LearningRate = Annotated[
+    str,
+    _decimal(_POSITIVE, Rule("double(self) <= 100.0", "must be at most 100", lambda text: float(text) <= 100)),
+]
+"""A decimal string above 0, up to 100."""
+WeightDecay = Annotated[
+    str, _decimal(Rule("double(self) <= 100.0", "must be at most 100", lambda text: float(text) <= 100))
+]
+"""A decimal string from 0 to 100."""
 GradNorm = Annotated[
     str,
     _decimal(
@@ -217,6 +241,8 @@ URI = Annotated[
     ),
 ]
 """A place: a URI of any scheme, or a path (a relative one is relative to the manifest, and for local runs only)."""
+Address = Annotated[str, Field(strict=True, min_length=1, max_length=8192)]
+"""Where something lies that was written: a URI of any length that a path can come to."""
 Endpoint = Annotated[str, Written(r"https?://[^\s/]+(/\S*)?", "an address such as https://minio.example:9000", 1024)]
 """Address of an HTTP service."""
 Timestamp = Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensafe_api.resolve import Plan
+from tensafe_api.resolve import Plan, ledger_spec
 from tensafe_api.resources.job import API_VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedgerSpec
 from tensafe_operator import names
@@ -12,19 +12,9 @@ from tensafe_operator.children import Manifest, service_account
 def ledger(job: TenSafeTrainingJob, plan: Plan) -> Manifest:
     """The ledger of a completed job, with every privacy value frozen."""
     uid = job.metadata.uid or ""
-    spec = PrivacyLedgerSpec(
-        job_name=job.metadata.name,
-        job_uid=uid,
-        lineage=job.spec.dataset.lineage,
-        mechanism=plan.mechanism,
-        unit_at_least=job.spec.dataset.unit.at_least,
-        planned_steps=plan.steps,
-        reserve_steps=plan.reserve_steps,
-        target_epsilon=job.spec.privacy.target_epsilon,
-        delta=plan.delta,
-        accountant=plan.accountant,
-        service_account_name=service_account(job),
-    )
+    opened = ledger_spec(job, plan, uid)
+    frozen = {name: getattr(opened, name) for name in type(opened).model_fields}
+    spec = PrivacyLedgerSpec(**frozen, service_account_name=service_account(job))
     return {
         "apiVersion": API_VERSION,
         "kind": LEDGER_KIND,

@@ -50,11 +50,14 @@ def test_noise_multiplier_of_an_epsilon(capsys: pytest.CaptureFixture[str]) -> N
         [*ACCOUNT, "--noise-multiplier", "1", "--target-epsilon", "8"],
         [*ACCOUNT, "--noise-multiplier", "nan"],
         [*ACCOUNT, "--noise-multiplier", "-1"],
+        [*ACCOUNT, "--noise-multiplier", "1e-160"],
+        [*ACCOUNT, "--noise-multiplier", "1e200"],
+        [*ACCOUNT[:-1], "1e-10", "--noise-multiplier", "1", "--accountant", "pld"],
         ["account", "--noise-multiplier", "1", "--sample-rate", "1.5", "--steps", "10", "--delta", "1e-5"],
         ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "1.5", "--delta", "1e-5"],
         ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "10", "--delta", "1"],
     ],
-    ids=["neither", "both", "nan", "negative", "rate", "steps", "delta"],
+    ids=["neither", "both", "nan", "negative", "tiny", "huge", "pld", "rate", "steps", "delta"],
 )
 def test_a_wrong_figure_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*arguments) == 2
@@ -166,6 +169,35 @@ def test_a_ledger_that_was_cut_is_not_believed(
     shown = capsys.readouterr()
     assert not shown.out
     assert "tells of 105: entries were cut off" in shown.err
+
+
+def test_a_ledger_without_its_event_log_is_not_believed(
+    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
+    (tmp_path / "out" / "events.jsonl").unlink()
+    capsys.readouterr()
+    assert call("ledger", str(tmp_path / "out")) == 1
+    assert "events.jsonl is gone" in capsys.readouterr().err
+
+
+def test_a_status_in_a_manifest_is_not_believed(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(write_manifest())
+    path.write_text(path.read_text() + 'status: {phase: Succeeded, privacy: {epsilonSpent: "0"}}\n')
+    assert call("validate", str(path), "-o", "json") == 0
+    assert "status" not in json.loads(capsys.readouterr().out)
+
+
+def test_what_has_no_meaning_here_is_said(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"retry__maxAttempts": 1, "cluster__worker": {"memory": "1Gi"}, "storage": {"region": "eu-1"}}
+    assert call("validate", write_manifest(**changes)) == 0
+    warnings = capsys.readouterr().err
+    for field in ("spec.retry.maxAttempts", "spec.cluster.worker.memory", "spec.storage.region"):
+        assert field in warnings
+
+
+def test_cores_are_a_quantity(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("validate", write_manifest(cluster__worker={"cpus": "1.5m"})) == 0
 
 
 def test_an_edited_ledger_is_one_and_a_missing_one_two(

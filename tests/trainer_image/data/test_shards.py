@@ -157,6 +157,7 @@ def test_ids_are_one_user_whatever_their_type():
         (b"\xff", "\ufffd"),
         ("alice", "alice\u200b", "\ufeffalice", "al\u00adice", "alice\u2060", "ali\0ce", "\uff41lice"),
         ("jose\u200d\u0301", "jos\u00e9"),
+        ("ann", "ann\ufe0f", "a\u034fnn", "\u115fann", "ann\u3164", "ann\u2800", "ann\uffa0"),
         ('{"site":1,"id":7}', '{"id": 7, "site": 1}'),
     ):
         assert len({keys.user_of(value) for value in same} - {None}) == 1, same

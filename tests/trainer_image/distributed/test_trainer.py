@@ -232,6 +232,16 @@ def test_exhausted_budget_is_a_result(fake: Any, config: Make) -> None:
     assert TenSafeTrainer(config()).fit(RECORDS).phase == "BudgetExhausted"
 
 
+def test_what_a_refused_folder_has_spent_is_told_by_its_own_ledger(fake: Any, config: Make, tmp_path: Path) -> None:
+    first = TenSafeTrainer(config())
+    first.fit(RECORDS)
+    fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
+    louder = TenSafeTrainer(config(dp_config=DistributedDPConfig(target_epsilon=8.0, noise_multiplier=50.0)))
+    with pytest.raises(ConfigurationError):
+        louder.fit(RECORDS)
+    assert louder.epsilon_spent == first.epsilon_spent > 0
+
+
 def test_refusal_is_in_pythons_words(fake: Any, config: Make) -> None:
     fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
     with pytest.raises(ConfigurationError, match="go on with it by resume_from_checkpoint, or name another output_dir"):

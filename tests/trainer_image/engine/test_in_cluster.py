@@ -15,8 +15,8 @@ from harness import Alone, Job
 from ledgers import LedgerObject, Pod, make_pod
 
 from tensafe_api.manifest import dump_manifest
+from tensafe_api.resolve import ledger_spec
 from tensorguard.engine.charging import Charging
-from tensorguard.engine.config import ledger_spec
 from tensorguard.engine.worker import train
 from tensorguard.ledger.open import POD_UID, Place
 

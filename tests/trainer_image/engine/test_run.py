@@ -218,6 +218,8 @@ CHANGES = {
     "spec.dataset.unit={kind: User, column: label, atLeast: 200}": "mechanism.unit",
     "spec.dataset.lineage=somebody-else": "lineage",
     "metadata.name=other": "jobName",
+    "spec.observability.privateMetrics=Internal": "privateMetrics",
+    "spec.evaluation={uri: e.jsonl, visibility: Private}": "evaluation",
 }
 
 
@@ -297,6 +299,20 @@ def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(fol
     refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
     assert refused.path == "spec.evaluation.uri"
     assert "data.jsonl is read by spec.dataset too, so it is private" in str(refused)
+
+
+@pytest.mark.parametrize("private", ["part", "part/part-0000", "part/part-*", "x/../part"])
+def test_files_without_a_telling_name_and_hard_links_are_the_same_files(folder: Folder, private: str) -> None:
+    for name in ("part", "x"):
+        (folder.place / name).mkdir()
+    (folder.place / "part" / "part-0000").write_text('{"text": "w1", "label": 1}\n')
+    (folder.place / "linked").hardlink_to(folder.place / "part" / "part-0000")
+    for public in ("part/part-0000", "linked", "part"):
+        evaluation = f"spec.evaluation={{uri: {public}, format: jsonl, visibility: Public}}"
+        if public == private:
+            continue  # which the manifest's own rule refuses
+        refused = refusal(folder, f"spec.dataset.uri={private}", "spec.dataset.format=jsonl", evaluation)
+        assert "so it is private" in str(refused)
 
 
 def test_checkpoints_of_another_run_are_not_overwritten(folder: Folder) -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from harness import Alone, Job
 
-from tensorguard.engine.config import EVENTS, JOB_KEY, ledger_spec
+from tensafe_api.resolve import ledger_spec
+from tensorguard.engine.config import EVENTS, JOB_KEY
 from tensorguard.engine.events import charged_in
 from tensorguard.engine.local import _remove_session
 from tensorguard.engine.status import fold_status

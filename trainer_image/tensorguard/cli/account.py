@@ -11,7 +11,7 @@ import json
 import math
 
 from tensorguard.cli.exits import SUCCEEDED, Refused
-from tensorguard.cli.parsing import Verbs, open_fraction, positive, probability, whole
+from tensorguard.cli.parsing import Verbs, open_fraction, positive, probability, sensible_sigma, whole
 
 _EPILOG = """\
 examples:
@@ -36,7 +36,10 @@ def add(verbs: Verbs) -> None:
     )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
-        "--noise-multiplier", metavar="σ", type=positive, help="standard deviation of the noise over the clip norm"
+        "--noise-multiplier",
+        metavar="σ",
+        type=sensible_sigma,
+        help="standard deviation of the noise over the clip norm",
     )
     given.add_argument(
         "--target-epsilon", metavar="ε", type=positive, help="find the least noise multiplier for this ε instead"
@@ -87,6 +90,11 @@ def _account(arguments: argparse.Namespace) -> int:
         raise Refused(f"tensafe account: {error}; raise --target-epsilon, or lower --steps or --sample-rate") from error
     except (OverflowError, ZeroDivisionError):
         epsilon = math.inf
+    if not math.isfinite(epsilon) and arguments.accountant == "PLD" and arguments.delta < accounting.LEAST_PLD_DELTA:
+        raise Refused(
+            "tensafe account: --accountant pld is computed by FFT, whose rounding counts at a δ of "
+            f"{arguments.delta:g}: take rdp, or a δ of {accounting.LEAST_PLD_DELTA:g} or more"
+        )
     if not math.isfinite(epsilon):
         raise Refused(f"tensafe account: --noise-multiplier {sigma:g} gives no finite ε for these steps; raise it")
 

@@ -41,6 +41,7 @@ def load(path: str, overrides: Sequence[str]) -> Loaded:
         completed, plan = resolve(job)
     except ManifestError as error:
         raise Refused(str(error)) from error
+    job, completed = (each.model_copy(update={"status": None}) for each in (job, completed))  # that is ours to write
     return Loaded(job, completed, plan)
 
 
@@ -79,9 +80,12 @@ def _idle_locally(job: TenSafeTrainingJob) -> Iterator[str]:
     """The paths of fields that were set to something and that only a cluster looks at."""
     spec = job.spec
     yield from _set_fields(spec.model, "spec.model", {"token_secret"})
-    yield from _set_fields(spec.storage, "spec.storage", {"secret_name"})
+    uris = [spec.dataset.uri, spec.checkpoint.uri, spec.evaluation.uri if spec.evaluation else ""]
+    of_s3 = {"endpoint", "region"} if not any(uri.startswith("s3://") for uri in uris) else set()
+    yield from _set_fields(spec.storage, "spec.storage", {"secret_name"} | of_s3)
     yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _USED_OF_CLUSTER)
-    yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource"})
+    yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
+    yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})
     yield from _set_fields(spec, "spec", {"active_deadline_seconds", "children_ttl_seconds", "suspend"})
 
 

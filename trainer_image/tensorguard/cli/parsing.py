@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tensafe_api.resources.values import LEAST_DELTA
+from tensafe_api.resources.values import LEAST_DELTA, LEAST_SIGMA, MOST_SIGMA
 from tensorguard.cli.exits import INVALID
 
 Verbs = argparse._SubParsersAction
@@ -73,6 +73,7 @@ def whole(text: str) -> int:
 
 
 positive = real(lambda value: value > 0, "above 0")
+sensible_sigma = real(lambda value: LEAST_SIGMA <= value <= MOST_SIGMA, f"from {LEAST_SIGMA:g} to {MOST_SIGMA:g}")
 probability = real(lambda value: 0 < value <= 1, "above 0 and at most 1")
 open_fraction = real(lambda value: LEAST_DELTA <= value < 1, f"at least {LEAST_DELTA:g} and below 1")
 

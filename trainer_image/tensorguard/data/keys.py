@@ -42,7 +42,7 @@ def user_of(value: Any) -> bytes | None:
     only lose records to `maxExamplesPerUnit`. So what may be one id is one:
 
     - White space around an id does not count, nor how Unicode composes its letters or writes their variants (NFKC), nor
-      what is not seen at all (control and format characters).
+      what is not seen at all (control and format characters, and what Unicode says to ignore).
     - An id that is an object is the same in any order of its fields.
     - Ids that read as decimal numbers are one where the numbers are (7, 7.0, "7", " 7 ", 7e0, and "007" too: a library
       that takes ids for numbers drops zeros), after rounding to 64-bit floats, as pandas rounds ids beyond 2^53 in any
@@ -55,8 +55,8 @@ def user_of(value: Any) -> bytes | None:
     if value is None or (not isinstance(value, str) and str(value) in _NULLS):
         return None
     text = value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
-    seen = (sign for sign in text if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf"))
-    text = unicodedata.normalize("NFKC", "".join(seen)).strip()
+    text = unicodedata.normalize("NFKC", "".join(filter(_is_seen, text)))
+    text = "".join(filter(_is_seen, text)).strip()
     if text.startswith(("{", "[")):
         text = _in_order(text)
     if _NUMBER.fullmatch(text):
@@ -108,3 +108,26 @@ def digest_of(key: bytes, sums: Iterable[int]) -> str:
     return (
         "hmac-sha256:" + hmac.new(key, b"tensafe/dataset\0" + total.to_bytes(WIDTH, "big"), hashlib.sha256).hexdigest()
     )
+
+
+def _is_seen(sign: str) -> bool:
+    """Whether a character is white space or anything that shows."""
+    if sign.isspace():
+        return True
+    return unicodedata.category(sign) not in ("Cc", "Cf") and not any(ord(sign) in span for span in _IGNORABLE)
+
+
+_IGNORABLE = (
+    range(0x034F, 0x0350),
+    range(0x115F, 0x1161),
+    range(0x17B4, 0x17B6),
+    range(0x180B, 0x1810),
+    range(0x2065, 0x2066),
+    range(0x2800, 0x2801),  # a Braille cell without a dot
+    range(0x3164, 0x3165),
+    range(0xFE00, 0xFE10),
+    range(0xFFA0, 0xFFA1),
+    range(0xFFF0, 0xFFF9),
+    range(0xE0000, 0xE1000),
+)
+"""Unicode's Default_Ignorable_Code_Points that are in neither category, and a blank that is no white space."""

@@ -36,14 +36,18 @@ PROBE_BYTES = 1 << 20
 """How far into a jsonl file column names are looked for."""
 
 
-def files_at(uri: str, storage: Storage | None) -> set[str]:
-    """The files at a URI, each under one name: links on a disk are followed.
+def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str, str]:  # noqa: A002
+    """The files at a URI by what tells them apart, whatever their names: on a disk the file itself, which may have
+    several, elsewhere its address.
 
     Raises whatever the file system raises.
     """
     protocol, options = filesystem_of(uri, storage)
-    files = _files(fsspec.filesystem(protocol, **options), uri, None)
-    return {os.path.realpath(path) if protocol in ("file", "local") else path for path in files}
+    files = _files(fsspec.filesystem(protocol, **options), uri, format)
+    if protocol not in ("file", "local"):
+        return {path: path for path in files}
+    found = {path: os.stat(path) for path in files}  # noqa: PTH116
+    return {f"{stat.st_dev}/{stat.st_ino}": path for path, stat in found.items()}
 
 
 def inspect(

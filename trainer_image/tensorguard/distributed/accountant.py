@@ -18,7 +18,7 @@ from collections import Counter
 
 from tensafe_api import accounting
 from tensafe_api.events import Event
-from tensafe_api.resources.values import LEAST_DELTA
+from tensafe_api.resources.values import LEAST_DELTA, LEAST_SIGMA, MOST_SIGMA
 from tensorguard.distributed.config import number, whole
 from tensorguard.distributed.errors import ConfigurationError
 
@@ -87,7 +87,12 @@ def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, floa
     rate = number("sample_rate", sample_rate)
     if not 0 < rate <= 1:
         raise ConfigurationError(f"sample_rate must be above 0 and at most 1, not {sample_rate!r}")
-    return _above_zero("noise_multiplier", noise_multiplier), rate
+    sigma = _above_zero("noise_multiplier", noise_multiplier)
+    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+        raise ConfigurationError(
+            f"noise_multiplier must be from {LEAST_SIGMA:g} to {MOST_SIGMA:g}, not {noise_multiplier!r}"
+        )
+    return sigma, rate
 
 
 def _delta(value: float) -> float:

@@ -14,10 +14,11 @@ from typing import Any
 
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
+from tensafe_api.resources.ledger import COUNTED
 from tensorguard.distributed.config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
 from tensorguard.distributed.datasets import columns_of, length_of
 from tensorguard.distributed.errors import ConfigurationError, in_python
-from tensorguard.engine.config import COUNTED, COUNTED_SENTENCE
+from tensorguard.engine.config import COUNTED_SENTENCE
 
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"

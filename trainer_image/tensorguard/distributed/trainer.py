@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensafe_api.accounting import job_epsilon
 from tensafe_api.manifest import ManifestError
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan, resolve
@@ -161,9 +162,11 @@ class TenSafeTrainer:
         if self._plan is None:
             return 0.0
         try:
-            return self._plan.epsilon(FileLedger(self._output_dir).read().steps_charged)
+            state = FileLedger(self._output_dir).read()
         except LedgerMissing:
             return 0.0
+        # By the ledger's own figures: it may be of a run that this configuration was refused to go on with.
+        return job_epsilon(state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant)
 
 
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:

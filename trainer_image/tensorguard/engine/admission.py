@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.values import quantity
 
 
 class RunRefused(Exception):
@@ -26,8 +27,7 @@ class RunRefused(Exception):
 
 def cpus_of(job: TenSafeTrainingJob) -> float:
     """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
-    text = job.spec.cluster.worker.cpus
-    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+    return quantity(job.spec.cluster.worker.cpus)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
@@ -78,8 +78,9 @@ def check_evaluation(job: TenSafeTrainingJob) -> None:
     from tensorguard.data.listing import files_at
 
     try:
-        private = files_at(spec.dataset.uri, spec.storage)
-        shared = sorted(private & files_at(spec.evaluation.uri, spec.storage))
+        private = files_at(spec.dataset.uri, spec.storage, spec.dataset.format)
+        public = files_at(spec.evaluation.uri, spec.storage, spec.evaluation.format)
+        shared = sorted(path for file, path in public.items() if file in private)
     except Exception:  # whoever reads the data next says why it cannot be read
         return
     if shared:

@@ -240,8 +240,8 @@ def _vouch_for_noise(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tup
     Raises:
         AttemptFailed: where δ is too small for a sensible ε.
     """
-    draws = dimension * (plan.steps + plan.reserve_steps) * plan.mechanism.workers
-    epsilon = min(plan.target_epsilon, plan.epsilon(plan.steps + plan.reserve_steps))
+    draws = dimension * plan.most_steps * plan.mechanism.workers
+    epsilon = min(plan.target_epsilon, plan.epsilon(plan.most_steps))
     cost = math.log(draws) + math.log(noise.total_variation) + float(np.logaddexp(0.0, epsilon))
     if cost <= math.log(float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA):
         return ()

@@ -15,15 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.ledger import LedgerSpec
+from tensafe_api.resources.ledger import COUNTED
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.open import Place
 from tensorguard.storage import filesystem_of
 
-COUNTED = "tensafe.io/unit-at-least"
-"""Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
 COUNTED_SENTENCE = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
     "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
@@ -69,23 +66,6 @@ class WorkerConfig:
 
     def job_key(self) -> bytes:
         return (self.directory / JOB_KEY).read_bytes()
-
-
-def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
-    """What the ledger of `job` is opened with."""
-    spec = job.spec
-    return LedgerSpec(
-        job_name=job.metadata.name,
-        job_uid=uid,
-        lineage=spec.dataset.lineage,
-        mechanism=plan.mechanism,
-        unit_at_least=spec.dataset.unit.at_least,
-        planned_steps=plan.steps,
-        reserve_steps=plan.reserve_steps,
-        target_epsilon=spec.privacy.target_epsilon,
-        delta=plan.delta,
-        accountant=plan.accountant,
-    )
 
 
 def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -131,7 +131,9 @@ def charged_in(path: Path) -> int:
 def _parse(line: bytes) -> Event | None:
     """The event of one line; None for a line that a kill tore before another writer appended to it."""
     try:
-        fields: dict[str, Any] = json.loads(line)
-        return _KINDS[fields.pop("kind")](**fields)
+        values: dict[str, Any] = json.loads(line)
+        event = _KINDS[values.pop("kind")](**values)
+        whole = (getattr(event, each.name) for each in fields(event) if each.type == "int")
+        return event if all(isinstance(value, int) for value in whole) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -28,19 +28,11 @@ from typing import Any
 
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
-from tensorguard.engine.config import (
-    ERRORS,
-    EVENTS,
-    JOB_KEY,
-    WorkerConfig,
-    checkpoint_store,
-    ledger_spec,
-    note_traceback,
-)
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store, note_traceback
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
 from tensorguard.engine.local import fit, keep_sigterm, local_ray
@@ -243,11 +235,6 @@ class _Run:
             check_events(self.directory / EVENTS, state)
         except LedgerError as error:
             raise RunRefused("", str(error)) from error
-        if state.steps_charged and not (self.directory / EVENTS).exists():
-            raise RunRefused(
-                "",
-                f"{self.directory / EVENTS} is gone, which tells whether the ledger beside it is whole; put it back",
-            )
         if not resume:
             if state.steps_charged == 0:
                 return None  # nothing was spent under it

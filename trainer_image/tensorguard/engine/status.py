@@ -66,7 +66,7 @@ def fold_status(
         privacy=_of_lost_ledger(plan) if _lost(ledger, events, ended) else privacy_status(plan, ledger),
         progress=_progress(plan, events),
         evaluations=_evaluations(events),
-        checkpoints=_checkpoints(plan, events),
+        checkpoints=_checkpoints(plan, events, job.spec.checkpoint.keep),
         final_model=FinalModel(
             uri=final.uri,
             digest=final.digest,
@@ -209,19 +209,25 @@ def evaluation_result(event: Evaluated) -> EvaluationResult:
     )
 
 
-def _checkpoints(plan: Plan, events: Sequence[Event]) -> tuple[CheckpointRecord, ...]:
-    by_uri: dict[str, CheckpointRecord] = {}
+def _checkpoints(plan: Plan, events: Sequence[Event], keep: int) -> tuple[CheckpointRecord, ...]:
+    """Those that are kept: the newest `keep`, and the final one."""
+    saved: dict[str, Saved] = {}
     for event in events:
         if isinstance(event, Saved):
-            by_uri.pop(event.uri, None)
-            by_uri[event.uri] = CheckpointRecord(
-                uri=event.uri,
-                step=event.step,
-                epsilon=accounting.shown(plan.epsilon(event.charged)),
-                digest=event.digest,
-                time=timestamp(event.time),
-            )
-    return tuple(by_uri.values())
+            saved.pop(event.uri, None)
+            saved[event.uri] = event
+    passing = [event for event in saved.values() if not event.final][-keep:]
+    final = [event for event in saved.values() if event.final][-1:]
+    return tuple(
+        CheckpointRecord(
+            uri=event.uri,
+            step=event.step,
+            epsilon=accounting.shown(plan.epsilon(event.charged)),
+            digest=event.digest,
+            time=timestamp(event.time),
+        )
+        for event in (*passing, *final)
+    )
 
 
 def timestamp(seconds: float) -> str:

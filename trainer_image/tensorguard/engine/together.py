@@ -62,6 +62,6 @@ def told(error: Exception) -> tuple[Reason, str]:
     """What may be said of an error: our own carry a `reason` and a sentence without records; of others only the kind,
     since their words may quote a record. Their traceback goes into a file that the run's owner alone can read.
     """
-    if hasattr(error, "reason"):
-        return error.reason, " ".join(str(error).split())
+    if isinstance(reason := getattr(error, "reason", None), Reason):
+        return reason, " ".join(str(error).split())
     return Reason.INTERNAL_ERROR, f"{type(error).__name__}; see the errors-*.log in the run's folder for where"

@@ -18,7 +18,9 @@ _PUT_BACK = "entries were cut off or replaced; put back the ledger as it was, si
 
 
 def check_events(events: Path, ledger: LedgerState) -> None:
-    """Raise LedgerCorrupt where the event log tells of more charges than the ledger."""
+    """Raise LedgerCorrupt where the event log tells of more charges than the ledger, or cannot be asked."""
+    if ledger.steps_charged and not events.exists():
+        raise LedgerCorrupt(f"{events} is gone, which tells whether the ledger beside it is whole; put it back")
     if (told := charged_in(events)) > ledger.steps_charged:
         raise LedgerCorrupt(
             f"the ledger holds {ledger.steps_charged} charged steps, and {events} tells of {told}: {_PUT_BACK}"

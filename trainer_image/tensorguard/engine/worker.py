@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from tensafe_api.reasons import Reason
+from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
 from tensafe_api.statement import Facts
@@ -25,7 +26,7 @@ from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
 from tensorguard.engine.build import Parts, build
 from tensorguard.engine.charging import Charging, Verdict
-from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, ledger_spec, note_traceback
+from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, note_traceback
 from tensorguard.engine.evaluation import evaluate_together
 from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
 from tensorguard.engine.saving import FINAL, Saver, latest, name_of, restore
@@ -182,7 +183,8 @@ class Worker:
                 Reason.CONFIGURATION_CHANGED,
                 "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
             )
-        check_events(self.config.directory / EVENTS, state)
+        if self.config.place is None:  # in a cluster each pod has an event log of its own
+            check_events(self.config.directory / EVENTS, state)
         check_checkpoints(self.parts.store, self._ledger)
         release = latest(self.parts.store, state)
         step = release.step if release else 0
