@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jobs import MINIMAL, changed
@@ -59,6 +60,19 @@ class World:
         return copy.deepcopy(
             Observed(self.job, self.ledger, tuple(self.ray_jobs.values()), tuple(self.pods.values()), (), self.kuberay)
         )
+
+    def observed_again(self, seen: Observed) -> Observed:
+        """What the API server itself says, whatever a cache showed."""
+        return self.observed()
+
+    def blurred(self, random_: random.Random) -> Observed:
+        """What caches show: each kind of object as it was at some moment of its own."""
+
+        def moment() -> Observed:
+            return self.pasts[-1 if random_.random() < 0.6 else random_.randrange(len(self.pasts))]
+
+        job, ledger, pods = moment(), moment(), moment()
+        return replace(job, ledger=ledger.ledger, ray_jobs=pods.ray_jobs, pods=pods.pods)
 
     def remember(self) -> None:
         """Let this moment be one that a slow cache may show later."""
@@ -193,12 +207,15 @@ class Operator:
         self.world = world
         self.wake: float | None = None
 
-    def reconcile(self, past: int = -1, dies_after: int | None = None) -> None:
-        """One pass on the moment `past` of the cache; killed after so many actions (the status write is one)."""
-        seen, world = self.world.pasts[past], self.world
+    def reconcile(self, seen: Observed | None = None, dies_after: int | None = None) -> None:
+        """One pass on what a cache shows, by default the last moment; killed after so many actions (the status write is
+        one).
+        """
+        world = self.world
+        seen = seen or world.pasts[-1]
         planned = plan(seen, world.now, SETTINGS)
         if planned.grave:
-            seen = world.observed()
+            seen = world.observed_again(seen)
             planned = plan(seen, world.now, SETTINGS)
         self.wake = planned.wake
         for number, action in enumerate(planned.actions):

@@ -63,7 +63,7 @@ class _Reconcile:
         self.status = Status.model_validate(before, by_alias=True, by_name=False)
 
     def run(self) -> Planned:
-        if Phase(self.status.phase or Phase.PENDING).final:
+        if _over_for_good(self.status):
             self._clean_up()
             return self._done()  # nothing is ever done for it again
         self.status.observed_generation = int(self.seen.job["metadata"].get("generation") or 0)
@@ -254,7 +254,7 @@ class _Reconcile:
     def _clean_up(self) -> None:
         """Remove the RayJobs of attempts that are over, after a while: their logs go with them."""
         open_name = next((each.ray_job_name for each in self.status.attempts if each.end_time is None), None)
-        final = Phase(self.status.phase or Phase.PENDING).final
+        final = _over_for_good(self.status)
         keep = float(self.seen.job["spec"].get("childrenTTLSeconds", 3600)) if final else float(KEPT_SECONDS)
         ends = {each.ray_job_name: seconds_of(each.end_time) for each in self.status.attempts}
         failed = {each.ray_job_name for each in self.status.attempts if each.reason not in _UNCOUNTED}
@@ -270,7 +270,7 @@ class _Reconcile:
                 self.wakes.append(due)
 
     def _in_the_way(self, number: int) -> bool:
-        """Whether a pod of an earlier attempt is left, or a RayJob of another job holds the name."""
+        """Whether a pod is left of an earlier attempt, or of this one's RayJob that was deleted before it was seen."""
         for pod in self.seen.pods:
             of = int((pod["metadata"].get("labels") or {}).get(names.ATTEMPT, 0))
             going = seconds_of(pod["metadata"].get("deletionTimestamp"))
@@ -278,7 +278,7 @@ class _Reconcile:
                 self.wakes.append(going + FORGOTTEN_SECONDS)
             forgotten = going is not None and self.now >= going + FORGOTTEN_SECONDS
             over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            if of < number and not over and not forgotten:
+            if of <= number and not over and not forgotten:
                 return True
         return False
 
@@ -329,6 +329,11 @@ class _Reconcile:
     def _done(self) -> Planned:
         ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
         return Planned(tuple(self.actions), self.status, min(ahead, default=None), self.grave)
+
+
+def _over_for_good(status: Status) -> bool:
+    """Whether the job has come to an end: from then on nothing is done for it but cleaning up."""
+    return Phase(status.phase or Phase.PENDING).final
 
 
 def _terminal(ray_job: Object) -> bool:

@@ -1,0 +1,191 @@
+"""Thousands of random histories: whatever is seen, in whatever order, and whenever the operator dies.
+
+A cache that shows any earlier moment, kills after any prefix of the actions, pods that linger, people who suspend,
+delete and forge: after each step of each history the invariants are looked at, and in the end everything that was
+started comes to the same end. `TENSAFE_HISTORIES=5000` tries more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import Killed, Operator, World
+
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_api.resources.status import PrivacyStatus, Status
+from tensafe_operator import names
+from tensafe_operator.plan import FORGOTTEN_SECONDS
+from tensafe_operator.plan.spent import fold_ledger
+from tensafe_operator.plan.times import seconds_of
+
+HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
+STEPS = 45
+
+
+class Watch:
+    """The invariants, looked at after each step."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.epsilon = 0.0
+        self.final: dict[str, Any] | None = None
+        self.made = 0
+
+    def look(self) -> None:
+        status = self.world.status
+        self._one_attempt_at_most(status)
+        epsilon = float((status.get("privacy") or {}).get("epsilonSpent") or 0.0)
+        assert epsilon >= self.epsilon, "ε fell"
+        self.epsilon = epsilon
+        if self.final is not None:
+            assert status == self.final, "a final status changed"
+            assert len(self.world.made) == self.made, "a job that was over was run again"
+        elif status.get("phase") in ("Succeeded", "BudgetExhausted", "Failed"):
+            self.final, self.made = status, len(self.world.made)
+        if self.world.made:
+            assert status.get("ledgerUID"), "a RayJob was made before the ledger's UID was stored"
+
+    def _one_attempt_at_most(self, status: dict[str, Any]) -> None:
+        assert len(self.world.live()) <= 1, "two RayJobs live at once"
+        open_ones = [each for each in status.get("attempts", ()) if "endTime" not in each]
+        assert len(open_ones) <= 1
+        numbers = [each["number"] for each in status.get("attempts", ())]
+        assert numbers == sorted(set(numbers))
+
+
+def made_while_pods_were_left(world: World, before: int) -> bool:
+    """Whether a RayJob was made just now although a pod of an earlier attempt is left."""
+    if len(world.made) == before:
+        return False
+    number = int(world.made[-1].rsplit("-a", 1)[1])
+    return any(
+        int(pod["metadata"]["labels"][names.ATTEMPT]) <= number and not forgotten(world, pod)
+        for pod in world.pods.values()
+    )
+
+
+def forgotten(world: World, pod: dict[str, Any]) -> bool:
+    """Whether a pod was told to go so long ago that its node must be gone."""
+    going = seconds_of(pod["metadata"].get("deletionTimestamp"))
+    return going is not None and world.now >= going + FORGOTTEN_SECONDS
+
+
+def someone(random_: random.Random, world: World) -> Callable[[], object]:
+    """Anything that anybody but the operator may do next."""
+    return random_.choice(
+        [
+            world.start_pods,
+            world.start_pods,
+            world.remove_going_pods,
+            world.remove_going_pods,
+            world.claim,
+            world.claim,
+            lambda: world.charge(random_.randint(1, 3)),
+            lambda: world.charge(random_.randint(1, 3)),
+            lambda: world.outcome(random_.choice(["Completed", "Suspended", "BudgetExhausted"])),
+            lambda: world.end_ray_job(random_.choice(["SUCCEEDED", "SUCCEEDED", "FAILED", "STOPPED"])),
+            lambda: world.suspend(random_.random() < 0.3),
+            lambda: advance(world, random_.choice([1, 15, 130, 700])),
+            lambda: delete_first(world),
+            lambda: setattr(world, "kuberay", random_.random() < 0.9),
+        ]
+    )
+
+
+def delete_first(world: World) -> None:
+    for name, ray_job in list(world.ray_jobs.items())[:1]:
+        world.delete_ray_job(name, ray_job["metadata"]["uid"])
+
+
+def advance(world: World, seconds: float) -> None:
+    world.now += seconds
+
+
+def live_through(seed: int) -> None:
+    """One history. Raises AssertionError where an invariant breaks."""
+    random_ = random.Random(seed)
+    world = World.with_job(spec__retry={"maxAttempts": 4})
+    operator, watch = Operator(world), Watch(world)
+    for _ in range(STEPS):
+        if random_.random() < 0.5:
+            someone(random_, world)()
+        if random_.random() < 0.7:
+            world.remember()
+        before = len(world.made)
+        try:
+            operator.reconcile(world.blurred(random_), random_.choice([None, None, None, 0, 1, 3, 6, 7]))
+        except Killed:
+            operator = Operator(world)
+        try:
+            assert not made_while_pods_were_left(world, before), "an attempt was made while pods were left"
+            watch.look()
+        except AssertionError as broken:
+            raise AssertionError(f"history {seed}: {broken}") from broken
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_happens(block: int) -> None:
+    for seed in range(block * HISTORIES // 10, (block + 1) * HISTORIES // 10):
+        live_through(seed)
+
+
+def never(*_: object) -> bool:
+    return False
+
+
+def of_the_ledger_alone(status: Status, plan: Plan, ledger: LedgerStatus | None) -> None:
+    status.privacy = PrivacyStatus()
+    fold_ledger(status, plan, ledger)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "says"),
+    [
+        ("tensafe_operator.plan._Reconcile._in_the_way", never, "pods were left"),
+        ("tensafe_operator.plan.Planned.grave", False, "run again|two RayJobs|pods were left|fell"),
+        ("tensafe_operator.plan.fold_ledger", of_the_ledger_alone, "ε fell"),
+        ("tensafe_operator.plan._over_for_good", never, "over|final"),
+    ],
+    ids=["pods are not waited for", "caches are believed", "a late ledger is believed", "an end is no end"],
+)
+def test_a_broken_operator_is_noticed(name: str, broken: object, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.endswith("Planned.grave"):
+        monkeypatch.setattr(World, "observed_again", lambda world, seen: seen)
+    else:
+        monkeypatch.setattr(name, broken)
+    with pytest.raises(AssertionError, match=says):
+        for seed in range(400):
+            live_through(seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_order_comes_to_the_same_end(seed: int) -> None:
+    """Left alone, with everybody doing their part, a job that was disturbed at random succeeds, and is charged once."""
+    random_ = random.Random(seed)
+    world = World.with_job()
+    operator = Operator(world)
+    while world.status.get("phase") != "Succeeded":
+        for _ in range(random_.randint(0, 3)):
+            try:
+                operator.reconcile(dies_after=random_.choice([None, 0, 2, 5]))
+            except Killed:
+                operator = Operator(world)
+            world.remember()
+        operator.settle()
+        world.start_pods()
+        if world.ledger is not None and world.pods and "status" not in world.ledger:
+            world.claim()
+            world.charge(20)
+            world.outcome("Completed")
+        if (world.ledger or {}).get("status", {}).get("outcome") == "Completed":
+            world.end_ray_job("SUCCEEDED")
+        world.now += 1
+        world.remember()
+        assert world.now < 1_800_001_000
+    assert world.made == ["claims-triage-a1"]
+    assert world.status["privacy"]["stepsCharged"] == 20
