@@ -41,8 +41,8 @@ def role_binding(job: TenSafeTrainingJob) -> Manifest:
 
 
 def key_name(job: TenSafeTrainingJob) -> str:
-    """Name of the Secret with the job key."""
-    return f"{job.metadata.name}-key"
+    """Name of the Secret with the job key: its own for each job UID, since nobody here can read whose it is."""
+    return f"{names.ledger_name(job.metadata.name, job.metadata.uid or '')}-key"
 
 
 def job_key(job: TenSafeTrainingJob) -> Manifest:

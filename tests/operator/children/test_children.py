@@ -85,7 +85,7 @@ def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
     head, worker = pods(admitted(WHOLE))
     assert head["spec"]["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in head["spec"]
-    for secret in ("claims-triage-key", "s3-keys", "hub", "more", "certs", "/data", "records", "models"):
+    for secret in ("claims-triage-11111111-key", "s3-keys", "hub", "more", "certs", "/data", "records", "models"):
         assert secret not in text_of(head), secret
         assert secret in text_of(worker), secret
     assert worker["spec"]["serviceAccountName"] == "federated"

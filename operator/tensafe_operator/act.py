@@ -1,0 +1,78 @@
+"""From a plan to what is done: make, remove, and at the end say so in the status. Nothing is done twice.
+
+What is there already and the job's own counts as made. What belongs to somebody else (the RayJob of a deleted job of
+the same name that KubeRay's finalizer still holds) is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from tensafe_operator.api import CONFLICT, Api, ApiError
+from tensafe_operator.children import Manifest
+from tensafe_operator.plan.observed import Create, DeleteRayJob, Observed, Planned, Warned
+
+log = logging.getLogger(__name__)
+
+
+class NotYet(Exception):
+    """Something must happen first; it is tried again soon. `refused` is what to tell of it, where it is a refusal."""
+
+    def __init__(self, message: str, refused: Warned | None = None) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+async def act(api: Api, seen: Observed, planned: Planned) -> None:
+    """Do what was planned on `seen`, in order, then write the status.
+
+    Raises:
+        NotYet: where an object of the same name is another's, the API server refuses one, or the job has changed since.
+        ApiAway, ApiError: where the API server does not answer, or says no to the status.
+    """
+    for action in planned.actions:
+        match action:
+            case Create(manifest):
+                await _create(api, manifest)
+            case DeleteRayJob(name, uid):
+                await api.delete("RayJob", seen.job["metadata"]["namespace"], name, uid)
+    await write_status(api, seen.job, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
+
+
+async def write_status(api: Api, job: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+    """Let the status say this, where it does not yet."""
+    if job.get("status") == status:
+        return
+    try:
+        await api.apply_status(job, status)
+    except ApiError as error:
+        if error.status == CONFLICT:
+            raise NotYet("the job has changed meanwhile") from error
+        raise
+
+
+async def _create(api: Api, manifest: Manifest) -> None:
+    kind, metadata = str(manifest["kind"]), manifest["metadata"]
+    name = metadata["name"]
+    try:
+        await api.create(manifest)
+    except ApiError as error:
+        if error.status != CONFLICT:
+            log.warning("%s %s cannot be made: %s", kind, name, error)
+            raise NotYet(str(error), Warned(kind, name, "Forbidden", str(error))) from error
+        if kind == "Secret":
+            return  # its name holds the job's UID, and the operator may not read it
+        if not _is_ours(await api.get(kind, metadata["namespace"], name), manifest):
+            raise NotYet(f"{kind} {name} is another job's, which is being removed") from error
+
+
+def _is_ours(found: Manifest | None, manifest: Manifest) -> bool:
+    """Whether what is there is what was to be made: of the same job, by its owner or, for a ledger, its spec."""
+    if found is None or found["metadata"].get("deletionTimestamp"):
+        return False
+    if manifest["kind"] == "PrivacyLedger":
+        return bool(found["spec"]["jobUID"] == manifest["spec"]["jobUID"])
+    owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
+    return manifest["metadata"]["ownerReferences"][0]["uid"] in owners

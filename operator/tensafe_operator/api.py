@@ -1,0 +1,162 @@
+"""The API server, as the operator talks to it: plain objects, one request a call, short time-outs, no cache.
+
+The typed clients would cost 90 MiB of memory for what a path and a mapping say as well. An answer that is no is an
+`ApiError` with the server's own sentence; no answer at all is `ApiAway`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client
+
+from tensafe_api.resources.job import GROUP, VERSION
+from tensafe_operator.children import Manifest
+
+REQUEST_SECONDS = 10.0
+FIELD_MANAGER = "tensafe-operator"
+NOT_FOUND, CONFLICT = 404, 409
+_TOO_MANY = 429
+
+
+class ApiError(Exception):
+    """The API server says no. `status` is the HTTP status, `str()` its sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ApiAway(Exception):
+    """The API server does not answer, or not now: the same request may go through in a moment."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Where objects of a kind live in the API."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}{place}/{self.plural}" + "".join(f"/{part}" for part in (name, subresource) if part)
+
+
+RESOURCES = {
+    "TenSafeTrainingJob": Resource(GROUP, VERSION, "tensafetrainingjobs"),
+    "PrivacyLedger": Resource(GROUP, VERSION, "privacyledgers"),
+    "RayJob": Resource("ray.io", "v1", "rayjobs"),
+    "Pod": Resource("", "v1", "pods"),
+    "Event": Resource("", "v1", "events"),
+    "ConfigMap": Resource("", "v1", "configmaps"),
+    "Secret": Resource("", "v1", "secrets"),
+    "ServiceAccount": Resource("", "v1", "serviceaccounts"),
+    "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
+}
+
+
+class Api:
+    """Requests of one operator. Close it when done."""
+
+    def __init__(self, http: client.ApiClient) -> None:
+        self._http: Any = http  # untyped where it is used
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """The object, or None where there is none."""
+        try:
+            return await self._request("GET", RESOURCES[kind].path(namespace, name))
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+    async def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+        """All objects of a kind with these labels; none where the cluster does not know the kind."""
+        selector = ",".join(f"{name}={value}" for name, value in labels.items())
+        query = urlencode({"labelSelector": selector})
+        try:
+            found = await self._request("GET", f"{RESOURCES[kind].path(namespace)}?{query}")
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return []
+            raise
+        return list(found["items"])
+
+    async def events(self, namespace: str, object_uid: str) -> list[Manifest]:
+        """What the cluster warned of about one object."""
+        query = urlencode({"fieldSelector": f"involvedObject.uid={object_uid},type=Warning"})
+        found = await self._request("GET", f"{RESOURCES['Event'].path(namespace)}?{query}")
+        return list(found["items"])
+
+    async def knows(self, kind: str) -> bool:
+        """Whether the cluster knows a kind now."""
+        resource = RESOURCES[kind]
+        try:
+            found = await self._request("GET", f"/apis/{resource.group}/{resource.version}")
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return any(each["name"] == resource.plural for each in found["resources"])
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        kind, metadata = str(manifest["kind"]), manifest["metadata"]
+        path = f"{RESOURCES[kind].path(metadata['namespace'])}?fieldManager={FIELD_MANAGER}"
+        return await self._request("POST", path, manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Remove this very object, and what it owns after it; nothing where it is gone already."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._request("DELETE", RESOURCES[kind].path(namespace, name), body)
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise
+
+    async def apply_status(self, job: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
+        """Let the job's status say this, by server-side apply, unless the job has changed since it was seen."""
+        metadata = job["metadata"]
+        body = {
+            "apiVersion": job["apiVersion"],
+            "kind": job["kind"],
+            "metadata": {
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+            "status": status,
+        }
+        path = RESOURCES["TenSafeTrainingJob"].path(metadata["namespace"], metadata["name"], "status")
+        query = urlencode({"fieldManager": FIELD_MANAGER, "force": "true"})
+        return await self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
+
+    async def _request(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+    ) -> Manifest:
+        headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
+        try:
+            request = await self._http.param_serialize(
+                method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+            )
+            answer = await self._http.call_api(*request, _request_timeout=REQUEST_SECONDS)
+            text = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiAway(f"the API server does not answer ({type(error).__name__})") from error
+        document: Manifest = json.loads(text) if text else {}
+        if answer.status == _TOO_MANY or answer.status >= 500:
+            raise ApiAway(f"the API server asks for patience ({document.get('message') or answer.reason})")
+        if answer.status >= 400:
+            raise ApiError(answer.status, str(document.get("message") or answer.reason))
+        return document
