@@ -61,6 +61,7 @@ RESOURCES = {
     "ServiceAccount": Resource("", "v1", "serviceaccounts"),
     "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
     "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
+    "Lease": Resource("coordination.k8s.io", "v1", "leases"),
 }
 
 
@@ -115,6 +116,12 @@ class Api:
         kind, metadata = str(manifest["kind"]), manifest["metadata"]
         path = f"{RESOURCES[kind].path(metadata['namespace'])}?fieldManager={FIELD_MANAGER}"
         return await self._request("POST", path, manifest)
+
+    async def replace(self, document: Manifest) -> Manifest:
+        """Write a whole object under the version that it was read at."""
+        metadata = document["metadata"]
+        path = RESOURCES[str(document["kind"])].path(metadata["namespace"], metadata["name"])
+        return await self._request("PUT", path, document)
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Remove this very object, and what it owns after it; nothing where it is gone already."""

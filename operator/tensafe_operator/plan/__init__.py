@@ -35,6 +35,8 @@ KEPT_SECONDS = 600
 """How long the RayJob of an attempt that is over stays for its logs, at least."""
 FORGOTTEN_SECONDS = 300
 """A pod that was told to go so long ago, and whose node no longer answers, blocks nobody: the ledger fences it."""
+LOOK_SECONDS = 10.0
+"""How often what nobody tells of is looked for."""
 _LONGEST_BACKOFF = 300.0
 _PHASES = {State.QUEUED: Phase.QUEUED, State.STARTING: Phase.STARTING, State.RUNNING: Phase.RUNNING}
 _UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
@@ -125,6 +127,7 @@ class _Reconcile:
         stands = obstacle(self.seen)
         if stands is not None and stands.reason is Reason.KUBERAY_MISSING:
             self._say(Phase.PENDING, stands.reason, stands.message, stalled=True)
+            self.wakes.append(self.now + LOOK_SECONDS)
             return self._done()  # somebody installs KubeRay
         job = admitted.job
         uid, name = self.status.ledger_uid or "", self.status.ledger_name or ""

@@ -1,0 +1,159 @@
+"""`python -m tensafe_operator`: in a pod, or beside a cluster with KUBECONFIG.
+
+    lease ─► kopf watches ─► cache ─► work ─► reconcile        (health and metrics beside them, from the start)
+
+When the lease is lost, or kopf ends, the process ends: a new one begins with nothing believed. SIGTERM releases the
+lease, so that the other replica goes on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from typing import Any
+
+import kopf
+from kubernetes.aio import client, config
+
+from tensafe_operator.api import Api
+from tensafe_operator.cache import Cache, Key
+from tensafe_operator.health import Health
+from tensafe_operator.lease import Lease
+from tensafe_operator.metrics import Metrics
+from tensafe_operator.reconcile import Reconciler
+from tensafe_operator.settings import Settings
+from tensafe_operator.watch import kopf_settings, registry
+from tensafe_operator.work import Work
+
+RESYNC_SECONDS = 300.0
+PORT_VARIABLE = "TENSAFE_PORT"
+
+log = logging.getLogger("tensafe_operator")
+
+
+class Json(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+async def operate(settings: Settings) -> int:
+    """Lead, and reconcile until told to stop. Returns the exit code."""
+    api = Api(client.ApiClient(await _configuration()))
+    metrics = Metrics()
+    health = Health(metrics)
+    lease = Lease(api, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    stop = asyncio.Event()
+    _heed(stop)
+    port = int(os.environ.get(PORT_VARIABLE, "8080"))
+    runner = await health.serve(port) if port else None
+    try:
+        tasks = [asyncio.create_task(health.listen(api, settings.own_namespace))]
+        stopping = asyncio.create_task(stop.wait())
+        acquiring = asyncio.create_task(lease.acquire())
+        await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            metrics.leading.set(1)
+            lead = _lead(api, settings, lease, metrics, health, stop)
+            tasks += [asyncio.create_task(lease.keep()), asyncio.create_task(lead)]
+            await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, acquiring, stopping):
+            task.cancel()
+        await asyncio.gather(*tasks, acquiring, stopping, return_exceptions=True)
+        await lease.release()
+        return 0 if stop.is_set() else 1
+    finally:
+        if runner is not None:
+            await runner.cleanup()
+        await api.close()
+
+
+def _heed(stop: asyncio.Event) -> None:
+    """Let SIGTERM and Ctrl-C raise the flag."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _lead(
+    api: Api, settings: Settings, lease: Lease, metrics: Metrics, health: Health, stop: asyncio.Event
+) -> None:
+    """Watch and reconcile, until cancelled or kopf ends."""
+    cache, work = Cache(), Work()
+    reconciler = Reconciler(api, settings)
+
+    async def handle(key: Key) -> float | None:
+        if not lease.leading:
+            return time.time() + 1.0
+        cache.kuberay = True  # a cache cannot tell; what is grave asks
+        seen = cache.observed(key)
+        if seen is None:
+            metrics.forget(key)
+            return None
+        with metrics.duration.time(), metrics.errors.count_exceptions():
+            wake = await reconciler.reconcile(*key, seen)
+        metrics.show(key, seen.job.get("status") or {})
+        return wake
+
+    async def resync() -> None:
+        while True:
+            await asyncio.sleep(RESYNC_SECONDS)
+            for key in cache.known():
+                work.touch(key)
+
+    async def heed_again() -> None:
+        await ready.wait()
+        _heed(stop)  # kopf has put its own handlers in the place of ours
+
+    ready = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(work.run(handle))
+        group.create_task(resync())
+        group.create_task(heed_again())
+        await kopf.operator(
+            registry=registry(cache, work.touch, health.heard),
+            settings=kopf_settings(settings),
+            namespaces=settings.namespaces,
+            clusterwide=not settings.namespaces,
+            standalone=True,
+            ready_flag=ready,
+        )
+        raise RuntimeError("kopf has ended")
+
+
+async def _configuration() -> client.Configuration:
+    """The API server as the pod's service account sees it, or as KUBECONFIG says."""
+    settings = client.Configuration()
+    untyped: Any = config
+    if kubeconfig := os.environ.get("KUBECONFIG"):
+        await untyped.load_kube_config(kubeconfig, client_configuration=settings)
+    else:
+        untyped.load_incluster_config(client_configuration=settings)
+    return settings
+
+
+def main() -> int:
+    handler = logging.StreamHandler()
+    handler.setFormatter(Json())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    return asyncio.run(operate(Settings.from_environment()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""One leader: a Lease, renewed every two seconds, believed for ten, and never after seven without a renewal.
+
+The library's election cannot make a missing Lease (it passes an argument that its own client refuses), ends in an
+exception where the API server is away while the program goes on unled, and believes itself leading while a frozen API
+server answers nothing (tried with 37.0). So the few requests are ours, each with a short time-out; every error is "no".
+
+`leading` looks at a monotonic clock, which a suspended machine or a blocked loop cannot turn back: each write of the
+operator asks it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from tensafe_operator.api import CONFLICT, NOT_FOUND, Api, ApiAway, ApiError
+
+log = logging.getLogger(__name__)
+LEASE_SECONDS = 10
+RENEW_SECONDS = 7.0
+RETRY_SECONDS = 2.0
+NAME = "tensafe-operator"
+
+
+class Lease:
+    """The claim of one process to be the only operator at work."""
+
+    def __init__(self, api: Api, namespace: str, identity: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._identity = identity
+        self._until = 0.0
+        self._seen: tuple[str, float] | None = None
+        """The version that another holder's Lease was last seen at, and when by our clock: theirs may be wrong."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process may write now."""
+        return time.monotonic() < self._until
+
+    async def acquire(self) -> None:
+        """Return once this process leads."""
+        while not await self._try():
+            await asyncio.sleep(RETRY_SECONDS)
+        log.info("leading", extra={"identity": self._identity})
+
+    async def keep(self) -> None:
+        """Renew until the lease is lost, and return then: the process is to end."""
+        while self.leading:
+            await asyncio.sleep(RETRY_SECONDS)
+            await self._try()
+        log.error("the lease is lost")
+
+    async def release(self) -> None:
+        """Let another process lead at once."""
+        if not self.leading:
+            return
+        self._until = 0.0
+        try:
+            found = await self._api.get("Lease", self._namespace, NAME)
+            if found is not None and found["spec"].get("holderIdentity") == self._identity:
+                await self._api.replace(self._document(found, holder="", seconds=1))
+        except (ApiAway, ApiError) as error:
+            log.warning("the lease could not be released: %s", error)
+
+    async def _try(self) -> bool:
+        """Take or renew the lease if it may be had."""
+        asked = time.monotonic()
+        try:
+            found = await asyncio.wait_for(self._api.get("Lease", self._namespace, NAME), RETRY_SECONDS)
+            if found is None:
+                await asyncio.wait_for(self._api.create(self._document(None)), RETRY_SECONDS)
+            elif self._free(found):
+                await asyncio.wait_for(self._api.replace(self._document(found)), RETRY_SECONDS)
+            else:
+                return False
+        except (ApiAway, ApiError, TimeoutError) as error:
+            if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
+                log.warning("the lease could not be renewed: %s", error or type(error).__name__)
+            return False
+        self._until = asked + RENEW_SECONDS
+        return True
+
+    def _free(self, found: Mapping[str, Any]) -> bool:
+        """Whether it is ours, nobody's, or of somebody who has not renewed it for its whole time, by our clock."""
+        spec = found["spec"]
+        if spec.get("holderIdentity") in (self._identity, "", None):
+            return True
+        version, now = str(found["metadata"]["resourceVersion"]), time.monotonic()
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, now)
+        return now - self._seen[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+
+    def _document(
+        self, found: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int = LEASE_SECONDS
+    ) -> dict[str, Any]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = dict(found["spec"]) if found else {}
+        mine = before.get("holderIdentity") == self._identity
+        spec = {
+            "holderIdentity": self._identity if holder is None else holder,
+            "leaseDurationSeconds": seconds,
+            "acquireTime": before.get("acquireTime") if mine else now,
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine or not found else 1),
+        }
+        metadata = dict(found["metadata"]) if found else {"name": NAME, "namespace": self._namespace}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -1,0 +1,79 @@
+"""What watching leaves behind: a job with everything of its own, small, and nothing of a job that is gone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from world import JOB_UID, World
+
+from tensafe_operator import names
+from tensafe_operator.cache import Cache
+from tensafe_operator.plan.observed import Warned
+
+KEY = ("clinic", "claims-triage")
+
+
+def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "clinic", "uid": f"uid-{name}", "labels": {names.JOB_UID: uid}}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
+
+
+def filled() -> Cache:
+    cache = Cache()
+    assert cache.put_job(World.with_job().job) == KEY
+    assert (
+        cache.put("RayJob", child("RayJob", "claims-triage-a1", spec={"suspend": False, "rayClusterSpec": {"x": 1}}))
+        == KEY
+    )
+    assert cache.put("Pod", child("Pod", "worker", spec={"containers": ["much"]}, status={"phase": "Running"})) == KEY
+    assert cache.put("PrivacyLedger", child("PrivacyLedger", names.ledger_name("claims-triage", JOB_UID))) == KEY
+    return cache
+
+
+def test_a_job_is_seen_with_everything_of_its_own() -> None:
+    seen = filled().observed(KEY)
+    assert seen is not None and seen.ledger is not None
+    assert [each["metadata"]["name"] for each in seen.ray_jobs] == ["claims-triage-a1"]
+    assert [each["metadata"]["name"] for each in seen.pods] == ["worker"]
+
+
+def test_what_no_plan_looks_at_is_not_kept() -> None:
+    seen = filled().observed(KEY)
+    assert seen is not None
+    assert "rayClusterSpec" not in json.dumps(seen.ray_jobs) and "much" not in json.dumps(seen.pods)
+
+
+def test_children_of_another_uid_are_not_the_jobs() -> None:
+    cache = filled()
+    assert cache.put("Pod", child("Pod", "stranger", uid="another")) is None
+    assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "uid": "y"}}) is None
+    seen = cache.observed(KEY)
+    assert seen is not None and len(seen.pods) == 1
+
+
+def test_a_deleted_object_goes_and_an_old_jobs_end_does_not_drop_the_new_one() -> None:
+    cache = filled()
+    assert cache.drop("Pod", child("Pod", "worker")) == KEY
+    old = World.with_job(metadata__uid="older").job
+    cache.drop_job(old)
+    seen = cache.observed(KEY)
+    assert seen is not None and seen.pods == ()
+    cache.drop_job(World.with_job().job)
+    assert cache.observed(KEY) is None
+    assert cache.put("Pod", child("Pod", "late")) is None
+
+
+def test_a_warning_about_a_pod_is_the_jobs() -> None:
+    cache = filled()
+    told = Warned("Pod", "worker", "FailedMount", "secret not found")
+    assert cache.warn("uid-worker", told) == KEY
+    assert cache.warn("uid-of-nobody", told) is None
+    seen = cache.observed(KEY)
+    assert seen is not None and seen.warnings == (told,)
+
+
+def test_a_job_that_is_being_deleted_is_left_alone() -> None:
+    cache = Cache()
+    cache.put_job(World.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
+    assert cache.observed(KEY) is None

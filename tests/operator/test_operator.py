@@ -1,0 +1,145 @@
+"""The operator as a process, beside a real API server: it leads, reconciles, dies, and another one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controlplane import ControlPlane
+from gotools import source
+from jobs import MINIMAL, changed
+from roles import install_roles
+
+pytestmark = pytest.mark.cluster
+
+FAILOVER_SECONDS = 20
+PATIENCE_SECONDS = 60
+
+
+class Plane:
+    """A control plane of the test's own, whose servers it may kill, and operators beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plane = ControlPlane(folder / "plane")
+        self.operators: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        plane = self.plane
+        plane.start()
+        plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
+        folder = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
+        plane.kubectl("apply", "--server-side", "-f", str(folder))
+        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        for namespace in ("tensafe-system", "clinic"):
+            plane.kubectl("create", "namespace", namespace)
+        self.kubeconfig = install_roles(plane)
+
+    def stop(self) -> None:
+        for process in self.operators:
+            process.kill()
+            process.wait()
+        self.plane.stop()
+
+    def operator(self) -> tuple[subprocess.Popen[bytes], int]:
+        """Start an operator; its process, and the port of its health and metrics."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        log = (self.folder / f"operator-{len(self.operators)}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tensafe_operator"],
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "TENSAFE_PORT": str(port)},
+            stdout=log,
+            stderr=log,
+        )
+        self.operators.append(process)
+        return process, port
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text()[-3000:] for path in sorted(self.folder.glob("operator-*.log")))
+
+    def apply(self, name: str) -> None:
+        job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": "clinic"})
+        self.plane.kubectl("apply", "-f", "-", text=json.dumps(job))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
+        return None if done.returncode else dict(json.loads(done.stdout))
+
+    def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> float:
+        """Wait until something has happened; how long that took. Nobody tells a test what an operator does."""
+        began = time.monotonic()
+        while not happened():
+            assert time.monotonic() - began < seconds, self.logs()
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def begun(self, name: str) -> bool:
+        return self.get("rayjob", f"{name}-a1") is not None
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Plane]:
+    made = Plane(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def metrics(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
+    first, port = plane.operator()
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    second, other = plane.operator()
+    plane.apply("one")
+    plane.until(lambda: plane.begun("one"))
+    plane.until(lambda: 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0' in metrics(port))
+    assert "tensafe_leading 1.0" not in metrics(other)
+
+    before = plane.get("tsj", "one")
+    first.kill()
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(other), FAILOVER_SECONDS)
+    plane.apply("two")
+    plane.until(lambda: plane.begun("two"))
+    assert plane.get("tsj", "one") == before, "a new leader writes nothing that is so already"
+
+    # SIGTERM gives the lease back, so the next one need not wait for it to run out.
+    third, last = plane.operator()
+    plane.until(lambda: metrics(last))
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(20) == 0, plane.logs()
+    assert plane.until(lambda: "tensafe_leading 1.0" in metrics(last)) < 8
+    assert third.poll() is None
+    assert "orbidden" not in plane.logs(), "the operator was refused something"
+
+
+def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) -> None:
+    """It cannot know whether somebody else leads by now, so it does nothing more."""
+    process, port = plane.operator()
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    plane.plane.kill("apiserver", signal.SIGSTOP)
+    assert process.wait(30) == 1
+    plane.plane.kill("apiserver", signal.SIGCONT)
+    plane.apply("after")
+    plane.operator()
+    plane.until(lambda: plane.begun("after"))
