@@ -20,6 +20,7 @@ from tensafe_api.events import Mechanism, round_up
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED, LedgerSpec
+from tensafe_api.resources.status import PrivacyStatus
 from tensafe_api.resources.values import number
 
 SAMPLE_RATE_DIGITS = 10
@@ -89,6 +90,26 @@ class Plan:
     def epsilon_claimed(self, charged: int) -> float:
         """ε of the steps to sign off."""
         return self.epsilon(self.claimed_steps(charged))
+
+    def privacy_status(self, *, charged: int, recharged: int) -> PrivacyStatus:
+        """Every privacy figure of a status, after so many charged steps of which so many were run again."""
+        mechanism = self.mechanism
+        against_outsider = accounting.outsider_epsilon(mechanism, charged, self.delta, self.accountant)
+        return PrivacyStatus(
+            epsilon_claimed=accounting.shown(self.epsilon_claimed(charged)),
+            epsilon_spent=accounting.shown(self.epsilon(charged)),
+            target_epsilon=accounting.shown(self.target_epsilon),
+            delta=self.delta,
+            unit=mechanism.unit,
+            adjacency=mechanism.adjacency,
+            noise_multiplier=mechanism.noise_multiplier,
+            sample_rate=mechanism.sample_rate,
+            steps_charged=charged,
+            steps_recharged=recharged,
+            steps_planned=self.steps,
+            accountant=self.accountant,
+            epsilon_against_outsider=accounting.shown(against_outsider),
+        )
 
 
 def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from tensafe_api import accounting
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.ledger import LedgerStatus
-from tensafe_api.resources.status import CheckpointRecord, FinalModel, PrivacyStatus, Progress, Status
+from tensafe_api.resources.status import CheckpointRecord, FinalModel, Progress, Status
 
 
 def fold_ledger(status: Status, plan: Plan, ledger: LedgerStatus | None) -> None:
     """Let `status` say what the ledger tells; what it said before is the least."""
     before = status.privacy.steps_charged or 0
     told = sum(charge.steps for charge in ledger.charges) if ledger is not None else 0
-    status.privacy = _privacy(plan, max(before, told), ledger, status.privacy)
+    again = max(status.privacy.steps_recharged or 0, ledger.steps_recharged if ledger is not None else 0)
+    status.privacy = plan.privacy_status(charged=max(before, told), recharged=again)
     if ledger is None or told < before:
         status.progress = status.progress if status.progress.total_steps else Progress(step=0, total_steps=plan.steps)
         return
@@ -43,25 +44,3 @@ def fold_ledger(status: Status, plan: Plan, ledger: LedgerStatus | None) -> None
 
 
 _CHECKPOINTS = 128
-
-
-def _privacy(plan: Plan, charged: int, ledger: LedgerStatus | None, before: PrivacyStatus) -> PrivacyStatus:
-    mechanism = plan.mechanism
-    recharged = max(before.steps_recharged or 0, ledger.steps_recharged if ledger is not None else 0)
-    return PrivacyStatus(
-        epsilon_claimed=accounting.shown(plan.epsilon_claimed(charged)),
-        epsilon_spent=accounting.shown(plan.epsilon(charged)),
-        target_epsilon=accounting.shown(plan.target_epsilon),
-        delta=plan.delta,
-        unit=mechanism.unit,
-        adjacency=mechanism.adjacency,
-        noise_multiplier=mechanism.noise_multiplier,
-        sample_rate=mechanism.sample_rate,
-        steps_charged=charged,
-        steps_recharged=recharged,
-        steps_planned=plan.steps,
-        accountant=plan.accountant,
-        epsilon_against_outsider=accounting.shown(
-            accounting.outsider_epsilon(mechanism, charged, plan.delta, plan.accountant)
-        ),
-    )

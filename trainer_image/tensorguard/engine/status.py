@@ -63,7 +63,7 @@ def fold_status(
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
         resolved=Resolved(dataset_digest=ledger.dataset_digest if ledger else None),
         attempts=_attempts(events, ended),
-        privacy=_of_lost_ledger(plan) if _lost(ledger, events, ended) else privacy_status(plan, ledger),
+        privacy=_of_lost_ledger(plan) if _lost(ledger, events, ended) else _privacy(plan, ledger),
         progress=_progress(plan, events),
         evaluations=_evaluations(events),
         checkpoints=_checkpoints(plan, events, job.spec.checkpoint.keep),
@@ -80,26 +80,9 @@ def fold_status(
     )
 
 
-def privacy_status(plan: Plan, ledger: LedgerState | None) -> PrivacyStatus:
-    """Every privacy figure of a status, from the plan and the ledger's charges."""
-    mechanism = plan.mechanism
-    charged = ledger.steps_charged if ledger else 0
-    return PrivacyStatus(
-        epsilon_claimed=accounting.shown(plan.epsilon_claimed(charged)),
-        epsilon_spent=accounting.shown(plan.epsilon(charged)),
-        target_epsilon=accounting.shown(plan.target_epsilon),
-        delta=plan.delta,
-        unit=mechanism.unit,
-        adjacency=mechanism.adjacency,
-        noise_multiplier=mechanism.noise_multiplier,
-        sample_rate=mechanism.sample_rate,
-        steps_charged=charged,
-        steps_recharged=ledger.steps_recharged if ledger else 0,
-        steps_planned=plan.steps,
-        accountant=plan.accountant,
-        epsilon_against_outsider=accounting.shown(
-            accounting.outsider_epsilon(mechanism, charged, plan.delta, plan.accountant)
-        ),
+def _privacy(plan: Plan, ledger: LedgerState | None) -> PrivacyStatus:
+    return plan.privacy_status(
+        charged=ledger.steps_charged if ledger else 0, recharged=ledger.steps_recharged if ledger else 0
     )
 
 
@@ -111,7 +94,7 @@ def _lost(ledger: LedgerState | None, events: Sequence[Event], ended: Ended | No
 
 def _of_lost_ledger(plan: Plan) -> PrivacyStatus:
     """The plan's figures alone: what was spent is absent where nobody knows it, never zero."""
-    return privacy_status(plan, None).model_copy(
+    return _privacy(plan, None).model_copy(
         update={
             "epsilon_claimed": None,
             "epsilon_spent": None,

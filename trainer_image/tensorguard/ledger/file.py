@@ -21,26 +21,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.resources.ledger import LedgerSpec, Outcome
+from tensafe_api.resources.ledger import LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger.contract import (
-    DatasetChanged,
     Fenced,
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
     LedgerMissing,
     LedgerState,
-    Release,
 )
-from tensorguard.ledger.fold import Entry, after, opened, release_entry
+from tensorguard.ledger.fold import Entry, after, opened
+from tensorguard.ledger.recorder import Recorder
 
 NAME = "ledger.jsonl"
 _NO_HEAD = "0" * 64
 _LOCK_POLL_SECONDS = 0.05
 
 
-class FileLedger:
+class FileLedger(Recorder):
     """A ledger in `directory`. Reading needs no lock; `claim` takes it and `close` (or death) gives it back."""
 
     most_releases: int | None = None
@@ -112,7 +111,7 @@ class FileLedger:
             raise
         incarnation = state.incarnation + 1 if attempt == state.attempt else 1
         self._claimed = (attempt, incarnation)
-        return self._write(
+        return self._record(
             {
                 "kind": "claim",
                 "attempt": attempt,
@@ -121,27 +120,6 @@ class FileLedger:
                 "fromStep": from_step,
             }
         )
-
-    def charge(self, steps: int) -> LedgerState:
-        if steps < 1:
-            raise ValueError(f"a charge is of at least one step, not {steps}")
-        return self._write({"kind": "charge", "steps": steps})
-
-    def record_dataset(self, digest: str) -> LedgerState:
-        known = self.read()
-        if known.dataset_digest == digest:
-            return known
-        if known.dataset_digest is not None:
-            raise DatasetChanged(
-                "the data set is not the one that this ledger was opened for; resume with the same, or start anew"
-            )
-        return self._write({"kind": "dataset", "digest": digest})
-
-    def record_release(self, release: Release) -> LedgerState:
-        return self._write(release_entry(release))
-
-    def record_outcome(self, outcome: Outcome) -> LedgerState:
-        return self._write({"kind": "outcome", "outcome": outcome})
 
     def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
         """Nothing: in a local run the event log tells."""
@@ -163,7 +141,7 @@ class FileLedger:
             self._claimed = None
             self._wrote = None
 
-    def _write(self, entry: Entry) -> LedgerState:
+    def _record(self, entry: Entry) -> LedgerState:
         """Append `entry` under the lock, after a look at what is there: only the last claimant may write."""
         if self._lock is None or self._claimed is None:
             raise Fenced("only the incarnation that has claimed a ledger may write to it")

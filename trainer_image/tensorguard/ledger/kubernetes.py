@@ -28,14 +28,12 @@ from tensafe_api.resources.ledger import (
     ChargeRecord,
     LedgerSpec,
     LedgerStatus,
-    Outcome,
     PrivacyLedgerSpec,
     ReleaseRecord,
 )
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger.contract import (
     Charge,
-    DatasetChanged,
     Fenced,
     LedgerCorrupt,
     LedgerForbidden,
@@ -44,7 +42,8 @@ from tensorguard.ledger.contract import (
     LedgerUnreachable,
     Release,
 )
-from tensorguard.ledger.fold import Entry, after, opened, release_entry
+from tensorguard.ledger.fold import Entry, after, opened
+from tensorguard.ledger.recorder import Recorder
 
 PLURAL = "privacyledgers"
 PATIENCE_SECONDS = 240.0
@@ -56,7 +55,7 @@ _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 log = logging.getLogger(__name__)
 
 
-class KubernetesLedger:
+class KubernetesLedger(Recorder):
     """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
 
     most_releases: int | None = MOST_RELEASES
@@ -116,27 +115,6 @@ class KubernetesLedger:
         self._claimed = (attempt, state.incarnation)
         return state
 
-    def charge(self, steps: int) -> LedgerState:
-        if steps < 1:
-            raise ValueError(f"a charge is of at least one step, not {steps}")
-        return self._write_as_claimant({"kind": "charge", "steps": steps})
-
-    def record_dataset(self, digest: str) -> LedgerState:
-        known = self.read()
-        if known.dataset_digest == digest:
-            return known
-        if known.dataset_digest is not None:
-            raise DatasetChanged(
-                "the data set is not the one that this ledger was opened for; resume with the same, or start anew"
-            )
-        return self._write_as_claimant({"kind": "dataset", "digest": digest})
-
-    def record_release(self, release: Release) -> LedgerState:
-        return self._write_as_claimant(release_entry(release))
-
-    def record_outcome(self, outcome: Outcome) -> LedgerState:
-        return self._write_as_claimant({"kind": "outcome", "outcome": outcome})
-
     def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
         self._progress = progress
         if evaluation is not None:
@@ -148,7 +126,7 @@ class KubernetesLedger:
     def close(self) -> None:
         self._claimed = None
 
-    def _write_as_claimant(self, entry: Entry) -> LedgerState:
+    def _record(self, entry: Entry) -> LedgerState:
         if self._claimed is None:
             raise Fenced("only the incarnation that has claimed a ledger may write to it")
         claimed = self._claimed
