@@ -1,0 +1,44 @@
+"""What the README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tensafe_api.manifest import load_manifest
+from tensafe_api.resolve import resolve
+from tensorguard.cli.main import main
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_its_manifest_is_right() -> None:
+    (manifest,) = blocks("yaml")
+    job, plan = resolve(load_manifest(manifest))
+    assert plan.steps == 60
+    assert job.spec.dataset.unit.kind == "User"
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("sh") for line in block.splitlines() if "account" in line])
+def test_its_questions_about_noise_are_answered(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *arguments = line.split()
+    assert program == "tensafe"
+    assert main(arguments) == 0
+    assert "silon" in (out := capsys.readouterr().out) or "ε" in out
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#h][^)]*)\)", README.read_text()))
+def test_its_links_lead_somewhere(link: str) -> None:
+    assert (README.parent / link).exists()
+
+
+def test_its_verbs_are_the_makefiles() -> None:
+    makefile = (README.parent / "Makefile").read_text()
+    for verb in re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE):
+        assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
