@@ -26,6 +26,9 @@ from tensorguard.engine.folder import WORK
 
 _SESSION_NOTE = ".ray-session"
 _PREFIX = "tensafe-"
+_START_TRIES = 3
+_TOO_SLOW = "timed out during startup"
+"""What Ray says where its processes take longer than the half minute that is written into it."""
 _OBJECT_STORE_BYTES = 512 * 2**20
 COLLECTIVE_TIMEOUT_SECONDS = 300
 
@@ -34,6 +37,18 @@ class RayTimeoutError(TimeoutError):
     """The cluster had no room for all workers within the time that was given. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
+
+
+class RayNotStarted(RuntimeError):
+    """Ray gives its own processes half a minute to start, and they took longer, each time."""
+
+    reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"Ray did not start within half a minute, {_START_TRIES} times; this machine is busy with something else: "
+            "wait for that, and run it again"
+        )
 
 
 class WorkersFailed(RuntimeError):
@@ -73,16 +88,25 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     session = Path(tempfile.mkdtemp(prefix=_PREFIX))
     note.write_text(session.name)
     try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            num_gpus=gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(session / "r"),
-        )
+        for tries in range(1, _START_TRIES + 1):
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _temp_dir=str(session / f"r{tries}"),
+                )
+                break
+            except Exception as error:
+                if _TOO_SLOW not in str(error):
+                    raise
+                ray.shutdown()
+                if tries == _START_TRIES:
+                    raise RayNotStarted from error
         yield
     finally:
         ray.shutdown()
