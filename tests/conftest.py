@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from controlplane import ControlPlane
+from roles import install_roles
 
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)
@@ -15,12 +16,13 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of this test process, with our CRDs and policy applied as a user would."""
+    """A control plane of this test process, with our CRDs and policies applied as a user would, and the chart's roles."""
     plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
     try:
         plane.start()
         plane.kubectl("apply", "-f", str(CRDS))
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        install_roles(plane)
         yield plane
     finally:
         plane.stop()

@@ -1,8 +1,8 @@
 """Writes what a cluster enforces: the CustomResourceDefinitions, and the policy that guards ledgers.
 
-In come the pydantic models; out go the files of `crds/`, which `kubectl apply -f crds/` and the chart install:
+In come the pydantic models; out go the files of `crds/`, for `kubectl apply -f crds/`, and the chart's copies of them:
 
-    python -m tensafe_api.crd [--check] [DIR]
+    python -m tensafe_api.crd [--check] [DIR ...]
 
 Nothing there is edited by hand, and a test fails when a file is stale. `schema` makes models structural, `guard` writes
 the policy.
@@ -11,6 +11,7 @@ the policy.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api import yamltext
-from tensafe_api.guard import admission_policy
+from tensafe_api.guard import KEPT, admission_policies
 from tensafe_api.resources.block import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
 from tensafe_api.schema import schema_of
 
+DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
 _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
 
 
@@ -104,7 +106,7 @@ def custom_resource_definition(kind: Kind) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{GROUP}"},
+        "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": dict(KEPT)},
         "spec": {
             "group": GROUP,
             "names": {
@@ -148,7 +150,7 @@ def open_api_schema(kind: Kind) -> dict[str, Any]:
 def files() -> dict[str, str]:
     """The text of each file, by name."""
     written = {kind.file_name: yamltext.write(custom_resource_definition(kind)) for kind in KINDS}
-    guard = "---\n".join(yamltext.write(document) for document in admission_policy())
+    guard = "---\n".join(yamltext.write(document) for document in admission_policies())
     return {name: _HEADER + text for name, text in {**written, f"{GROUP}_{LEDGERS.plural}_guard.yaml": guard}.items()}
 
 
@@ -157,12 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stale.
     """
     parser = argparse.ArgumentParser(prog="python -m tensafe_api.crd", description="Write the CRDs from the models.")
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("crds"), help="where the files lie (crds)")
+    parser.add_argument("directories", nargs="*", type=Path, help="where the files lie (crds, and in the chart)")
     parser.add_argument("--check", action="store_true", help="write nothing, and fail when a file is stale")
     options = parser.parse_args(arguments)
-    directory: Path = options.directory
     stale = 0
-    for name, text in files().items():
+    for directory, (name, text) in itertools.product(options.directories or DIRECTORIES, files().items()):
         path = directory / name
         if not options.check:
             path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The ValidatingAdmissionPolicy that guards ledgers: who may write one, and that nobody deletes it.
+"""The ValidatingAdmissionPolicies that guard ledgers: who may write one, and that nobody deletes one, or all of them.
 
 The rules of a CRD see what is written, not who writes, and do not run on deletion. So this policy, which is installed
 with the CRDs, refuses
@@ -6,9 +6,10 @@ with the CRDs, refuses
 - a status that another service account writes than the one that the ledger's spec names;
 - a status that is written from another pod than the one that claims or charges (the pod's UID comes from its bound
   token, which nobody but the API server issues);
-- a deletion, unless the namespace goes, or somebody has said in so many words that this very ledger may be forgotten.
+- a deletion, unless the namespace goes, or somebody has said in so many words that this very ledger may be forgotten;
+- the deletion of the CRD itself, which would take every ledger of the cluster with it, unless the same was said of it.
 
-It binds cluster administrators too. `tensafe_api.crd` writes it to a file.
+They bind cluster administrators too. `tensafe_api.crd` writes them to a file.
 """
 
 from __future__ import annotations
@@ -17,17 +18,24 @@ from typing import Any
 
 FORGET = "tensafe.io/forget"
 """Annotation of a ledger that may be deleted; its value is the ledger's own UID, so that no copy of it works."""
+KEPT = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "helm.sh/resource-policy": "keep",
+}
+"""Annotations of what must outlive an installation: `helm uninstall` and Argo CD leave it in the cluster."""
 POLICY_NAME = "privacyledgers.tensafe.io"
+_KIND_POLICY_NAME = "privacyledgers-kind.tensafe.io"
 
 _IS_STATUS = "request.?subResource.orValue('') == 'status'"
 _POD_UIDS = "request.userInfo.extra[?'authentication.kubernetes.io/pod-uid'].orValue([])"
 
-_VALIDATIONS = (
+_LET_GO = (
+    f"has(oldObject.metadata.annotations) && '{FORGET}' in oldObject.metadata.annotations && "
+    f"oldObject.metadata.annotations['{FORGET}'] == oldObject.metadata.uid"
+)
+_OF_LEDGERS = (
     (
-        "request.operation != 'DELETE' || has(namespaceObject.metadata.deletionTimestamp) || "
-        "(has(oldObject.metadata.annotations) && "
-        f"'{FORGET}' in oldObject.metadata.annotations && "
-        f"oldObject.metadata.annotations['{FORGET}'] == oldObject.metadata.uid)",
+        f"request.operation != 'DELETE' || has(namespaceObject.metadata.deletionTimestamp) || ({_LET_GO})",
         "a privacy ledger is not deleted, since what was spent stays spent; if its data are gone for good, set the "
         f"annotation {FORGET} to the ledger's UID first",
     ),
@@ -42,36 +50,50 @@ _VALIDATIONS = (
         "only the pod that claimed a privacy ledger writes its status, with its own bound token",
     ),
 )
+_OF_THEIR_KIND = (
+    (
+        _LET_GO,
+        "with this CRD every privacy ledger of the cluster would go; if all of that may be forgotten, set the "
+        f"annotation {FORGET} to the CRD's UID first",
+    ),
+)
 
 
-def admission_policy() -> list[dict[str, Any]]:
-    """The policy, and the binding that puts it in force everywhere."""
+def admission_policies() -> list[dict[str, Any]]:
+    """The policies, each with the binding that puts it in force everywhere."""
+    ledgers = {
+        "apiGroups": ["tensafe.io"],
+        "apiVersions": ["*"],
+        "operations": ["UPDATE", "DELETE"],
+        "resources": ["privacyledgers", "privacyledgers/status"],
+    }
+    kind = {
+        "apiGroups": ["apiextensions.k8s.io"],
+        "apiVersions": ["*"],
+        "operations": ["DELETE"],
+        "resources": ["customresourcedefinitions"],
+        "resourceNames": [POLICY_NAME],
+    }
+    return [*_policy(POLICY_NAME, ledgers, _OF_LEDGERS), *_policy(_KIND_POLICY_NAME, kind, _OF_THEIR_KIND)]
+
+
+def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": POLICY_NAME},
+        "metadata": {"name": name, "annotations": dict(KEPT)},
         "spec": {
             "failurePolicy": "Fail",
-            "matchConstraints": {
-                "resourceRules": [
-                    {
-                        "apiGroups": ["tensafe.io"],
-                        "apiVersions": ["*"],
-                        "operations": ["UPDATE", "DELETE"],
-                        "resources": ["privacyledgers", "privacyledgers/status"],
-                    }
-                ]
-            },
+            "matchConstraints": {"resourceRules": [matched]},
             "validations": [
-                {"expression": expression, "message": message, "reason": "Forbidden"}
-                for expression, message in _VALIDATIONS
+                {"expression": expression, "message": message, "reason": "Forbidden"} for expression, message in rules
             ],
         },
     }
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": POLICY_NAME},
-        "spec": {"policyName": POLICY_NAME, "validationActions": ["Deny"]},
+        "metadata": {"name": name, "annotations": dict(KEPT)},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
     }
     return [policy, binding]

@@ -39,7 +39,9 @@ log = logging.getLogger("tensafe_operator")
 
 
 class Json(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line, with whatever fields were given beside the message: job, namespace, attempt, reason."""
+
+    _own = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -48,6 +50,8 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        given = {name: value for name, value in record.__dict__.items() if name not in self._own}
+        fields |= {name: value for name, value in given.items() if isinstance(value, str | int | float)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)
@@ -55,8 +59,8 @@ class Json(logging.Formatter):
 
 async def operate(settings: Settings) -> int:
     """Lead, and reconcile until told to stop. Returns the exit code."""
-    api = Api(client.ApiClient(await _configuration()))
     metrics = Metrics()
+    api = Api(client.ApiClient(await _configuration()), metrics.answered)
     health = Health(metrics)
     lease = Lease(api, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     stop = asyncio.Event()
@@ -107,7 +111,7 @@ async def _lead(
             return None
         with metrics.duration.time(), metrics.errors.count_exceptions():
             wake = await reconciler.reconcile(*key, seen)
-        metrics.show(key, seen.job.get("status") or {})
+        metrics.show(key, seen.job)
         return wake
 
     async def resync() -> None:

@@ -10,8 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tensafe_api.resources.status import Status
+from tensafe_operator import names
+from tensafe_operator.announce import announce
 from tensafe_operator.api import CONFLICT, Api, ApiError
 from tensafe_operator.children import Manifest
+from tensafe_operator.plan.news import news
 from tensafe_operator.plan.observed import Create, DeleteRayJob, Observed, Planned, Warned
 
 log = logging.getLogger(__name__)
@@ -25,8 +29,8 @@ class NotYet(Exception):
         self.refused = refused
 
 
-async def act(api: Api, seen: Observed, planned: Planned) -> None:
-    """Do what was planned on `seen`, in order, then write the status.
+async def act(api: Api, seen: Observed, planned: Planned, now: float) -> None:
+    """Do what was planned on `seen`, in order, then write the status, at `now`.
 
     Raises:
         NotYet: where an object of the same name is another's, the API server refuses one, or the job has changed since.
@@ -38,19 +42,22 @@ async def act(api: Api, seen: Observed, planned: Planned) -> None:
                 await _create(api, manifest)
             case DeleteRayJob(name, uid):
                 await api.delete("RayJob", seen.job["metadata"]["namespace"], name, uid)
-    await write_status(api, seen.job, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
+    await write_status(api, seen.job, planned.status, now)
 
 
-async def write_status(api: Api, job: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-    """Let the status say this, where it does not yet."""
-    if job.get("status") == status:
+async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: float) -> None:
+    """Let the status say this, where it does not yet, and tell people what is new in it."""
+    before, written = job.get("status") or {}, status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if before == written:
         return
     try:
-        await api.apply_status(job, status)
+        await api.apply_status(job, written)
     except ApiError as error:
         if error.status == CONFLICT:
             raise NotYet("the job has changed meanwhile") from error
         raise
+    told = news(Status.model_validate(before, by_alias=True, by_name=False), status)
+    await announce(api, job, status, told, now)
 
 
 async def _create(api: Api, manifest: Manifest) -> None:
@@ -60,7 +67,8 @@ async def _create(api: Api, manifest: Manifest) -> None:
         await api.create(manifest)
     except ApiError as error:
         if error.status != CONFLICT:
-            log.warning("%s %s cannot be made: %s", kind, name, error)
+            owner = {"namespace": metadata["namespace"], "job": metadata["labels"][names.JOB]}
+            log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
             raise NotYet(str(error), Warned(kind, name, "Forbidden", str(error))) from error
         if kind == "Secret":
             return  # its name holds the job's UID, and the operator may not read it

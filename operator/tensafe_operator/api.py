@@ -7,7 +7,7 @@ The typed clients would cost 90 MiB of memory for what a path and a mapping say 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -66,10 +66,15 @@ RESOURCES = {
 
 
 class Api:
-    """Requests of one operator. Close it when done."""
+    """Requests of one operator. Close it when done.
 
-    def __init__(self, http: client.ApiClient) -> None:
+    Args:
+        answered: told of each request's method and HTTP status, 0 where no answer came.
+    """
+
+    def __init__(self, http: client.ApiClient, answered: Callable[[str, int], None] = lambda method, status: None):
         self._http: Any = http  # untyped where it is used
+        self._answered = answered
 
     async def close(self) -> None:
         await self._http.close()
@@ -160,7 +165,9 @@ class Api:
             answer = await self._http.call_api(*request, _request_timeout=REQUEST_SECONDS)
             text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self._answered(method, 0)
             raise ApiAway(f"the API server does not answer ({type(error).__name__})") from error
+        self._answered(method, answer.status)
         document: Manifest = json.loads(text) if text else {}
         if answer.status == _TOO_MANY or answer.status >= 500:
             raise ApiAway(f"the API server asks for patience ({document.get('message') or answer.reason})")

@@ -48,7 +48,7 @@ class Reconciler:
                 return None
             planned = plan(seen, self._clock(), self._settings)
         try:
-            await act(self._api, seen, planned)
+            await act(self._api, seen, planned, self._clock())
         except NotYet as reason:
             if reason.refused is not None:
                 await self._tell(seen, reason.refused)
@@ -58,5 +58,4 @@ class Reconciler:
     async def _tell(self, seen: Observed, refused: Warned) -> None:
         """Let the status say what the API server would not make."""
         told = plan(replace(seen, warnings=(refused, *seen.warnings)), self._clock(), self._settings)
-        status = told.status.model_dump(by_alias=True, mode="json", exclude_none=True)
-        await write_status(self._api, seen.job, status)
+        await write_status(self._api, seen.job, told.status, self._clock())

@@ -73,7 +73,7 @@ class Work:
             except (ApiAway, ApiError) as error:
                 self._later(key, str(error))
             except Exception as error:
-                log.exception("reconciling %s/%s failed", *key)
+                log.exception("the pass failed", extra=_of(key))
                 self._later(key, type(error).__name__)
             finally:
                 self._running.discard(key)
@@ -84,7 +84,7 @@ class Work:
     def _later(self, key: Key, reason: str) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - 1))
-        log.warning("%s/%s: %s; again in %.0f s", *key, reason, wait)
+        log.warning("%s; again in %.0f s", reason, wait, extra=_of(key))
         self.at(key, time.time() + wait)
 
     async def _ring(self) -> None:
@@ -99,3 +99,7 @@ class Work:
             if self._due.get(key) == when:
                 del self._due[key]
                 self.touch(key)
+
+
+def _of(key: Key) -> dict[str, str]:
+    return {"namespace": key[0], "job": key[1]}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import datetime
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from cryptography import x509
@@ -28,6 +30,8 @@ from gotools import program
 
 VERSION = "v1.36.3"
 PATIENCE_SECONDS = 60
+AUDITED = ("tensafe-system", "tensafe-other")
+"""Namespaces whose service accounts' requests are written down."""
 _CONTROLLERS = (
     "garbage-collector-controller",
     "namespace-controller",
@@ -95,6 +99,8 @@ class ControlPlane:
             "service-account-signing-key-file": self.folder / "service-accounts.key",
             "service-cluster-ip-range": "10.96.0.0/16",
             "authorization-mode": "RBAC",
+            "audit-policy-file": self._audit_policy(),
+            "audit-log-path": self.folder / "audit.jsonl",
         }
         self._start("apiserver", self._built("kube-apiserver"), flags)
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -150,9 +156,25 @@ class ControlPlane:
         assert not (check and done.returncode), f"{' '.join(arguments)}: {done.stderr}"
         return done
 
+    def requests(self, account: str) -> list[dict[str, Any]]:
+        """What a service account (`namespace:name`) has asked of the API server, and how it was answered: its audit
+        events (see Kubernetes' audit.k8s.io/v1 Event), for namespaces in `AUDITED`.
+        """
+        lines = (self.folder / "audit.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [each for each in events if each["user"]["username"] == f"system:serviceaccount:{account}"]
+
     def log(self, name: str) -> str:
         """The last lines that a server wrote."""
         return (self.folder / f"{name}.log").read_text()[-4000:]
+
+    def _audit_policy(self) -> Path:
+        written = self.folder / "audit.yaml"
+        groups = [f"system:serviceaccounts:{namespace}" for namespace in AUDITED]
+        rules = [{"level": "Metadata", "userGroups": groups}, {"level": "None"}]
+        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+        written.write_text(yaml.safe_dump(policy))
+        return written
 
     @property
     def _etcd(self) -> str:

@@ -65,17 +65,7 @@ def make_pod(plane: ControlPlane, namespace: str, account: str, **labels: str) -
 
 
 def grant(plane: ControlPlane, namespace: str, account: str) -> None:
-    """What a trainer may do, by the ClusterRole that the chart installs."""
-    rules = [
-        {"apiGroups": ["tensafe.io"], "resources": ["privacyledgers", "tensafetrainingjobs"], "verbs": ["get"]},
-        {"apiGroups": ["tensafe.io"], "resources": ["privacyledgers/status"], "verbs": ["get", "update"]},
-    ]
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": "tensafe-trainer"},
-        "rules": rules,
-    }
+    """Bind an account to the chart's ClusterRole for trainers, as the operator does."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -83,8 +73,7 @@ def grant(plane: ControlPlane, namespace: str, account: str) -> None:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "tensafe-trainer"},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
     }
-    for document in (role, binding):
-        plane.kubectl("apply", "-f", "-", text=json.dumps(document))
+    plane.kubectl("apply", "-f", "-", text=json.dumps(binding))
 
 
 class LedgerObject:

@@ -22,7 +22,7 @@ from tensafe_operator import names
 from tensafe_operator.children import access, configuration, ledger, network, rayjob
 from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
 from tensafe_operator.plan.attempts import State, Verdict, judge
-from tensafe_operator.plan.conditions import set_conditions, since
+from tensafe_operator.plan.conditions import set_conditions
 from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Object, Observed, Planned
 from tensafe_operator.plan.spent import fold_ledger
 from tensafe_operator.plan.times import seconds_of, text_of
@@ -159,7 +159,7 @@ class _Reconcile:
         if verdict.wake is not None:
             self.wakes.append(verdict.wake)
         if admitted.job.spec.suspend:
-            return self._suspending(ray_job)
+            return self._suspending(ray_job, verdict)
         stands = obstacle(self.seen) if verdict.state is State.STARTING else None
         if stands is not None:
             self._say(Phase.STARTING, stands.reason, stands.message, stalled=True)
@@ -167,18 +167,19 @@ class _Reconcile:
             self._say(_PHASES[verdict.state], verdict.reason, verdict.message)
         return self._done()  # the trainer, through the ledger, or KubeRay
 
-    def _suspending(self, ray_job: Object) -> Planned:
-        """The trainer reads `suspend` at each charge; who does not is stopped after a while."""
-        reconciling = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
-        asked = None
-        if reconciling is not None and reconciling.reason == Reason.SUSPENDING.value:
-            asked = seconds_of(since(self.status, ConditionType.RUNNING))
-        deadline = (self.now if asked is None else asked) + SUSPEND_SECONDS
+    def _suspending(self, ray_job: Object, verdict: Verdict) -> Planned:
+        """The trainer reads `suspend` at each charge. Who does not is stopped after a while; who has charged nothing is
+        stopped at once, since there is nothing to seal.
+        """
+        running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
+        asked = self.now
+        if running is not None and running.reason == Reason.SUSPENDING.value:
+            asked = seconds_of(running.last_transition_time) or self.now
         self._say(Phase.STARTING, Reason.SUSPENDING, "")
-        if self.now >= deadline:
+        if verdict.state is not State.RUNNING or self.now >= asked + SUSPEND_SECONDS:
             self._delete(ray_job)
         else:
-            self.wakes.append(deadline)
+            self.wakes.append(asked + SUSPEND_SECONDS)
         return self._done()
 
     def _over(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, verdict: Verdict) -> Planned:

@@ -32,7 +32,7 @@ def set_conditions(
         ConditionType.RECONCILING: not at_rest and not stalled,
         ConditionType.STALLED: stalled or phase is Phase.FAILED,
         ConditionType.QUEUED: phase is Phase.QUEUED,
-        ConditionType.PODS_READY: phase is Phase.RUNNING,
+        ConditionType.PODS_READY: phase is Phase.RUNNING or (phase is Phase.STARTING and _all_ready(status)),
         ConditionType.RUNNING: phase is Phase.RUNNING,
         ConditionType.SUCCEEDED: good,
         ConditionType.FAILED: phase is Phase.FAILED,
@@ -45,9 +45,8 @@ def set_conditions(
     )
 
 
-def since(status: Status, kind: ConditionType) -> str | None:
-    """Since when a condition has been as it is."""
-    return next((each.last_transition_time for each in status.conditions if each.type == kind.value), None)
+def _all_ready(status: Status) -> bool:
+    return status.workers is not None and status.workers.ready >= status.workers.desired
 
 
 def _condition(

@@ -1,0 +1,74 @@
+{{/* Name of what belongs to the operator: `tensafe-operator` in a release called tensafe. */}}
+{{- define "tensafe.operator" -}}
+{{- if contains "tensafe" .Release.Name -}}
+{{- printf "%s-operator" .Release.Name | trunc 63 -}}
+{{- else -}}
+{{- printf "%s-tensafe-operator" .Release.Name | trunc 63 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of what the operator has in the whole cluster: two releases in two namespaces do not share it. */}}
+{{- define "tensafe.clusterName" -}}
+{{- printf "%s-%s" (include "tensafe.operator" .) .Release.Namespace | trunc 63 -}}
+{{- end -}}
+
+{{- define "tensafe.selector" -}}
+app.kubernetes.io/name: tensafe-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tensafe.labels" -}}
+{{ include "tensafe.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: tensafe
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- end -}}
+
+{{/* An image's full name, from (list image appVersion). */}}
+{{- define "tensafe.image" -}}
+{{- $image := index . 0 -}}
+{{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- end -}}
+
+{{/* What the operator may do with objects in a namespace that it looks after. No Secret is read, nothing is run in a
+pod, no role is made. */}}
+{{- define "tensafe.rules" -}}
+- apiGroups: [tensafe.io]
+  resources: [tensafetrainingjobs]
+  verbs: [get, list, watch]
+- apiGroups: [tensafe.io]
+  resources: [tensafetrainingjobs/status]
+  verbs: [patch]
+- apiGroups: [tensafe.io]            # owner references with blockOwnerDeletion ask for this where it is enforced
+  resources: [tensafetrainingjobs/finalizers]
+  verbs: [update]
+- apiGroups: [tensafe.io]
+  resources: [privacyledgers]
+  verbs: [get, list, watch, create]
+- apiGroups: [ray.io]
+  resources: [rayjobs]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, list, watch, create]
+- apiGroups: [""]
+  resources: [configmaps, serviceaccounts]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, create]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [clusterroles]
+  resourceNames: [tensafe-trainer]
+  verbs: [bind]
+{{- end -}}

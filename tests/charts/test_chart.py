@@ -1,0 +1,240 @@
+"""The chart: what it renders, what its schema refuses, and its life on a real API server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from controlplane import ControlPlane
+from helm import CHART, helm, rendered
+from jobs import MINIMAL, changed
+from ledgers import LedgerObject, make_pod, status_of
+
+from tensafe_operator import metrics, names
+from tensafe_operator.settings import Settings
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING: dict[str, Any] = {
+    "imagePullSecrets": [{"name": "key"}],
+    "image.registry": "images.example",
+    "trainer.image.tag": "mine",
+    "jobs.egressCIDRs": ["10.20.0.0/16", "fd00::/8"],
+    "serviceAccount.annotations": {"team": "clinic"},
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"c": "d"},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "priorityClassName": "system-cluster-critical",
+    "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+    "metrics.serviceMonitor.enabled": True,
+    "metrics.serviceMonitor.labels": {"release": "prometheus"},
+    "metrics.prometheusRule.enabled": True,
+}
+WRONG: list[tuple[str, Any, str]] = [
+    ("replicas", 0, "replicas"),
+    ("replicas", "two", "replicas"),
+    ("image.pullPolicy", "Sometimes", "pullPolicy"),
+    ("image.repository", "", "repository"),
+    ("trainer.rayVersion", "latest", "rayVersion"),
+    ("trainer.rayVersion", 2.6, "rayVersion"),
+    ("namespaces", ["Clinic"], "namespaces"),
+    ("namespaces", ["clinic", "clinic"], "namespaces"),
+    ("kuberayNamespace", "", "kuberayNamespace"),
+    ("stallSeconds", 5, "stallSeconds"),
+    ("jobs.egressCIDRs", ["10.0.0.1"], "egressCIDRs"),
+    ("crds.enabled", "yes", "enabled"),
+    ("crd", {"enabled": False}, "crd"),
+    ("metrics.port", 80, "port"),
+    ("metrics.serviceMonitor.interval", "often", "interval"),
+    ("networkPolicy.apiServerPorts", [], "apiServerPorts"),
+]
+
+
+def named(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[str, Any]:
+    return next(each for each in documents if each["kind"] == kind and each["metadata"]["name"].endswith(name))
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART)).stdout
+
+
+@pytest.mark.parametrize(("name", "value", "told"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
+def test_wrong_values_are_refused_by_name(name: str, value: Any, told: str) -> None:
+    done = helm("template", "tensafe", str(CHART), "--set-json", f"{name}={json.dumps(value)}", check=False)
+    assert done.returncode
+    assert "schema" in done.stderr
+    assert told in done.stderr
+
+
+def test_the_chart_is_of_the_projects_version_and_carries_its_crds() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
+    applied = [each for path in sorted((ROOT / "crds").glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
+    carried = [each for each in rendered() if each in applied]
+    assert len(carried) == len(applied) == 6
+    assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in carried)
+    without = rendered({"crds.enabled": False})
+    assert not [each for each in without if each in applied]
+
+
+def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
+    container = named(rendered(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)} | {"TENSAFE_PORT"}
+    assert set(environment) == known
+    settings = Settings.from_environment(environment)
+    assert settings.image == "tensafe-trainer:mine"
+    assert settings.egress_cidrs == ("10.20.0.0/16", "fd00::/8")
+    assert settings.stall_seconds == Settings().stall_seconds
+    assert settings.ray_version == Settings().ray_version
+    assert container["image"] == "images.example/tensafe-operator:0.1.0"
+
+
+def test_the_budget_for_drains_needs_a_second_replica() -> None:
+    assert named(rendered(), "PodDisruptionBudget")
+    assert not [each for each in rendered({"replicas": 1}) if each["kind"] == "PodDisruptionBudget"]
+
+
+def test_the_operator_may_read_no_secret_run_nothing_in_a_pod_and_make_no_role() -> None:
+    for values in ({}, {"namespaces": ["clinic"]}):
+        for role in (each for each in rendered(values) if each["kind"] in ("Role", "ClusterRole")):
+            if role["metadata"]["name"].endswith(("-edit", "-view", "tensafe-trainer")):
+                continue
+            for rule in role["rules"]:
+                assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+                if "secrets" in rule["resources"]:
+                    assert rule["verbs"] == ["create"]
+                assert not {"pods/exec", "roles", "nodes"} & set(rule["resources"])
+                if "clusterroles" in rule["resources"]:
+                    assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])
+
+
+def test_with_namespaces_it_has_no_rights_beyond_them() -> None:
+    documents = rendered({"namespaces": ["clinic", "lab"]})
+    assert not [each for each in documents if each["kind"] == "ClusterRoleBinding"]
+    bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
+    assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
+
+
+def test_alerts_speak_of_metrics_that_there_are() -> None:
+    shown = metrics.Metrics()
+    stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
+    shown.show(("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}})
+    exposed = {sample.name for family in shown.registry.collect() for sample in family.samples}
+    rule = named(rendered(EVERYTHING), "PrometheusRule")
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        spoken = set(re.findall(r"tensafe_\w+", alert["expr"]))
+        assert spoken
+        assert spoken <= exposed
+
+
+class Release:
+    """The chart on a control plane of its own, and what is there of it."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    def helm(self, *arguments: str, check: bool = True) -> str:
+        done = helm(*arguments, "--namespace", "tensafe-system", kubeconfig=self.plane.admin, check=check)
+        return done.stderr if done.returncode else done.stdout
+
+    def there(self, kind: str, name: str, namespace: str = "tensafe-system") -> dict[str, Any] | None:
+        done = self.plane.kubectl("-n", namespace, "get", kind, name, "-o", "json", check=False)
+        return None if done.returncode else dict(json.loads(done.stdout))
+
+    def replicas(self) -> int:
+        found = self.there("deployment", "tensafe-operator")
+        assert found is not None
+        return int(found["spec"]["replicas"])
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Iterator[Release]:
+    plane = ControlPlane(tmp_path / "plane")
+    try:
+        plane.start()
+        yield Release(plane)
+    finally:
+        plane.stop()
+
+
+def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: Release) -> None:
+    plane = release.plane
+    notes = release.helm("install", "tensafe", str(CHART), "--create-namespace")
+    assert "KubeRay was not found" in notes
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    plane.kubectl("create", "namespace", "clinic")
+    plane.kubectl("apply", "-f", "-", text=json.dumps(changed(MINIMAL, {"metadata.namespace": "clinic"})))
+    ledger = LedgerObject(plane, "clinic")
+    pod = make_pod(plane, "clinic", "trainer")
+    assert ledger.write(status_of(pod), pod) == ""
+    before = ledger.get()
+
+    release.helm("upgrade", "tensafe", str(CHART), "--set", "replicas=1")
+    assert (release.replicas(), release.there("pdb", "tensafe-operator")) == (1, None)
+    release.helm("rollback", "tensafe", "1")
+    assert release.replicas() == 2
+    assert release.there("pdb", "tensafe-operator") is not None
+
+    release.helm("uninstall", "tensafe")
+    assert release.there("deployment", "tensafe-operator") is None
+    assert release.there("serviceaccount", "tensafe-operator") is None
+    assert release.there("clusterrole", "tensafe-operator-tensafe-system") is None
+    assert release.there("clusterrole", "tensafe-trainer") is not None, "jobs that run must be able to go on"
+    assert release.there("tsj", "claims-triage", "clinic") is not None
+    assert ledger.get() == before
+    more = status_of(
+        pod, stepsRecharged=0, charges=[{**before["status"]["charges"][0], "steps": 12}], chargedThrough=12, length=3
+    )
+    assert ledger.write(more, pod) == "", "a job that runs charges on"
+    assert "only the service account" in ledger.write(more, None), "the policy is in force without the operator"
+
+    release.helm("install", "tensafe", str(CHART))
+    assert release.there("deployment", "tensafe-operator") is not None
+    assert ledger.get()["status"] == more
+
+
+def test_the_crd_of_ledgers_does_not_go_by_mistake(release: Release) -> None:
+    plane = release.plane
+    plane.kubectl("apply", "-f", str(ROOT / "crds"))
+    refused = "with this CRD every privacy ledger"
+    kind = "crd/privacyledgers.tensafe.io"
+    delete = ("delete", kind, "--wait=false")
+
+    def told() -> str:
+        return plane.kubectl(*delete, "--dry-run=server", check=False).stderr
+
+    while refused not in told():  # a policy that is new takes effect in a moment
+        pass
+    assert refused in plane.kubectl(*delete, check=False).stderr
+    uid = plane.kubectl("get", kind, "-o", "jsonpath={.metadata.uid}").stdout
+    plane.kubectl("annotate", kind, f"tensafe.io/forget={uid}")
+    plane.kubectl(*delete)
+
+
+def test_after_a_plain_apply_helm_takes_the_crds_over_when_told_to(release: Release) -> None:
+    release.plane.kubectl("apply", "-f", str(ROOT / "crds"))
+    install = ("install", "tensafe", str(CHART), "--create-namespace")
+    assert "invalid ownership metadata" in release.helm(*install, check=False)
+    assert "TenSafe operator" in release.helm(*install, "--take-ownership")
+
+
+def test_the_api_server_takes_every_document_and_the_restricted_pod_standard_its_pod(release: Release) -> None:
+    plane = release.plane
+    plane.kubectl("create", "namespace", "tensafe-system")
+    plane.kubectl("label", "namespace", "tensafe-system", "pod-security.kubernetes.io/enforce=restricted")
+    documents = [each for each in rendered(EVERYTHING) if "monitoring.coreos.com" not in each["apiVersion"]]
+    plane.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+    template = named(documents, "Deployment")["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}
+    pod["metadata"] = {**template["metadata"], "name": "operator", "namespace": "tensafe-system"}
+    plane.kubectl("create", "-f", "-", text=json.dumps(pod))
