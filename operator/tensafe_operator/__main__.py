@@ -19,7 +19,6 @@ import time
 import uuid
 from typing import Any
 
-import kopf
 from kubernetes.aio import client, config
 
 from tensafe_operator.api import Api
@@ -29,7 +28,7 @@ from tensafe_operator.lease import Lease
 from tensafe_operator.metrics import Metrics
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.settings import Settings
-from tensafe_operator.watch import kopf_settings, registry
+from tensafe_operator.watch import registry, watch
 from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
@@ -78,6 +77,8 @@ async def operate(settings: Settings) -> int:
             tasks += [asyncio.create_task(lease.keep()), asyncio.create_task(lead)]
             await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (*tasks, acquiring, stopping):
+            if task.done() and not task.cancelled() and (error := task.exception()):
+                log.error("the operator ends: %s", error, exc_info=error)
             task.cancel()
         await asyncio.gather(*tasks, acquiring, stopping, return_exceptions=True)
         await lease.release()
@@ -121,22 +122,17 @@ async def _lead(
                 work.touch(key)
 
     async def heed_again() -> None:
-        await ready.wait()
-        _heed(stop)  # kopf has put its own handlers in the place of ours
+        while True:
+            await ready.wait()
+            ready.clear()
+            _heed(stop)  # kopf has put its own handlers in the place of ours
 
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(work.run(handle))
         group.create_task(resync())
         group.create_task(heed_again())
-        await kopf.operator(
-            registry=registry(cache, work.touch, health.heard),
-            settings=kopf_settings(settings),
-            namespaces=settings.namespaces,
-            clusterwide=not settings.namespaces,
-            standalone=True,
-            ready_flag=ready,
-        )
+        await watch(api, registry(cache, work.touch, health.heard), settings, ready)
         raise RuntimeError("kopf has ended")
 
 

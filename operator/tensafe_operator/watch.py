@@ -1,25 +1,36 @@
 """From kopf's event streams to the cache and the queue: nothing here decides anything.
 
 Only `on.event` is used: it writes nothing (no finalizer, no annotation), and every cause leads to the same reconcile.
+The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
+which cache and queue live.
 KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begins to watch RayJobs then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
 
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator import names
+from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
 from tensafe_operator.observe import warned
 from tensafe_operator.settings import Settings
 
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 10.0
+_KINDS = frozenset({"TenSafeTrainingJob", "PrivacyLedger", "RayJob"})
+"""Kinds that an operator can be there before."""
 Touch = Callable[[Key], None]
 INACTIVITY_SECONDS = 70.0
 """A stream that says nothing for so long, bookmarks included, is opened anew: load balancers freeze them silently."""
+IDLE_SECONDS = 0.5
+"""For so long kopf holds on to the whole body of an object after its last event, with a task of its own."""
 
 
 def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.OperatorRegistry:
@@ -35,7 +46,7 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
         return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
     @kopf.on.event(GROUP, VERSION, "tensafetrainingjobs", registry=made)
-    def job(event: kopf.RawEvent, **_: Any) -> None:
+    async def job(event: kopf.RawEvent, **_: Any) -> None:
         heard()
         body = event["object"]
         if event["type"] == "DELETED":
@@ -43,8 +54,8 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
         else:
             touch(cache.put_job(body))
 
-    def child(kind: str) -> Callable[..., None]:
-        def told(event: kopf.RawEvent, **_: Any) -> None:
+    def child(kind: str) -> Callable[..., Awaitable[None]]:
+        async def told(event: kopf.RawEvent, **_: Any) -> None:
             heard()
             body = event["object"]
             key = cache.drop(kind, body) if event["type"] == "DELETED" else cache.put(kind, body)
@@ -58,13 +69,51 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
     kopf.on.event("v1", "pods", registry=made, id="pods")(child("Pod"))
 
     @kopf.on.event("v1", "events", registry=made, field="type", value="Warning")
-    def warning(event: kopf.RawEvent, **_: Any) -> None:
+    async def warning(event: kopf.RawEvent, **_: Any) -> None:
         body: Any = event["object"]
         key = cache.warn(str((body.get("involvedObject") or {}).get("uid")), warned(body))
         if key is not None and event["type"] != "DELETED":
             touch(key)
 
     return made
+
+
+async def watch(api: Api, handlers: kopf.OperatorRegistry, settings: Settings, ready: asyncio.Event) -> None:
+    """Run kopf; returns when it has ended.
+
+    Args:
+        ready: set once it runs, and each time that it was begun anew.
+    """
+    while True:
+        known = await _known(api) if settings.namespaces else _KINDS
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=handlers,
+                settings=kopf_settings(settings),
+                namespaces=settings.namespaces,
+                clusterwide=not settings.namespaces,
+                standalone=True,
+                ready_flag=ready,
+            )
+        )
+        try:
+            while not watching.done() and (known == _KINDS or await _known(api) == known):
+                await asyncio.wait([watching], timeout=None if known == _KINDS else LOOK_SECONDS)
+            if watching.done():
+                await watching
+                return
+            log.info("new kinds of objects are there: watching anew")
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _known(api: Api) -> frozenset[str]:
+    """Those of the kinds that may be missing that the cluster knows now; none of them where it cannot be asked."""
+    try:
+        return frozenset([kind for kind in _KINDS if await api.knows(kind)])
+    except (ApiAway, ApiError):
+        return frozenset()
 
 
 def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
@@ -74,4 +123,21 @@ def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
     made.scanning.disabled = bool(settings.namespaces)
     made.watching.label_selectors["pods"] = names.JOB_UID
     made.watching.inactivity_timeout = INACTIVITY_SECONDS
+    made.queueing.idle_timeout = IDLE_SECONDS
+    made.persistence.diffbase_storage = _NoDifferences()
     return made
+
+
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Says that nothing ever differs. kopf would copy each object that it shows, to compare it with an earlier one for
+    handlers of a kind that there are none of: a tenth of its time with large objects.
+    """
+
+    def build(self, *, body: Mapping[str, Any], extra_fields: Iterable[Any] | None = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Mapping[str, Any]) -> Any:
+        return None
+
+    def store(self, *, body: Mapping[str, Any], patch: Any, essence: Any) -> None:
+        """Nothing is ever written into an object."""

@@ -34,15 +34,31 @@ class Plane:
         self.plane = ControlPlane(folder / "plane")
         self.operators: list[subprocess.Popen[bytes]] = []
 
-    def start(self) -> None:
-        plane = self.plane
-        plane.start()
-        plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
+    def start(self, *, kinds: bool = True, **values: Any) -> None:
+        """Start the servers; install our kinds and KubeRay's, and the roles of a chart with these values."""
+        self.plane.start()
+        for namespace in ("clinic", "lab"):
+            self.plane.kubectl("create", "namespace", namespace)
+        self.kubeconfig = install_roles(self.plane, **values)
+        self.settings = {"TENSAFE_NAMESPACES": ",".join(values.get("namespaces", ()))}
+        if kinds:
+            self.install_ours()
+            self.install_kuberays()
+
+    def install_ours(self) -> None:
+        self.plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
+        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
+    def install_kuberays(self) -> None:
         folder = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
-        plane.kubectl("apply", "--server-side", "-f", str(folder))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-        plane.kubectl("create", "namespace", "clinic")
-        self.kubeconfig = install_roles(plane)
+        self.plane.kubectl("apply", "--server-side", "-f", str(folder))
+        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+
+    def refused(self) -> list[str]:
+        """What the operator asked for and may not have."""
+        asked = self.plane.requests("tensafe-system:tensafe-operator")
+        assert len(asked) > 20
+        return [each["requestURI"] for each in asked if each["responseStatus"]["code"] == 403]
 
     def stop(self) -> None:
         for process in self.operators:
@@ -58,7 +74,7 @@ class Plane:
         log = (self.folder / f"operator-{len(self.operators)}.log").open("ab")
         process = subprocess.Popen(
             [sys.executable, "-m", "tensafe_operator"],
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "TENSAFE_PORT": str(port)},
+            env={**os.environ, **self.settings, "KUBECONFIG": str(self.kubeconfig), "TENSAFE_PORT": str(port)},
             stdout=log,
             stderr=log,
         )
@@ -68,8 +84,8 @@ class Plane:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
 
-    def apply(self, name: str) -> None:
-        job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": "clinic"})
+    def apply(self, name: str, namespace: str = "clinic") -> None:
+        job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": namespace})
         self.plane.kubectl("apply", "-f", "-", text=json.dumps(job))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
@@ -80,7 +96,7 @@ class Plane:
         """Wait until something has happened; how long that took. Nobody tells a test what an operator does."""
         began = time.monotonic()
         while not happened():
-            assert time.monotonic() - began < seconds, self.logs()
+            assert time.monotonic() - began < seconds, self.logs()[-3000:]
             time.sleep(0.1)
         return time.monotonic() - began
 
@@ -89,13 +105,19 @@ class Plane:
 
 
 @pytest.fixture
-def plane(tmp_path: Path) -> Iterator[Plane]:
+def bare(tmp_path: Path) -> Iterator[Plane]:
+    """Nothing is started yet."""
     made = Plane(tmp_path)
     try:
-        made.start()
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def plane(bare: Plane) -> Plane:
+    bare.start()
+    return bare
 
 
 def metrics(port: int) -> str:
@@ -129,9 +151,7 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
     assert second.wait(20) == 0, plane.logs()
     assert plane.until(lambda: "tensafe_leading 1.0" in metrics(last)) < 8
     assert third.poll() is None
-    asked = plane.plane.requests("tensafe-system:tensafe-operator")
-    assert len(asked) > 20
-    assert [each for each in asked if each["responseStatus"]["code"] == 403] == []
+    assert plane.refused() == []
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
     told = json.loads(plane.plane.kubectl("-n", "clinic", *about, "-o", "json").stdout)["items"]
     assert [each["reason"] for each in told].count("AttemptStarted") == 1, "told once, not by each leader"
@@ -149,3 +169,24 @@ def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) 
     plane.apply("after")
     plane.operator()
     plane.until(lambda: plane.begun("after"))
+
+
+@pytest.mark.parametrize("namespaces", [[], ["clinic"]], ids=["everywhere", "in one namespace"])
+def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: Plane, namespaces: list[str]) -> None:
+    bare.start(kinds=False, **({"namespaces": namespaces} if namespaces else {}))
+    process, port = bare.operator()
+    bare.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    bare.install_ours()
+    bare.apply("early")
+    bare.apply("elsewhere", "lab")
+    bare.until(lambda: "KubeRayMissing" in json.dumps(bare.get("tsj", "early")))
+    bare.install_kuberays()
+    bare.until(lambda: bare.begun("early"))
+    patch = json.dumps({"status": {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed"}})
+    told = ("patch", "rayjob", "early-a1", "--subresource=status", "--type=merge", "-p", patch)
+    bare.plane.kubectl("-n", "clinic", *told)
+    bare.until(lambda: "WorkerLost" in json.dumps(bare.get("tsj", "early")))
+    there = bare.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
+    assert bool(there) == (not namespaces)
+    assert process.poll() is None
+    assert bare.refused() == []
