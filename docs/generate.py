@@ -1,7 +1,8 @@
-"""Writes docs/reference/tensafetrainingjob.md from the schema that the API server enforces.
+"""Writes docs/reference/ from the code: both resources, from the schemas that the API server enforces, and the words of
+a status, from `tensafe_api.reasons`.
 
-What comes in: the models of ``tensafe_api``, by way of the CRD's schema. What goes out: one table for each block, with
-every field, its type, its default and its description, and the rules beneath. It is never edited by hand:
+A resource's page has one table for each block, with every field, its type, its default and its description, and the
+rules beneath. No page is ever edited by hand:
 
     python docs/generate.py [--check]
 """
@@ -9,25 +10,54 @@ every field, its type, its default and its description, and the rules beneath. I
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.crd import JOBS, open_api_schema
+from tensafe_api.crd import JOBS, LEDGERS, Kind, open_api_schema
+from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
+from tensafe_api.resources.ledger import LEDGER_KIND
 
-PAGE = Path(__file__).parent / "reference" / "tensafetrainingjob.md"
+REFERENCE = Path(__file__).parent / "reference"
 Schema = Mapping[str, Any]
 
-INTRODUCTION = f"""\
+WRITTEN = "Written by `python docs/generate.py` from"
+JOB_PAGE = f"""\
 # {KIND}
 
-`{API_VERSION}`. Written by `python docs/generate.py` from `crds/tensafe_api/resources`; do not edit.
+`{API_VERSION}`. {WRITTEN} `crds/tensafe_api/resources`; do not edit.
 
 Numbers with a privacy meaning are decimal **strings**: quote them. A field marked *required* has no default, because
 only the author of a manifest can know it.
+"""
+LEDGER_PAGE = f"""\
+# {LEDGER_KIND}
+
+`{API_VERSION}`. {WRITTEN} `crds/tensafe_api/resources`; do not edit.
+
+What was spent on one job, for good. The operator makes it before the first attempt and freezes in `spec` whatever ε
+depends on; the trainer's own service account alone writes `status`, from the pod that claimed it. It has no owner: it
+stays when the job is deleted. Nobody writes one by hand.
+"""
+WORDS_PAGE = f"""\
+# Phases, conditions and reasons
+
+{WRITTEN} `crds/tensafe_api/reasons.py`; do not edit.
+
+```sh
+kubectl describe tsj NAME      # conditions, attempts, and the Events of the last hour
+kubectl get tsj NAME -o jsonpath='{{.status.conditions[?(@.type=="Stalled")].message}}'
+kubectl wait tsj/NAME --for=condition=Succeeded --timeout=24h
+```
+
+Words are added, never changed or given another meaning, so scripts may rely on them.
 """
 
 
@@ -78,25 +108,67 @@ def tables(path: str, schema: Schema) -> Iterator[str]:
             yield from tables(f"{path}.{name}{'[]' if 'items' in field else ''}", field)
 
 
-def text() -> str:
-    """The page as it should be."""
-    properties = open_api_schema(JOBS)["properties"]
-    return INTRODUCTION + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
+def resource(introduction: str, kind: Kind) -> str:
+    """The page of a resource."""
+    properties = open_api_schema(kind)["properties"]
+    return introduction + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
+
+
+def words() -> str:
+    """The page of the words of a status."""
+    lines = ["\n## Phases\n", "| phase | final | meaning |", "|---|---|---|"]
+    lines += [f"| `{phase}` | {'yes' if phase.final else ''} | {said} |" for phase, said in _documented(Phase)]
+    lines += ["\n## Conditions\n", "| condition | meaning |", "|---|---|"]
+    lines += [f"| `{condition}` | {said} |" for condition, said in _documented(ConditionType)]
+    lines += [
+        "\n## Reasons\n",
+        "Of conditions, attempts and Events. The exit code is the trainer's, where it has one.\n",
+    ]
+    lines += ["| reason | meaning | what to do | exit code | tried again |", "|---|---|---|---|---|"]
+    for reason in sorted(Reason, key=str):
+        code = str(reason.exit_code) if reason.exit_code != 1 else ""
+        again = ("no" if reason.hopeless else "yes") if code else ""
+        lines.append(f"| `{reason}` | {reason.sentence} | {reason.mend} | {code} | {again} |")
+    return WORDS_PAGE + "\n".join(lines) + "\n"
+
+
+def _documented(kind: type[Phase] | type[ConditionType]) -> Iterator[tuple[Any, str]]:
+    """Each word with the docstring beneath it, which Python does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for assigned, beneath in itertools.pairwise(body.body):
+        if isinstance(assigned, ast.Assign) and isinstance(beneath, ast.Expr):
+            name = assigned.targets[0]
+            assert isinstance(name, ast.Name) and isinstance(beneath.value, ast.Constant)
+            yield kind[name.id], str(beneath.value.value)
+
+
+def pages() -> dict[str, str]:
+    """Each page as it should be, by file name."""
+    return {
+        "tensafetrainingjob.md": resource(JOB_PAGE, JOBS),
+        "privacyledger.md": resource(LEDGER_PAGE, LEDGERS),
+        "conditions-and-reasons.md": words(),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page, or with ``--check`` says whether it is as it should be: 0 when it is, 1 when it is stale."""
-    parser = argparse.ArgumentParser(description="Write the reference page from the models.")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail when the page is stale")
+    """Writes the pages, or with ``--check`` says whether they are as they should be: 0 when they are, 1 when one is
+    stale.
+    """
+    parser = argparse.ArgumentParser(description="Write the reference pages from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail when a page is stale")
     options = parser.parse_args(arguments)
-    if not options.check:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(text(), encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text():
-        return 0
-    print(f"{PAGE.name} is stale: write it anew with `make docs`", file=sys.stderr)
-    return 1
+    stale = 0
+    for name, text in pages().items():
+        page = REFERENCE / name
+        if not options.check:
+            page.parent.mkdir(exist_ok=True)
+            page.write_text(text, encoding="utf-8")
+        elif not page.is_file() or page.read_text(encoding="utf-8") != text:
+            print(f"{name} is stale: write it anew with `make docs`", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 if __name__ == "__main__":

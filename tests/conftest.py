@@ -16,12 +16,12 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of this test process, with our CRDs and policies applied as a user would, and the chart's roles."""
+    """A control plane of this test process, with our CRDs and policies, and the roles of the chart."""
     plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
     try:
         plane.start()
         plane.kubectl("apply", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.established()
         install_roles(plane)
         yield plane
     finally:

@@ -107,7 +107,8 @@ class Reason(StrEnum):
     ATTEMPTS_EXHAUSTED = (
         "AttemptsExhausted",
         "The last of retry.maxAttempts has failed.",
-        "Mend what the last attempt's message names, and raise retry.maxAttempts to go on.",
+        "Mend what the last attempt's message names. A local run then resumes with a higher retry.maxAttempts; in a "
+        "cluster make a new job.",
     )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
@@ -240,6 +241,11 @@ class Reason(StrEnum):
         "Forbidden",
         "The API server refuses what the operator has to make.",
         "Let the operator do what the message names; the job then goes on by itself.",
+    )
+    NAME_TAKEN = (
+        "NameTaken",
+        "An object that the job needs is there already, and is not the job's.",
+        "One of a job that was deleted goes by itself, or look at its finalizers; remove or rename any other.",
     )
     INTERNAL_ERROR = (
         "InternalError",

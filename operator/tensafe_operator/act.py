@@ -6,17 +6,19 @@ the same name that KubeRay's finalizer still holds) is waited for.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.announce import announce
 from tensafe_operator.api import CONFLICT, Api, ApiError
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.news import news
-from tensafe_operator.plan.observed import Create, DeleteRayJob, Observed, Planned, Warned
+from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Observed, Planned, Warned
 
 log = logging.getLogger(__name__)
 
@@ -30,19 +32,30 @@ class NotYet(Exception):
 
 
 async def act(api: Api, seen: Observed, planned: Planned, now: float) -> None:
-    """Do what was planned on `seen`, in order, then write the status, at `now`.
+    """Do what was planned on `seen`, then write the status, at `now`.
+
+    A RayJob is made when everything else is there that it needs; that is made side by side.
 
     Raises:
         NotYet: where an object of the same name is another's, the API server refuses one, or the job has changed since.
         ApiAway, ApiError: where the API server does not answer, or says no to the status.
     """
-    for action in planned.actions:
-        match action:
-            case Create(manifest):
-                await _create(api, manifest)
-            case DeleteRayJob(name, uid):
-                await api.delete("RayJob", seen.job["metadata"]["namespace"], name, uid)
+    ray_jobs = [each for each in planned.actions if isinstance(each, Create) and each.kind == "RayJob"]
+    needed = [each for each in planned.actions if each not in ray_jobs]
+    for together in (needed, ray_jobs):
+        done = await asyncio.gather(*(_do(api, seen, each) for each in together), return_exceptions=True)
+        for failed in done:
+            if failed is not None:
+                raise failed
     await write_status(api, seen.job, planned.status, now)
+
+
+async def _do(api: Api, seen: Observed, action: Action) -> None:
+    match action:
+        case Create(manifest):
+            await _create(api, manifest)
+        case DeleteRayJob(name, uid):
+            await api.delete("RayJob", seen.job["metadata"]["namespace"], name, uid)
 
 
 async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: float) -> None:
@@ -69,16 +82,20 @@ async def _create(api: Api, manifest: Manifest) -> None:
         if error.status != CONFLICT:
             owner = {"namespace": metadata["namespace"], "job": metadata["labels"][names.JOB]}
             log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
-            raise NotYet(str(error), Warned(kind, name, "Forbidden", str(error))) from error
+            raise NotYet(str(error), Warned(kind, name, Reason.FORBIDDEN, str(error))) from error
         if kind == "Secret":
             return  # its name holds the job's UID, and the operator may not read it
-        if not _is_ours(await api.get(kind, metadata["namespace"], name), manifest):
-            raise NotYet(f"{kind} {name} is another job's, which is being removed") from error
+        found = await api.get(kind, metadata["namespace"], name)
+        if found is None:
+            raise NotYet(f"{kind} {name} is gone in this moment") from error
+        if not _is_ours(found, manifest):
+            taken = "it belongs to somebody else, or is being removed"
+            raise NotYet(f"{kind} {name}: {taken}", Warned(kind, name, Reason.NAME_TAKEN, taken)) from error
 
 
-def _is_ours(found: Manifest | None, manifest: Manifest) -> bool:
+def _is_ours(found: Manifest, manifest: Manifest) -> bool:
     """Whether what is there is what was to be made: of the same job, by its owner or, for a ledger, its spec."""
-    if found is None or found["metadata"].get("deletionTimestamp"):
+    if found["metadata"].get("deletionTimestamp"):
         return False
     if manifest["kind"] == "PrivacyLedger":
         return bool(found["spec"]["jobUID"] == manifest["spec"]["jobUID"])

@@ -5,6 +5,7 @@ observe (cache) ─► plan ─► grave? observe (API server) ─► plan ─�
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,7 +52,8 @@ class Reconciler:
             await act(self._api, seen, planned, self._clock())
         except NotYet as reason:
             if reason.refused is not None:
-                await self._tell(seen, reason.refused)
+                with contextlib.suppress(NotYet):  # the job has changed, and is looked at again
+                    await self._tell(seen, reason.refused)
             return self._clock() + SOON_SECONDS
         return planned.wake
 

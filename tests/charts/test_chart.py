@@ -171,7 +171,7 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     plane = release.plane
     notes = release.helm("install", "tensafe", str(CHART), "--create-namespace")
     assert "KubeRay was not found" in notes
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    plane.established()
     plane.kubectl("create", "namespace", "clinic")
     plane.kubectl("apply", "-f", "-", text=json.dumps(changed(MINIMAL, {"metadata.namespace": "clinic"})))
     ledger = LedgerObject(plane, "clinic")

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.crd import JOBS, open_api_schema
+from tensafe_api.crd import JOBS, LEDGERS, open_api_schema
+from tensafe_api.reasons import ConditionType, Phase, Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -20,29 +21,38 @@ def generate() -> ModuleType:
     return module
 
 
-def test_page_is_current(generate: ModuleType) -> None:
-    assert generate.PAGE.read_text(encoding="utf-8") == generate.text(), "run `make docs`"
+def test_pages_are_current(generate: ModuleType) -> None:
+    for name, text in generate.pages().items():
+        assert (generate.REFERENCE / name).read_text(encoding="utf-8") == text, "run `make docs`"
 
 
 def test_check_notices_a_stale_page(generate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(generate, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(generate, "REFERENCE", tmp_path)
     assert generate.main(["--check"]) == 1
     assert generate.main([]) == 0
     assert generate.main(["--check"]) == 0
-    generate.PAGE.write_text(generate.text() + "more", encoding="utf-8")
-    assert generate.main(["--check"]) == 1
+    for name, text in generate.pages().items():
+        (tmp_path / name).write_text(text + "more", encoding="utf-8")
+        assert generate.main(["--check"]) == 1
+        (tmp_path / name).write_text(text, encoding="utf-8")
 
 
-def test_every_field_of_the_spec_is_a_row(generate: ModuleType) -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", generate.text(), re.MULTILINE)
+@pytest.mark.parametrize("page", ["tensafetrainingjob.md", "privacyledger.md"])
+def test_every_field_of_a_resource_is_a_row(generate: ModuleType, page: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", generate.pages()[page], re.MULTILINE)
 
     def names(schema: dict) -> list[str]:
         inner = generate.fields_of(schema)
         return list(inner) + [deep for field in inner.values() for deep in names(field)]
 
-    properties = open_api_schema(JOBS)["properties"]
+    properties = open_api_schema(JOBS if page.startswith("tensafe") else LEDGERS)["properties"]
     expected = names(properties["spec"]) + names(properties["status"])
     assert sorted(rows) == sorted(expected)
+
+
+def test_every_word_of_a_status_is_explained(generate: ModuleType) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .*\w", generate.pages()["conditions-and-reasons.md"], re.MULTILINE)
+    assert sorted(rows) == sorted(word.value for kind in (Phase, ConditionType, Reason) for word in kind)
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

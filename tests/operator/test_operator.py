@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import install_kuberays_kinds
 from controlplane import ControlPlane
-from gotools import source
 from jobs import MINIMAL, changed
 from roles import install_roles
 
 pytestmark = pytest.mark.cluster
 
+Process = subprocess.Popen[bytes]
 FAILOVER_SECONDS = 20
 PATIENCE_SECONDS = 60
 
@@ -43,16 +45,11 @@ class Plane:
         self.settings = {"TENSAFE_NAMESPACES": ",".join(values.get("namespaces", ()))}
         if kinds:
             self.install_ours()
-            self.install_kuberays()
+            install_kuberays_kinds(self.plane)
 
     def install_ours(self) -> None:
         self.plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
-        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-
-    def install_kuberays(self) -> None:
-        folder = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
-        self.plane.kubectl("apply", "--server-side", "-f", str(folder))
-        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        self.plane.established()
 
     def refused(self) -> list[str]:
         """What the operator asked for and may not have."""
@@ -66,15 +63,27 @@ class Plane:
             process.wait()
         self.plane.stop()
 
-    def operator(self) -> tuple[subprocess.Popen[bytes], int]:
-        """Start an operator; its process, and the port of its health and metrics."""
+    def operator(self, kubeconfig: Path | None = None, *, before: str = "", **more: str) -> tuple[Process, int]:
+        """Start an operator; its process, and the port of its health and metrics.
+
+        Args:
+            kubeconfig: who it is, where it is not the chart's account in tensafe-system.
+            before: Python that is run before it begins.
+            more: environment.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        environment = {**self.settings, "KUBECONFIG": str(kubeconfig or self.kubeconfig), "TENSAFE_PORT": str(port)}
+        environment |= more
         log = (self.folder / f"operator-{len(self.operators)}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-m", "tensafe_operator"],
-            env={**os.environ, **self.settings, "KUBECONFIG": str(self.kubeconfig), "TENSAFE_PORT": str(port)},
+            [
+                sys.executable,
+                "-c",
+                f"{before}\nimport runpy; runpy.run_module('tensafe_operator', run_name='__main__')",
+            ],
+            env={**os.environ, **environment},
             stdout=log,
             stderr=log,
         )
@@ -100,8 +109,57 @@ class Plane:
             time.sleep(0.1)
         return time.monotonic() - began
 
+    def ray_jobs(self) -> list[str]:
+        """Names of all RayJobs that there are."""
+        names = ("get", "rayjob", "-o", "jsonpath={.items[*].metadata.name}")
+        return sorted(self.plane.kubectl("-n", "clinic", *names).stdout.split())
+
     def begun(self, name: str) -> bool:
         return self.get("rayjob", f"{name}-a1") is not None
+
+
+class Wire:
+    """Carries connections to the API server, and can freeze those that are open."""
+
+    def __init__(self, url: str) -> None:
+        self._target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._epoch = 0
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> Wire:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._open):
+            each.close()
+
+    def freeze(self) -> None:
+        """Carry nothing more on the connections that are open now, and do not close them."""
+        self._epoch += 1
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            far = socket.create_connection(self._target)
+            self._open += [near, far]
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(*pair, self._epoch), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, epoch: int) -> None:
+        try:
+            while data := source.recv(65536):
+                if epoch != self._epoch:
+                    return  # frozen: the data are lost, the connection stays open
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # either side is gone
 
 
 @pytest.fixture
@@ -180,7 +238,7 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     bare.apply("early")
     bare.apply("elsewhere", "lab")
     bare.until(lambda: "KubeRayMissing" in json.dumps(bare.get("tsj", "early")))
-    bare.install_kuberays()
+    install_kuberays_kinds(bare.plane)
     bare.until(lambda: bare.begun("early"))
     patch = json.dumps({"status": {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed"}})
     told = ("patch", "rayjob", "early-a1", "--subresource=status", "--type=merge", "-p", patch)
@@ -190,3 +248,59 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     assert bool(there) == (not namespaces)
     assert process.poll() is None
     assert bare.refused() == []
+
+
+def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane: Plane) -> None:
+    process, port = plane.operator()
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    plane.apply("before")
+    plane.until(lambda: plane.begun("before"))
+    plane.until(lambda: 'phase="Starting"' in metrics(port))
+    before = plane.get("tsj", "before")
+    plane.plane.kill("apiserver")
+    assert process.wait(60) == 1, "without a Lease it must not act; its pod is started again"
+    plane.plane.start_api_server()
+    plane.operator()
+    plane.apply("after")
+    plane.until(lambda: plane.begun("after"))
+    assert plane.get("tsj", "before") == before
+    assert plane.ray_jobs() == ["after-a1", "before-a1"]
+
+
+def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
+    """A load balancer that forgets a connection tells nobody. New connections go through."""
+    with Wire(plane.plane.url) as wire:
+        text = plane.kubeconfig.read_text().replace(plane.plane.url, wire.url)
+        through = plane.folder / "through-the-wire.kubeconfig"
+        through.write_text(text)
+        through.chmod(0o600)
+        process, port = plane.operator(through, before="import tensafe_operator.watch as w; w.INACTIVITY_SECONDS = 5.0")
+        plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+        plane.apply("before")
+        plane.until(lambda: plane.begun("before"))
+        wire.freeze()
+        plane.apply("after")
+        plane.until(lambda: plane.begun("after"))
+        assert process.poll() is None, "the Lease was renewed over new connections"
+
+
+def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
+    """Two releases in two namespaces have two Leases, so both lead."""
+    other = install_roles(plane.plane, "tensafe-other", **{"rbac.trainerRole": False})
+    _, one = plane.operator()
+    _, two = plane.operator(other, TENSAFE_OWN_NAMESPACE="tensafe-other")
+    for port in (one, two):
+        plane.until(lambda port=port: "tensafe_leading 1.0" in metrics(port))
+    names = [f"job-{number}" for number in range(8)]
+    for name in names:
+        plane.apply(name)
+    plane.until(lambda: all(plane.begun(name) for name in names))
+    starting = ('phase="Starting"', len(names))
+    plane.until(lambda: all(metrics(port).count(starting[0]) == starting[1] for port in (one, two)))
+    before = {name: plane.get("tsj", name) for name in names}
+    assert plane.ray_jobs() == [f"{name}-a1" for name in names]
+    ledgers = plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout.split()
+    assert len(ledgers) == len(names)
+    plane.apply("last")
+    plane.until(lambda: plane.begun("last"))
+    assert {name: plane.get("tsj", name) for name in names} == before, "they do not write over each other for ever"

@@ -156,6 +156,13 @@ class ControlPlane:
         assert not (check and done.returncode), f"{' '.join(arguments)}: {done.stderr}"
         return done
 
+    def established(self) -> None:
+        """Return when every CRD that was applied is served."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        wait = ("wait", "--for=condition=Established", "crd", "--all", f"--timeout={PATIENCE_SECONDS}s")
+        while (done := self.kubectl(*wait, check=False)).returncode:  # one that is too new has no conditions at all
+            assert time.monotonic() < deadline, done.stderr
+
     def requests(self, account: str) -> list[dict[str, Any]]:
         """What a service account (`namespace:name`) has asked of the API server, and how it was answered: its audit
         events (see Kubernetes' audit.k8s.io/v1 Event), for namespaces in `AUDITED`.

@@ -70,11 +70,16 @@ class Head(Block):
 
 
 class Toleration(Block):
-    """A taint that the pods put up with, as Kubernetes writes it."""
+    """A taint that the pods put up with, as Kubernetes writes it.
 
-    key: Text = Field("", description="Key of the taint; empty with Exists: every taint.")
-    operator: Literal["Exists", "Equal"] = Field("Equal", description="Whether the value counts.")
-    value: Text = Field("", description="Value of the taint, for Equal.")
+    It has no defaults of its own: one that the API server fills into a list looks like drift to Argo CD.
+    """
+
+    key: Text | None = Field(None, description="Key of the taint; absent with Exists: every taint.")
+    operator: Literal["Exists", "Equal"] | None = Field(
+        None, description="Whether the value counts; default: Equal, as in pods."
+    )
+    value: Text | None = Field(None, description="Value of the taint, for Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Effect of the taint; default: every effect."
     )

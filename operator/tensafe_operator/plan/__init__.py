@@ -65,10 +65,10 @@ class _Reconcile:
         self.status = Status.model_validate(before, by_alias=True, by_name=False)
 
     def run(self) -> Planned:
+        self.status.observed_generation = int(self.seen.job["metadata"].get("generation") or 0)
         if _over_for_good(self.status):
             self._clean_up()
             return self._done()  # nothing is ever done for it again
-        self.status.observed_generation = int(self.seen.job["metadata"].get("generation") or 0)
         found = admit(self.seen.job)
         if isinstance(found, Refused):
             self._say(Phase.PENDING, found.reason, found.message, accepted=False, stalled=True)
@@ -87,7 +87,7 @@ class _Reconcile:
             if self._suspended(admitted):
                 return self._done()  # its author lets it begin
             self._create(Create(ledger.ledger(admitted.job, admitted.plan)))
-            self._say(Phase.PENDING, Reason.STARTING, "")
+            self._starting(Phase.PENDING)
             return self._done()  # the API server tells of the new ledger
         admitted = frozen(admitted, spec)
         record = _ledger_status(made)
@@ -112,9 +112,8 @@ class _Reconcile:
         if ray_job is None and attempt.start_time is None:
             return self._begin(admitted, attempt)
         if ray_job is None:
-            return self._over(
-                admitted, record, attempt, Verdict(State.FAILED, Reason.WORKER_LOST, "its RayJob was deleted")
-            )
+            gone = Verdict(State.FAILED, Reason.WORKER_LOST, "its RayJob was deleted")
+            return self._over(admitted, record, attempt, self._pardoned(gone))
         return self._watch(admitted, record, attempt, ray_job)
 
     def _begin(self, admitted: Admitted, attempt: Attempt) -> Planned:
@@ -136,10 +135,7 @@ class _Reconcile:
             if manifest is not None:
                 self._create(Create(manifest))
         self._create(Create(rayjob.ray_job(job, attempt.number, self.settings)))
-        if stands is not None:
-            self._say(Phase.STARTING, stands.reason, stands.message, stalled=True)
-        else:
-            self._say(Phase.STARTING, Reason.STARTING, "")
+        self._starting(Phase.STARTING)
         return self._done()  # KubeRay makes the cluster
 
     def _watch(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, ray_job: Object) -> Planned:
@@ -152,6 +148,8 @@ class _Reconcile:
         attempt = attempt.model_copy(update=changes)
         self._record(attempt)
         verdict = judge(ray_job, record, attempt.number, self.now, self.settings.stall_seconds)
+        if ray_job["metadata"].get("deletionTimestamp"):
+            verdict = self._pardoned(verdict)
         if not verdict.state.over and (late := self._deadline(admitted)):
             verdict = late
         if verdict.state.over:
@@ -160,9 +158,8 @@ class _Reconcile:
             self.wakes.append(verdict.wake)
         if admitted.job.spec.suspend:
             return self._suspending(ray_job, verdict)
-        stands = obstacle(self.seen) if verdict.state is State.STARTING else None
-        if stands is not None:
-            self._say(Phase.STARTING, stands.reason, stands.message, stalled=True)
+        if verdict.state is State.STARTING:
+            self._starting(Phase.STARTING)
         else:
             self._say(_PHASES[verdict.state], verdict.reason, verdict.message)
         return self._done()  # the trainer, through the ledger, or KubeRay
@@ -181,6 +178,14 @@ class _Reconcile:
         else:
             self.wakes.append(asked + SUSPEND_SECONDS)
         return self._done()
+
+    def _pardoned(self, verdict: Verdict) -> Verdict:
+        """An attempt that was removed because its author suspended it has not failed."""
+        running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
+        asked = running is not None and running.reason == Reason.SUSPENDING.value
+        if asked and verdict.state is State.FAILED:
+            return Verdict(State.SUSPENDED, Reason.INTERRUPTED, "it was suspended before it had sealed a checkpoint")
+        return verdict
 
     def _over(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, verdict: Verdict) -> Planned:
         """An attempt is over: write down how, and see what that means for the job."""
@@ -326,6 +331,14 @@ class _Reconcile:
         metadata = ray_job["metadata"]
         if metadata.get("deletionTimestamp") is None:
             self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
+
+    def _starting(self, phase: Phase) -> None:
+        """It begins, unless something stands in the way."""
+        stands = obstacle(self.seen)
+        if stands is not None:
+            self._say(phase, stands.reason, stands.message, stalled=True)
+        else:
+            self._say(phase, Reason.STARTING, "")
 
     def _say(self, phase: Phase, reason: Reason, message: str, *, accepted: bool = True, stalled: bool = False) -> None:
         set_conditions(self.status, phase, reason, message, self.now, accepted=accepted, stalled=stalled)

@@ -51,7 +51,9 @@ def _of_warning(warned: Warned) -> Iterator[Obstacle]:
         yield Obstacle(Reason.SECRET_MISSING, f"{place}: {warned.message[:_LONGEST]}")
     elif "exceeded quota" in warned.message:
         yield Obstacle(Reason.QUOTA_EXCEEDED, f"{place}: {warned.message[:_LONGEST]}")
-    elif warned.reason == "Forbidden":
+    elif warned.reason == Reason.NAME_TAKEN:
+        yield Obstacle(Reason.NAME_TAKEN, f"{place}: {warned.message[:_LONGEST]}")
+    elif warned.reason == Reason.FORBIDDEN:
         yield Obstacle(Reason.FORBIDDEN, f"{place}: {warned.message[:_LONGEST]}")
 
 

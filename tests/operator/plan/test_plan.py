@@ -199,6 +199,44 @@ def test_who_does_not_stop_is_stopped() -> None:
     operator.settle()
     assert world.ray_jobs == {}
     assert world.status["phase"] == "Suspended"
+    assert world.status["attempts"][0]["reason"] == "Interrupted"
+
+
+def test_suspending_what_has_not_begun_is_done_at_once_and_no_failure() -> None:
+    world, operator = begun(**{"spec.retry": {"maxAttempts": 1}})
+    for number in (1, 2, 3):
+        assert list(world.ray_jobs) == [f"claims-triage-a{number}"]
+        world.start_pods()
+        world.suspend(True)
+        operator.settle()
+        assert (world.ray_jobs, world.status["phase"]) == ({}, "Suspended")
+        world.remove_going_pods()
+        world.suspend(False)
+        operator.settle()
+    assert {each.get("reason") for each in world.status["attempts"][:-1]} == {"Interrupted"}
+    assert condition(world, "Failed")["status"] == "False"
+
+
+def test_a_suspension_that_was_taken_back_too_late_is_no_failure_either() -> None:
+    world, operator = begun()
+    world.suspend(True)
+    operator.reconcile(world.observed())
+    operator.reconcile(world.observed())
+    assert world.ray_jobs == {}
+    world.suspend(False)
+    operator.settle()
+    assert world.status["attempts"][0]["reason"] == "Interrupted"
+    assert list(world.ray_jobs) == ["claims-triage-a2"]
+
+
+def test_an_edit_of_a_finished_job_is_seen_though_nothing_is_done_for_it() -> None:
+    world, operator = running()
+    world.outcome("Completed")
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    world.job["metadata"]["generation"] = 7
+    operator.settle()
+    assert (world.status["phase"], world.status["observedGeneration"]) == ("Succeeded", 7)
 
 
 @pytest.mark.parametrize("how", ["gone", "made anew"])

@@ -1,0 +1,30 @@
+-- Health of a TenSafeTrainingJob in Argo CD, from the phase and the conditions that the operator writes.
+local at_rest = {Suspended = "Suspended", Succeeded = "Healthy", BudgetExhausted = "Healthy", Failed = "Degraded"}
+local final = {Succeeded = true, BudgetExhausted = true, Failed = true}
+
+local status = obj.status or {}
+local conditions = {}
+for _, condition in ipairs(status.conditions or {}) do
+  conditions[condition.type] = condition
+end
+
+-- The reason and the sentence, as `kubectl describe` shows them.
+local function health(word, condition)
+  if condition == nil then
+    return {status = word, message = status.phase}
+  end
+  return {status = word, message = condition.reason .. ": " .. (condition.message or "")}
+end
+
+if status.phase == nil then
+  return {status = "Progressing", message = "Waiting for the TenSafe operator"}
+end
+-- A final phase stays, whatever is changed afterwards; any other one is old news once the spec has changed.
+if not final[status.phase] and (status.observedGeneration or -1) < (obj.metadata.generation or 0) then
+  return {status = "Progressing", message = "Waiting for the TenSafe operator to see the last change"}
+end
+local stalled = conditions.Stalled
+if stalled ~= nil and stalled.status == "True" then
+  return health("Degraded", stalled)
+end
+return health(at_rest[status.phase] or "Progressing", conditions.Ready)

@@ -1,0 +1,303 @@
+"""Argo CD without pods: its own programs as processes on loopback, beside a control plane, on git in a folder.
+
+    git ─► repo-server ─► application-controller ─► the API server        (an in-memory Redis between the two)
+
+One binary is all of Argo CD: the name it is called by says which part it is. Its scripts are Lua, kept as files in the
+chart; `python tests/support/argocd.py` writes the ConfigMap that users apply from them.
+
+The controller opens its metrics port on all addresses, whatever one says; the system chooses that port.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from controlplane import ControlPlane
+from gotools import MODULES, program, source
+from helm import helm
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "charts" / "tensafe" / "argocd"
+CONFIG_MAP = SCRIPTS / "argocd-cm.yaml"
+ACTIONS = ("suspend", "resume")
+NAMESPACE = "argocd"
+PROJECT = "clinic"
+CLUSTER = "here"
+PATIENCE_SECONDS = 60
+_KIND = "tensafe.io_TenSafeTrainingJob"
+_REFRESH = "argocd.argoproj.io/refresh"
+_HEAD = """\
+# What Argo CD should know of TenSafeTrainingJobs: their health, and the actions suspend and resume.
+# Add it to Argo CD's own ConfigMap; other keys stay as they are:
+#   kubectl apply --server-side -f argocd-cm.yaml
+# Written from the Lua files beside it by `python tests/support/argocd.py`.
+"""
+
+
+def config_map() -> str:
+    """The text of `argocd-cm.yaml`, from the Lua files."""
+    definitions = [{"name": action, "action.lua": _script(f"actions/{action}.lua")} for action in ACTIONS]
+    actions = {"discovery.lua": _script("actions/discovery.lua"), "definitions": definitions}
+    labels = {"app.kubernetes.io/name": "argocd-cm", "app.kubernetes.io/part-of": "argocd"}
+    document = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "argocd-cm", "namespace": NAMESPACE, "labels": labels},
+        "data": {
+            f"resource.customizations.health.{_KIND}": _script("health.lua"),
+            f"resource.customizations.actions.{_KIND}": _text(actions),
+        },
+    }
+    return _HEAD + _text(document)
+
+
+def _script(name: str) -> str:
+    return (SCRIPTS / name).read_text()
+
+
+class _Blocks(yaml.SafeDumper):
+    """Writes texts of several lines as they are."""
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Blocks.add_representer(str, _string)
+
+
+def _text(document: dict[str, Any]) -> str:
+    return str(yaml.dump(document, Dumper=_Blocks, sort_keys=False, width=1000))
+
+
+def argocd(folder: Path, *arguments: str) -> str:
+    """What the `argocd` command says, with its home in `folder`."""
+    done = subprocess.run(
+        [str(_binary()), *arguments], capture_output=True, text=True, check=False, env=_environment(folder, "argocd")
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Repository:
+    """A git repository in a folder, with one branch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = folder.as_uri()
+        folder.mkdir(parents=True)
+        self._git("init", "--quiet", "--initial-branch=main")
+
+    def commit(self, files: Mapping[str, str | None]) -> str:
+        """Write these files, or remove them where there is no text, and commit all there is: the new revision."""
+        for name, text in files.items():
+            path = self.folder / name
+            if text is None:
+                path.unlink()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        self._git("add", "--all")
+        self._git("commit", "--quiet", "--message", ", ".join(files))
+        return self._git("rev-parse", "HEAD").strip()
+
+    def _git(self, *arguments: str) -> str:
+        who = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *who, *arguments], cwd=self.folder, check=True, capture_output=True, text=True)
+        return done.stdout
+
+
+class ArgoCD:
+    """The servers, with our scripts in their configuration, and Applications in the project of the tests."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self._plane = plane
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Install Argo CD as its manifests do, our ConfigMap as its head says, and start the servers."""
+        crds = source("argocd", "github.com/argoproj/argo-cd/v3") / "manifests" / "crds"
+        for kind in ("application", "appproject"):  # that of ApplicationSets is large, and nobody here makes one
+            self._plane.kubectl("apply", "--server-side", "-f", str(crds / f"{kind}-crd.yaml"))
+        self._plane.established()
+        self._plane.kubectl("create", "namespace", NAMESPACE)
+        self._apply(*_installation(self._plane))
+        self._plane.kubectl("apply", "--server-side", "-f", str(CONFIG_MAP))
+        redis, repositories, metrics = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        self._run("redis", [str(_redis()), redis])
+        _until_open(redis)
+        self._run(
+            "repo-server",
+            [
+                str(_binary()),
+                *("--redis", redis, "--disable-tls", "--address", "127.0.0.1", "--metrics-address", "127.0.0.1"),
+                *("--port", repositories.rsplit(":")[-1], "--metrics-port", metrics.rsplit(":")[-1]),
+            ],
+        )
+        _until_open(repositories)
+        self._run(
+            "application-controller",
+            [
+                str(_binary()),
+                *("--kubeconfig", str(self._plane.admin), "--namespace", NAMESPACE, "--metrics-port", "0"),
+                *("--redis", redis, "--repo-server", repositories, "--repo-server-plaintext", "--app-resync", "10"),
+                "--persist-resource-health",
+            ],
+        )
+
+    def stop(self) -> None:
+        for process in reversed(self._processes.values()):
+            process.kill()
+            process.wait()
+
+    def create(self, application: dict[str, Any], repository: Repository) -> None:
+        """Make an Application, but from this repository, in the project and cluster of the tests, and with little
+        patience for what is refused.
+        """
+        made = copy.deepcopy(application)
+        made["spec"]["project"] = PROJECT
+        made["spec"]["source"]["repoURL"] = repository.url
+        made["spec"]["destination"] = {"name": CLUSTER, "namespace": made["spec"]["destination"]["namespace"]}
+        made["spec"]["syncPolicy"]["retry"] = {"limit": 1, "backoff": {"duration": "1s"}}
+        self._apply(made)
+
+    def delete(self, name: str) -> None:
+        """Delete an Application with what it made, as `argocd app delete` does, and wait until that is gone."""
+        patch = json.dumps({"metadata": {"finalizers": ["resources-finalizer.argocd.argoproj.io"]}})
+        where = ("-n", NAMESPACE, "patch", "application", name, "--type=merge")
+        self._plane.kubectl(*where, "-p", patch)
+        self._plane.kubectl("-n", NAMESPACE, "delete", "application", name, f"--timeout={PATIENCE_SECONDS}s")
+
+    def refresh(self, name: str) -> dict[str, Any]:
+        """Let Argo CD look at git and the cluster now: the Application's status once it has compared them."""
+        where = ("-n", NAMESPACE, "annotate", "application", name, "--overwrite")
+        self._plane.kubectl(*where, f"{_REFRESH}=normal")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while _REFRESH in (found := self._get(name))["metadata"].get("annotations", {}):
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)  # nobody tells; the annotation goes when it is done
+        return dict(found["status"])
+
+    def until(self, name: str, told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The Application's status once it tells something. Argo CD is asked to look each time."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not told(status := self.refresh(name)):
+            assert time.monotonic() < deadline, f"{json.dumps(status, indent=1)}\n{self.logs()}"
+        return status
+
+    def logs(self) -> str:
+        """The last lines that each server wrote."""
+        return "\n".join(f"{path.stem}: {path.read_text()[-3000:]}" for path in sorted(self._folder.glob("*.log")))
+
+    def _get(self, name: str) -> dict[str, Any]:
+        return dict(json.loads(self._plane.kubectl("-n", NAMESPACE, "get", "application", name, "-o", "json").stdout))
+
+    def _apply(self, *documents: dict[str, Any]) -> None:
+        self._plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
+
+    def _run(self, name: str, command: list[str]) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._folder, env=_environment(self._folder, f"argocd-{name}")
+            )
+
+
+def _environment(folder: Path, name: str) -> dict[str, str]:
+    """Everything that Argo CD writes stays in the folder."""
+    return {
+        **os.environ,
+        "ARGOCD_BINARY_NAME": name,
+        "ARGOCD_GPG_ENABLED": "false",
+        "ARGOCD_ASK_PASS_SOCK": str(folder / "ask"),
+        "GOMAXPROCS": "2",
+        "HOME": str(folder),
+        "PATH": f"{_helm().parent}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": str(folder),
+    }
+
+
+@functools.cache
+def _helm() -> Path:
+    helm("version")  # builds it where it is not there, as that module says
+    return program("helm", "helm.sh/helm/v3/cmd/helm")
+
+
+def _binary() -> Path:
+    return program("argocd", "github.com/argoproj/argo-cd/v3/cmd", name="argocd")
+
+
+def _redis() -> Path:
+    version = hashlib.sha256((MODULES / "argocd" / "redis" / "main.go").read_bytes()).hexdigest()[:8]
+    return program("argocd", "./redis", name=f"redis-{version}")
+
+
+def _installation(plane: ControlPlane) -> list[dict[str, Any]]:
+    """Argo CD's settings, a project that may do everything, and the cluster as a destination."""
+    kubeconfig = yaml.safe_load(plane.admin.read_text())
+    cluster, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
+    tls = {
+        "caData": cluster["certificate-authority-data"],
+        "certData": user["client-certificate-data"],
+        "keyData": user["client-key-data"],
+    }
+    config = json.dumps({"tlsClientConfig": tls})
+    everything = {"group": "*", "kind": "*"}
+    project = {
+        "sourceRepos": ["*"],
+        "destinations": [{"name": "*", "namespace": "*", "server": "*"}],
+        "clusterResourceWhitelist": [everything],
+    }
+    part = {"app.kubernetes.io/part-of": "argocd"}
+    return [
+        {**_object("v1", "ConfigMap", "argocd-cm", part), "data": {"timeout.reconciliation": "10s"}},
+        {**_object("v1", "Secret", "argocd-secret", part), "stringData": {"server.secretkey": "of a test"}},
+        {
+            **_object("v1", "Secret", "cluster", {"argocd.argoproj.io/secret-type": "cluster"}),
+            "stringData": {"name": CLUSTER, "server": cluster["server"], "config": config},
+        },
+        {**_object("argoproj.io/v1alpha1", "AppProject", PROJECT), "spec": project},
+    ]
+
+
+def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": labels or {}}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _until_open(address: str) -> None:
+    host, port = address.split(":")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody listens on {address}"
+            time.sleep(0.1)  # nobody tells when a server has begun to listen
+
+
+if __name__ == "__main__":
+    CONFIG_MAP.write_text(config_map())
