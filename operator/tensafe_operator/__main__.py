@@ -57,11 +57,15 @@ class Json(logging.Formatter):
 
 
 async def operate(settings: Settings) -> int:
-    """Lead, and reconcile until told to stop. Returns the exit code."""
+    """Lead, and reconcile until told to stop. Returns the exit code.
+
+    The lease is renewed over connections of its own: it neither waits behind the work, nor tries one after the other the
+    many that a load balancer has forgotten.
+    """
     metrics = Metrics()
-    api = Api(client.ApiClient(await _configuration()), metrics.answered)
+    api, apart = [Api(client.ApiClient(await _configuration()), metrics.answered) for _ in range(2)]
     health = Health(metrics)
-    lease = Lease(api, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    lease = Lease(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     stop = asyncio.Event()
     _heed(stop)
     port = int(os.environ.get(PORT_VARIABLE, "8080"))
@@ -87,6 +91,7 @@ async def operate(settings: Settings) -> int:
         if runner is not None:
             await runner.cleanup()
         await api.close()
+        await apart.close()
 
 
 def _heed(stop: asyncio.Event) -> None:

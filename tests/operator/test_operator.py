@@ -25,6 +25,7 @@ pytestmark = pytest.mark.cluster
 
 Process = subprocess.Popen[bytes]
 FAILOVER_SECONDS = 20
+_RUN = "\nimport runpy; runpy.run_module('tensafe_operator', run_name='__main__')"
 PATIENCE_SECONDS = 60
 
 
