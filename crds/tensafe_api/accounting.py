@@ -72,8 +72,7 @@ def epsilon(
     if steps == 0:
         return 0.0
     if accountant == "RDP":
-        orders, curve = _one_step_curve(sample_rate, noise_multiplier)
-        return _rdp_epsilon(orders, curve * steps, delta)
+        return _rdp_epsilon_of_steps(sample_rate, noise_multiplier, steps, delta)
     return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
 
 
@@ -206,6 +205,12 @@ def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.nda
     # At a huge σ or a tiny q cancellation makes some orders negative, at a tiny σ none a number, for which
     # dp-accounting would say ε = 0: they are left out.
     return accountant.orders, np.where(accountant.rdp >= 0, accountant.rdp, np.inf)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+    orders, curve = _one_step_curve(sample_rate, noise_multiplier)
+    return _rdp_epsilon(orders, curve * steps, delta)
 
 
 @functools.lru_cache(maxsize=1024)

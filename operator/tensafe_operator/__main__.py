@@ -28,10 +28,11 @@ from tensafe_operator.lease import Lease
 from tensafe_operator.metrics import Metrics
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.settings import Settings
-from tensafe_operator.watch import registry, watch
+from tensafe_operator.watch import known_kinds, new_kinds, registry, watch
 from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
+BEGIN_ANEW = -1
 PORT_VARIABLE = "TENSAFE_PORT"
 
 log = logging.getLogger("tensafe_operator")
@@ -57,19 +58,21 @@ class Json(logging.Formatter):
 
 
 async def operate(settings: Settings) -> int:
-    """Lead, and reconcile until told to stop. Returns the exit code.
+    """Lead, and reconcile until told to stop. Returns the exit code, or BEGIN_ANEW.
 
-    The lease is renewed over connections of its own: it neither waits behind the work, nor tries one after the other the
+    The lease is renewed over connections of its own: it does not wait behind the work, nor try one after the other the
     many that a load balancer has forgotten.
     """
     metrics = Metrics()
-    api, apart = [Api(client.ApiClient(await _configuration()), metrics.answered) for _ in range(2)]
+    apart = Api(client.ApiClient(await _configuration()), metrics.answered)
     health = Health(metrics)
     lease = Lease(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    api = Api(client.ApiClient(await _configuration()), metrics.answered, lambda: lease.leading)
     stop = asyncio.Event()
     _heed(stop)
     port = int(os.environ.get(PORT_VARIABLE, "8080"))
     runner = await health.serve(port) if port else None
+    code = 1
     try:
         tasks = [asyncio.create_task(health.listen(api, settings.own_namespace))]
         stopping = asyncio.create_task(stop.wait())
@@ -77,16 +80,22 @@ async def operate(settings: Settings) -> int:
         await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             metrics.leading.set(1)
+            known = await known_kinds(api)  # before kopf looks
             lead = _lead(api, settings, lease, metrics, health, stop)
             tasks += [asyncio.create_task(lease.keep()), asyncio.create_task(lead)]
+            grown = asyncio.create_task(new_kinds(api, known))
+            tasks.append(grown)
             await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if grown.done() and not grown.exception():
+                log.info("new kinds of objects are there: beginning anew")
+                code = BEGIN_ANEW
         for task in (*tasks, acquiring, stopping):
             if task.done() and not task.cancelled() and (error := task.exception()):
                 log.error("the operator ends: %s", error, exc_info=error)
             task.cancel()
         await asyncio.gather(*tasks, acquiring, stopping, return_exceptions=True)
         await lease.release()
-        return 0 if stop.is_set() else 1
+        return 0 if stop.is_set() else code
     finally:
         if runner is not None:
             await runner.cleanup()
@@ -105,7 +114,7 @@ async def _lead(
 ) -> None:
     """Watch and reconcile, until cancelled or kopf ends."""
     cache, work = Cache(), Work()
-    reconciler = Reconciler(api, settings)
+    reconciler = Reconciler(api, settings, learn=cache.learn)
 
     async def handle(key: Key) -> float | None:
         if not lease.leading:
@@ -127,17 +136,15 @@ async def _lead(
                 work.touch(key)
 
     async def heed_again() -> None:
-        while True:
-            await ready.wait()
-            ready.clear()
-            _heed(stop)  # kopf has put its own handlers in the place of ours
+        await ready.wait()
+        _heed(stop)  # kopf has put its own handlers in the place of ours
 
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(work.run(handle))
         group.create_task(resync())
         group.create_task(heed_again())
-        await watch(api, registry(cache, work.touch, health.heard), settings, ready)
+        await watch(registry(cache, work.touch, health.heard), settings, ready)
         raise RuntimeError("kopf has ended")
 
 
@@ -157,7 +164,9 @@ def main() -> int:
     handler.setFormatter(Json())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    return asyncio.run(operate(Settings.from_environment()))
+    while (code := asyncio.run(operate(Settings.from_environment()))) == BEGIN_ANEW:
+        pass
+    return code
 
 
 if __name__ == "__main__":

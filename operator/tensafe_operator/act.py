@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tensafe_api.reasons import Reason
@@ -18,7 +18,7 @@ from tensafe_operator.announce import announce
 from tensafe_operator.api import CONFLICT, Api, ApiError
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.news import news
-from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Observed, Planned, Warned
+from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Observed, Warned
 
 log = logging.getLogger(__name__)
 
@@ -31,66 +31,77 @@ class NotYet(Exception):
         self.refused = refused
 
 
-async def act(api: Api, seen: Observed, planned: Planned, now: float) -> None:
-    """Do what was planned on `seen`, then write the status, at `now`.
+async def act(api: Api, seen: Observed, actions: Iterable[Action]) -> list[Manifest]:
+    """Do these on `seen`; what there is now that was to be made, as the API server answered.
 
     A RayJob is made when everything else is there that it needs; that is made side by side.
 
     Raises:
-        NotYet: where an object of the same name is another's, the API server refuses one, or the job has changed since.
-        ApiAway, ApiError: where the API server does not answer, or says no to the status.
+        NotYet: where an object of the same name is another's, or the API server refuses one.
+        ApiAway: where the API server does not answer.
     """
-    ray_jobs = [each for each in planned.actions if isinstance(each, Create) and each.kind == "RayJob"]
-    needed = [each for each in planned.actions if each not in ray_jobs]
+    made: list[Manifest] = []
+    ray_jobs = [each for each in actions if isinstance(each, Create) and each.kind == "RayJob"]
+    needed = [each for each in actions if each not in ray_jobs]
     for together in (needed, ray_jobs):
         done = await asyncio.gather(*(_do(api, seen, each) for each in together), return_exceptions=True)
-        for failed in done:
-            if failed is not None:
-                raise failed
-    await write_status(api, seen.job, planned.status, now)
+        for each in done:
+            if isinstance(each, BaseException):
+                raise each
+            if each is not None:
+                made.append(each)
+    return made
 
 
-async def _do(api: Api, seen: Observed, action: Action) -> None:
+async def _do(api: Api, seen: Observed, action: Action) -> Manifest | None:
     match action:
         case Create(manifest):
-            await _create(api, manifest)
+            return await _create(api, manifest)
         case DeleteRayJob(name, uid):
             await api.delete("RayJob", seen.job["metadata"]["namespace"], name, uid)
+            return None
 
 
-async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: float) -> None:
-    """Let the status say this, where it does not yet, and tell people what is new in it."""
+async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: float) -> Manifest | None:
+    """Let the status say this, where it does not yet, and tell people what is new in it: the job as it is then.
+
+    Raises:
+        NotYet: where the job has changed since it was seen.
+        ApiAway, ApiError: where the API server does not answer, or says no.
+    """
     before, written = job.get("status") or {}, status.model_dump(by_alias=True, mode="json", exclude_none=True)
     if before == written:
-        return
+        return None
     try:
-        await api.apply_status(job, written)
+        stored = await api.apply_status(job, written)
     except ApiError as error:
         if error.status == CONFLICT:
             raise NotYet("the job has changed meanwhile") from error
         raise
     told = news(Status.model_validate(before, by_alias=True, by_name=False), status)
     await announce(api, job, status, told, now)
+    return stored
 
 
-async def _create(api: Api, manifest: Manifest) -> None:
+async def _create(api: Api, manifest: Manifest) -> Manifest | None:
     kind, metadata = str(manifest["kind"]), manifest["metadata"]
     name = metadata["name"]
     try:
-        await api.create(manifest)
+        return await api.create(manifest)
     except ApiError as error:
         if error.status != CONFLICT:
             owner = {"namespace": metadata["namespace"], "job": metadata["labels"][names.JOB]}
             log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
             raise NotYet(str(error), Warned(kind, name, Reason.FORBIDDEN, str(error))) from error
         if kind == "Secret":
-            return  # its name holds the job's UID, and the operator may not read it
+            return None  # its name holds the job's UID, and the operator may not read it
         found = await api.get(kind, metadata["namespace"], name)
         if found is None:
             raise NotYet(f"{kind} {name} is gone in this moment") from error
         if not _is_ours(found, manifest):
             taken = "it belongs to somebody else, or is being removed"
             raise NotYet(f"{kind} {name}: {taken}", Warned(kind, name, Reason.NAME_TAKEN, taken)) from error
+        return found
 
 
 def _is_ours(found: Manifest, manifest: Manifest) -> bool:

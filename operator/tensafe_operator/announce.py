@@ -6,9 +6,10 @@ worth a retry: the status says the same, and says it for good.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensafe_api.resources.job import API_VERSION, KIND
@@ -22,20 +23,23 @@ log = logging.getLogger(__name__)
 _LONGEST = 1024
 
 
-async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Iterable[News], now: float) -> None:
+async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Sequence[News], now: float) -> None:
     """Write what is `told` of a job, as its status now says."""
     attempt = status.attempts[-1].number if status.attempts else None
     for news in told:
-        log.log(
-            logging.WARNING if news.warning else logging.INFO,
-            news.message,
-            extra={**of(job), "attempt": attempt, "phase": status.phase, "reason": news.reason},
-        )
-        try:
-            await api.create(_event(job, news, now))
-        except (ApiAway, ApiError) as error:
-            if not (isinstance(error, ApiError) and error.status == CONFLICT):
-                log.warning("an Event could not be written: %s", error, extra=of(job))
+        level = logging.WARNING if news.warning else logging.INFO
+        fields = {**of(job), "attempt": attempt, "phase": status.phase, "reason": news.reason}
+        log.log(level, news.message, extra=fields)
+    events = (_event(job, news, now) for news in told)
+    await asyncio.gather(*(_write(api, job, event) for event in events))
+
+
+async def _write(api: Api, job: Mapping[str, Any], event: dict[str, Any]) -> None:
+    try:
+        await api.create(event)
+    except (ApiAway, ApiError) as error:
+        if not (isinstance(error, ApiError) and error.status == CONFLICT):
+            log.warning("an Event could not be written: %s", error, extra=of(job))
 
 
 def of(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,11 +78,18 @@ class Api:
 
     Args:
         answered: told of each request's method and HTTP status, 0 where no answer came.
+        may_write: asked before each write, since who no longer leads must not.
     """
 
-    def __init__(self, http: client.ApiClient, answered: Callable[[str, int], None] = lambda method, status: None):
+    def __init__(
+        self,
+        http: client.ApiClient,
+        answered: Callable[[str, int], None] = lambda method, status: None,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._http: Any = http  # untyped where it is used
         self._answered = answered
+        self._may_write = may_write
         self._session: aiohttp.ClientSession | None = None
         self._proxy = http.configuration.proxy or _proxy(http.configuration.host)
         self._known: dict[str, float] = {}
@@ -175,6 +182,8 @@ class Api:
     async def _request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> Manifest:
+        if method != "GET" and not self._may_write():
+            raise ApiAway("another operator may be leading by now")
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from tensafe_operator import names
-from tensafe_operator.api import Api
+from tensafe_operator.api import Api, ApiAway
 from tensafe_operator.children import Manifest
-from tensafe_operator.plan.observed import Observed, Warned
+from tensafe_operator.plan.observed import Object, Observed, Warned
+
+_TRIES = 5
 
 
-async def observe(api: Api, namespace: str, name: str) -> Observed | None:
-    """Everything of a job, or None where it is gone.
+async def observe(api: Api, namespace: str, name: str, known: Object | None = None) -> Observed | None:
+    """Everything of a job at one moment, or None where the job is gone.
 
-    The job is read last: what stands in its status was true of children that were made before it was written.
+    The job is the same before and after everything else was read. Otherwise, where somebody else writes it (a second
+    operator by mistake), its status could tell of a RayJob that was made after the RayJobs were read, and that would
+    look like one that was deleted.
+
+    Args:
+        known: the job as it was seen before.
+
+    Raises:
+        ApiAway: where the job changes as often as it is looked at, as while the API server does not answer.
     """
-    job = await api.get("TenSafeTrainingJob", namespace, name)
-    if job is None or job["metadata"].get("deletionTimestamp"):
-        return None
-    uid = job["metadata"]["uid"]
+    job = known or await api.get("TenSafeTrainingJob", namespace, name)
+    for _ in range(_TRIES):
+        if job is None or job["metadata"].get("deletionTimestamp"):
+            return None
+        children = await _children(api, namespace, name, job["metadata"]["uid"])
+        before, job = job, await api.get("TenSafeTrainingJob", namespace, name)
+        if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
+            return replace(children, job=job)
+    raise ApiAway(f"{namespace}/{name} changes as often as it is looked at")
+
+
+async def _children(api: Api, namespace: str, name: str, uid: str) -> Observed:
     own = {names.JOB_UID: uid}
     ray_jobs, pods, ledger, kuberay = await asyncio.gather(
         api.find("RayJob", namespace, own),
@@ -29,10 +48,7 @@ async def observe(api: Api, namespace: str, name: str) -> Observed | None:
     waiting = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
     events = await asyncio.gather(*(api.events(namespace, each["metadata"]["uid"]) for each in (*ray_jobs, *waiting)))
     told = [warned(event) for found in events for event in found]
-    job = await api.get("TenSafeTrainingJob", namespace, name)
-    if job is None or job["metadata"]["uid"] != uid:
-        return None
-    return Observed(job, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
+    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
 
 
 def warned(event: Manifest) -> Warned:

@@ -5,6 +5,7 @@ observe (cache) ─► plan ─► grave? observe (API server) ─► plan ─�
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from dataclasses import replace
 
 from tensafe_operator.act import NotYet, act, write_status
 from tensafe_operator.api import Api
+from tensafe_operator.children import Manifest
 from tensafe_operator.observe import observe
 from tensafe_operator.plan import plan
-from tensafe_operator.plan.observed import Observed, Warned
+from tensafe_operator.plan.admission import admit
+from tensafe_operator.plan.observed import Observed, Planned, Warned
 from tensafe_operator.settings import Settings
 
 SOON_SECONDS = 5.0
@@ -25,10 +28,18 @@ Cache = Callable[[str, str], Observed | None]
 class Reconciler:
     """Reconciles jobs, one pass a call; it remembers nothing from one to the next."""
 
-    def __init__(self, api: Api, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+        learn: Callable[[Manifest], object] = lambda document: None,
+    ) -> None:
         self._api = api
+        self._learn = learn
         self._settings = settings
         self._clock = clock
+        self._aside = asyncio.Lock()
 
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
         """Bring a job one step further.
@@ -42,20 +53,56 @@ class Reconciler:
         seen = cached or await observe(self._api, namespace, name)
         if seen is None:
             return None  # garbage collection removes what it owned; its ledger stays
-        planned = plan(seen, self._clock(), self._settings)
+        planned = await self._plan(seen)
         if planned.grave and cached is not None:
-            seen = await observe(self._api, namespace, name)
+            seen = await observe(self._api, namespace, name, cached.job)
             if seen is None:
                 return None
-            planned = plan(seen, self._clock(), self._settings)
+            planned = await self._plan(seen)
+        return await self._go_on(seen, planned)
+
+    async def _plan(self, seen: Observed) -> Planned:
+        """The plan. The noise of a new job takes half a second to find: that is done aside, one job at a time."""
+        if seen.ledger is None:
+            async with self._aside:
+                await asyncio.to_thread(admit, seen.job)
+        return plan(seen, self._clock(), self._settings)
+
+    async def _go_on(self, seen: Observed, planned: Planned) -> float | None:
+        """Act, and plan again on what the API server answers, as long as that leads to more.
+
+        A job is begun in one go: its ledger is made, the ledger's UID and the attempt are stored, then the RayJob is
+        made. What the API server answers is as good as another look: the ledger is the one that was just made, and the
+        status was written under the version that was looked at, so nothing else in the job has changed. Nobody but this
+        process makes RayJobs, and it handles a job once at a time.
+        """
         try:
-            await act(self._api, seen, planned, self._clock())
+            while True:
+                made = await act(self._api, seen, planned.actions)
+                for each in made:
+                    self._learn(each)
+                ledger = next((each for each in made if each["kind"] == "PrivacyLedger"), None)
+                if ledger is not None:
+                    seen = replace(seen, ledger=ledger)
+                    planned = await self._plan(seen)
+                    continue
+                stored = await write_status(self._api, seen.job, planned.status, self._clock())
+                if stored is None:
+                    return planned.wake
+                self._learn(stored)
+                attempts = planned.status.attempts
+                if not planned.grave:
+                    return planned.wake
+                if not attempts or attempts[-1].end_time is not None:
+                    return self._clock()  # what has ended is looked at anew
+                ray_jobs = [each for each in made if each["kind"] == "RayJob"]
+                seen = replace(seen, job=stored, ray_jobs=(*seen.ray_jobs, *ray_jobs))
+                planned = await self._plan(seen)
         except NotYet as reason:
             if reason.refused is not None:
                 with contextlib.suppress(NotYet):  # the job has changed, and is looked at again
                     await self._tell(seen, reason.refused)
             return self._clock() + SOON_SECONDS
-        return planned.wake
 
     async def _tell(self, seen: Observed, refused: Warned) -> None:
         """Let the status say what the API server would not make."""

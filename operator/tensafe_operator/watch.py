@@ -1,6 +1,8 @@
 """From kopf's event streams to the cache and the queue: nothing here decides anything.
 
-Only `on.event` is used: it writes nothing (no finalizer, no annotation), and every cause leads to the same reconcile.
+Only `on.event` and `on.index` are used: they write nothing (no finalizer, no annotation), and every cause leads to the
+same reconcile. The index is there for its promise alone: kopf tells of no event before everything has been listed once,
+so that a new operator does not take what it has not yet seen for gone.
 The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
 which cache and queue live.
 KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begins to watch RayJobs then.
@@ -9,8 +11,7 @@ KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begi
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -22,7 +23,6 @@ from tensafe_operator.cache import Cache, Key
 from tensafe_operator.observe import warned
 from tensafe_operator.settings import Settings
 
-log = logging.getLogger(__name__)
 LOOK_SECONDS = 10.0
 _KINDS = frozenset({"TenSafeTrainingJob", "PrivacyLedger", "RayJob"})
 """Kinds that an operator can be there before."""
@@ -45,16 +45,23 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
+    @kopf.on.index(GROUP, VERSION, "tensafetrainingjobs", registry=made, id="jobs")
+    async def job_listed(body: kopf.Body, **_: Any) -> None:
+        cache.put_job(dict(body))
+
     @kopf.on.event(GROUP, VERSION, "tensafetrainingjobs", registry=made)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
         heard()
         body = event["object"]
         if event["type"] == "DELETED":
             cache.drop_job(body)
-        else:
-            touch(cache.put_job(body))
+        elif (key := cache.put_job(body)) is not None:
+            touch(key)
 
-    def child(kind: str) -> Callable[..., Awaitable[None]]:
+    def child(group: str, version: str, plural: str, kind: str) -> None:
+        async def listed(body: kopf.Body, **_: Any) -> None:
+            cache.put(kind, dict(body))
+
         async def told(event: kopf.RawEvent, **_: Any) -> None:
             heard()
             body = event["object"]
@@ -62,11 +69,12 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
             if key is not None:
                 touch(key)
 
-        return told
+        kopf.on.index(group, version, plural, registry=made, id=f"{plural}-listed")(listed)
+        kopf.on.event(group, version, plural, registry=made, id=plural)(told)
 
-    kopf.on.event(GROUP, VERSION, "privacyledgers", registry=made, id="ledgers")(child("PrivacyLedger"))
-    kopf.on.event("ray.io", "v1", "rayjobs", registry=made, id="rayjobs")(child("RayJob"))
-    kopf.on.event("v1", "pods", registry=made, id="pods")(child("Pod"))
+    child(GROUP, VERSION, "privacyledgers", "PrivacyLedger")
+    child("ray.io", "v1", "rayjobs", "RayJob")
+    child("", "v1", "pods", "Pod")
 
     @kopf.on.event("v1", "events", registry=made, field="type", value="Warning")
     async def warning(event: kopf.RawEvent, **_: Any) -> None:
@@ -78,37 +86,25 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
     return made
 
 
-async def watch(api: Api, handlers: kopf.OperatorRegistry, settings: Settings, ready: asyncio.Event) -> None:
-    """Run kopf; returns when it has ended.
-
-    Args:
-        ready: set once it runs, and each time that it was begun anew.
-    """
-    while True:
-        known = await _known(api) if settings.namespaces else _KINDS
-        watching = asyncio.create_task(
-            kopf.operator(
-                registry=handlers,
-                settings=kopf_settings(settings),
-                namespaces=settings.namespaces,
-                clusterwide=not settings.namespaces,
-                standalone=True,
-                ready_flag=ready,
-            )
-        )
-        try:
-            while not watching.done() and (known == _KINDS or await _known(api) == known):
-                await asyncio.wait([watching], timeout=None if known == _KINDS else LOOK_SECONDS)
-            if watching.done():
-                await watching
-                return
-            log.info("new kinds of objects are there: watching anew")
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+async def watch(handlers: kopf.OperatorRegistry, settings: Settings, ready: asyncio.Event) -> None:
+    """Run kopf; `ready` is set once it runs."""
+    await kopf.operator(
+        registry=handlers,
+        settings=kopf_settings(),
+        namespaces=settings.namespaces,
+        clusterwide=not settings.namespaces,
+        standalone=True,
+        ready_flag=ready,
+    )
 
 
-async def _known(api: Api) -> frozenset[str]:
+async def new_kinds(api: Api, known: frozenset[str]) -> None:
+    """Return when there is a kind that was not `known`."""
+    while known == _KINDS or await known_kinds(api) <= known:
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def known_kinds(api: Api) -> frozenset[str]:
     """Those of the kinds that may be missing that the cluster knows now; none of them where it cannot be asked."""
     try:
         return frozenset([kind for kind in _KINDS if await api.knows(kind)])
@@ -116,11 +112,11 @@ async def _known(api: Api) -> frozenset[str]:
         return frozenset()
 
 
-def kopf_settings(settings: Settings) -> kopf.OperatorSettings:
+def kopf_settings() -> kopf.OperatorSettings:
     """How kopf watches for us."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
-    made.scanning.disabled = bool(settings.namespaces)
+    made.scanning.disabled = True
     made.watching.label_selectors["pods"] = names.JOB_UID
     made.watching.inactivity_timeout = INACTIVITY_SECONDS
     made.queueing.idle_timeout = IDLE_SECONDS

@@ -17,7 +17,10 @@ from tensafe_operator.api import ApiAway, ApiError
 from tensafe_operator.cache import Key
 
 log = logging.getLogger(__name__)
-WORKERS = 8
+WORKERS = 16
+"""How many keys are handled side by side. A grave look waits for tens of milliseconds while much is written (a list is
+answered from a cache that must have caught up), so many of them wait at once; one core's work is the limit then.
+"""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 Handler = Callable[[Key], Awaitable[float | None]]
 """Handles a key, and says when to come back (seconds since the epoch), or None."""

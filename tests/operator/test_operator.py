@@ -11,14 +11,15 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from cluster import install_kuberays_kinds
 from controlplane import ControlPlane
-from jobs import MINIMAL, changed
+from jobs import ARITHMETIC, MINIMAL, changed
 from roles import install_roles
 
 pytestmark = pytest.mark.cluster
@@ -94,9 +95,10 @@ class Plane:
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
 
-    def apply(self, name: str, namespace: str = "clinic") -> None:
-        job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": namespace})
-        self.plane.kubectl("apply", "-f", "-", text=json.dumps(job))
+    def apply(self, name: str, namespace: str = "clinic", changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        job = changed(MINIMAL, {"metadata.name": name, "metadata.namespace": namespace, **changes})
+        # As Argo CD and Helm do: a field that the schema does not know is dropped in silence.
+        self.plane.kubectl("apply", "--validate=ignore", "-f", "-", text=json.dumps(job))
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
@@ -305,3 +307,27 @@ def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
     plane.apply("last")
     plane.until(lambda: plane.begun("last"))
     assert {name: plane.get("tsj", name) for name in names} == before, "they do not write over each other for ever"
+
+
+def test_what_the_api_server_takes_and_cannot_be_run_is_told_within_ten_seconds(plane: Plane) -> None:
+    _, port = plane.operator()
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    wrong = [*ARITHMETIC, ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?")]
+    for number, (changes, _) in enumerate(wrong):
+        plane.apply(f"wrong-{number}", changes=changes)
+    for number, (_, says) in enumerate(wrong):
+        plane.until(lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), 10)
+        job = plane.get("tsj", f"wrong-{number}")
+        accepted, stalled = condition(job, "Accepted"), condition(job, "Stalled")
+        assert (accepted["status"], stalled["status"]) == ("False", "True")
+        assert stalled["reason"] in ("InvalidManifest", "UnknownField")
+        assert says in stalled["message"]
+    assert plane.ray_jobs() == []
+    assert plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout == ""
+    plane.apply("wrong-6", changes={"spec.suspend": False})  # mended: the field is gone from what was applied
+    plane.until(lambda: plane.begun("wrong-6"))
+
+
+def condition(job: dict[str, Any] | None, kind: str) -> dict[str, Any]:
+    found = ((job or {}).get("status") or {}).get("conditions") or ()
+    return next((each for each in found if each["type"] == kind), {})

@@ -297,3 +297,18 @@ BAD_INPUT: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.evaluation": {"uri": "eval.csv"}}, None),
 ]
 """Changes, and what `tensafe validate` says of them; None where the sentence is not pinned."""
+
+ARITHMETIC: list[tuple[dict[str, Any], str]] = [
+    ({"spec.privacy.targetEpsilon": "0.0001"}, "spec.privacy.targetEpsilon: "),
+    ({"spec.privacy.noiseMultiplier": "0.01"}, "spec.privacy.noiseMultiplier: "),
+    ({"spec.privacy.noiseMultiplier": "0.3"}, "spec.privacy.noiseMultiplier: "),
+    ({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "1e-12"}, "spec.privacy.accountant: "),
+    ({"spec.training": {"epochs": "1000000000"}}, "spec.training.epochs: "),
+    (
+        {"spec.dataset.unit.atLeast": 2_000_000_000, "spec.training": {"expectedBatchSize": 1_000_000_000, "steps": 2}},
+        "spec.training.expectedBatchSize: ",
+    ),
+]
+"""Changes that only arithmetic can refuse, and the field that it names: the API server takes them, and the operator
+says so in a condition.
+"""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,9 +208,14 @@ class Operator:
         self.world = world
         self.wake: float | None = None
 
-    def reconcile(self, seen: Observed | None = None, dies_after: int | None = None) -> None:
-        """One pass on what a cache shows, by default the last moment; killed after so many actions (the status write is
-        one).
+    def reconcile(
+        self,
+        seen: Observed | None = None,
+        dies_after: int | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """One pass on what a cache shows, by default the last moment; killed after so many actions (each status write
+        is one). What begins goes on at once, on the API server's own answers; `meanwhile` is what others do then.
         """
         world = self.world
         seen = seen or world.pasts[-1]
@@ -217,23 +223,40 @@ class Operator:
         if planned.grave:
             seen = world.observed_again(seen)
             planned = plan(seen, world.now, SETTINGS)
-        self.wake = planned.wake
-        for number, action in enumerate(planned.actions):
-            if number == dies_after:
-                raise Killed
-            match action:
-                case Create():
-                    world.create(action.manifest)
-                case DeleteRayJob():
-                    world.delete_ray_job(action.name, action.uid)
-        if dies_after is not None and dies_after == len(planned.actions):
-            raise Killed
-        self._write(seen, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
+        done = itertools.count()
+        while True:
+            made = list(world.made)
+            for action in planned.actions:
+                if next(done) == dies_after:
+                    raise Killed
+                match action:
+                    case Create():
+                        world.create(action.manifest)
+                    case DeleteRayJob():
+                        world.delete_ray_job(action.name, action.uid)
+            self.wake = planned.wake
+            if any(isinstance(action, Create) and action.kind == "PrivacyLedger" for action in planned.actions):
+                seen = replace(seen, ledger=copy.deepcopy(world.ledger))
+            else:
+                if next(done) == dies_after:
+                    raise Killed
+                written = self._write(seen, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
+                attempts = planned.status.attempts
+                if not written or not planned.grave or not attempts or attempts[-1].end_time is not None:
+                    return
+                new = tuple(copy.deepcopy(world.ray_jobs[name]) for name in world.made if name not in made)
+                seen = replace(seen, job=copy.deepcopy(world.job), ray_jobs=(*seen.ray_jobs, *new))
+            meanwhile()
+            planned = plan(seen, world.now, SETTINGS)
 
-    def _write(self, seen: Observed, status: dict[str, Any]) -> None:
-        """As the real one: under the version that was seen, so that a stale one is refused."""
-        if (seen.job.get("status") or {}) == (self.world.job.get("status") or {}):
-            self.world.job["status"] = status
+    def _write(self, seen: Observed, status: dict[str, Any]) -> bool:
+        """As the real one: nothing where nothing is new, and under the version that was seen, so that a stale one is
+        refused.
+        """
+        if (seen.job.get("status") or {}) == status or seen.job != self.world.job:
+            return False
+        self.world.job["status"] = status
+        return True
 
     def settle(self, passes: int = 12) -> None:
         """Reconcile until nothing changes any more."""

@@ -6,6 +6,7 @@ the grid overflows), or is nobody's fault but a client's, which let fields be dr
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -42,8 +43,14 @@ def admit(job: Object) -> Admitted | Refused:
     """The job completed, or why it is not accepted."""
     if dropped := _dropped(job):
         return Refused(Reason.UNKNOWN_FIELD, dropped)
+    return _admitted(json.dumps(_plain(job)))
+
+
+@functools.lru_cache(maxsize=64)
+def _admitted(text: str) -> Admitted | Refused:
+    """The same of a job as JSON text: it is asked several times while a job begins, and the answer takes arithmetic."""
     try:
-        completed, plan = resolve(parse_job(_plain(job)))
+        completed, plan = resolve(parse_job(json.loads(text)))
     except ManifestError as error:
         return Refused(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
     return Admitted(completed, plan)

@@ -16,8 +16,6 @@ from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.times import seconds_of
 
-START_SECONDS = 300
-"""KubeRay says Running before the job is submitted: so long may a claim take from then."""
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
 _LONGEST_MESSAGE = 512
 _OF_KUBERAY = {
@@ -65,10 +63,9 @@ def judge(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float,
         return _failed(status)
     if (ray_job.get("spec") or {}).get("suspend"):
         return Verdict(State.QUEUED, Reason.QUEUED)
-    if not claimed:
-        return _starting(status, deployment, now)
-    assert ledger is not None
-    return _running(ledger, number, now, stall_seconds)
+    if claimed and ledger is not None and _charged(ledger, number):
+        return _running(ledger, now, stall_seconds)
+    return _starting(status, deployment, now, stall_seconds)
 
 
 def _ended_well(ledger: LedgerStatus | None) -> Verdict:
@@ -97,26 +94,24 @@ def _failed(status: Object) -> Verdict:
     return Verdict(State.FAILED, Reason.WORKER_LOST, words, exit_code)
 
 
-def _starting(status: Object, deployment: str, now: float) -> Verdict:
-    if deployment != "Running":
-        return Verdict(State.STARTING, Reason.STARTING)
+def _starting(status: Object, deployment: str, now: float, stall_seconds: int) -> Verdict:
+    """Before the first charge the model and the data are fetched and read: that may take as long as a charge may."""
     began = seconds_of((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
-    if began is None:
+    if deployment != "Running" or began is None:
         return Verdict(State.STARTING, Reason.STARTING)
-    if now >= began + START_SECONDS:
-        return Verdict(
-            State.FAILED, Reason.NO_PROGRESS, f"no worker claimed the ledger within {START_SECONDS} s of the start"
-        )
-    return Verdict(State.STARTING, Reason.STARTING, wake=began + START_SECONDS)
+    if now >= began + stall_seconds:
+        return Verdict(State.FAILED, Reason.WORKER_LOST, f"no step was charged within {stall_seconds} s of the start")
+    return Verdict(State.STARTING, Reason.STARTING, wake=began + stall_seconds)
 
 
-def _running(ledger: LedgerStatus, number: int, now: float, stall_seconds: int) -> Verdict:
-    charged = next((charge.steps for charge in ledger.charges if charge.attempt == number), 0)
-    if not charged:
-        return Verdict(State.STARTING, Reason.STARTING)
+def _running(ledger: LedgerStatus, now: float, stall_seconds: int) -> Verdict:
     last = seconds_of(ledger.progress.last_update_time)
     if last is None:
         return Verdict(State.RUNNING, Reason.TRAINING)
     if now >= last + stall_seconds:
         return Verdict(State.FAILED, Reason.WORKER_LOST, f"no step was charged for {stall_seconds} s")
     return Verdict(State.RUNNING, Reason.TRAINING, wake=last + stall_seconds)
+
+
+def _charged(ledger: LedgerStatus, number: int) -> int:
+    return next((charge.steps for charge in ledger.charges if charge.attempt == number), 0)

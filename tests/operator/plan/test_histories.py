@@ -118,7 +118,8 @@ def live_through(seed: int) -> None:
             world.remember()
         before = len(world.made)
         try:
-            operator.reconcile(world.blurred(random_), random_.choice([None, None, None, 0, 1, 3, 6, 7]))
+            others = someone(random_, world) if random_.random() < 0.4 else world.remember
+            operator.reconcile(world.blurred(random_), random_.choice([None, None, None, 0, 1, 3, 6, 7, 9]), others)
         except Killed:
             operator = Operator(world)
         try:

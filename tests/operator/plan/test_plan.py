@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from world import Operator, World
+from world import SETTINGS, Killed, Operator, World
 
 from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS, SUSPEND_SECONDS
-from tensafe_operator.plan.attempts import START_SECONDS
 
 
 def begun(**changes: Any) -> tuple[World, Operator]:
@@ -36,10 +35,12 @@ def condition(world: World, kind: str) -> dict[str, Any]:
 def test_a_ledger_then_a_record_then_a_ray_job() -> None:
     world = World.with_job()
     operator = Operator(world)
-    operator.reconcile()
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=1)
     assert world.ledger is not None and "ledgerUID" not in world.status and not world.ray_jobs
     world.remember()
-    operator.reconcile()
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=1)
     assert world.status["ledgerUID"] == world.ledger["metadata"]["uid"] and not world.ray_jobs
     assert world.status["attempts"] == [{"number": 1, "rayJobName": "claims-triage-a1"}]
     world.remember()
@@ -266,14 +267,18 @@ def test_without_kuberay_it_waits_and_then_goes_on() -> None:
     assert world.made == ["claims-triage-a1"]
 
 
-def test_nobody_who_claims_within_five_minutes_has_failed() -> None:
+@pytest.mark.parametrize("claimed", [False, True])
+def test_who_charges_nothing_for_too_long_is_tried_again(claimed: bool) -> None:
     world, operator = begun()
     world.start_pods()
+    if claimed:
+        world.claim()
     operator.settle()
-    assert operator.wake == world.now + START_SECONDS
-    world.now += START_SECONDS
+    assert operator.wake == world.now + SETTINGS.stall_seconds
+    world.now += SETTINGS.stall_seconds
     operator.settle()
-    assert world.status["attempts"][0]["reason"] == "NoProgress"
+    assert world.status["attempts"][0]["reason"] == "WorkerLost"
+    assert condition(world, "Failed")["status"] == "False"
 
 
 def test_the_deadline_is_of_all_attempts_together() -> None:
