@@ -23,7 +23,7 @@ from tensorguard.engine.admission import RunRefused, changes, cpus_of
 from tensorguard.engine.config import EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Event
 from tensorguard.engine.folder import WORK, alone_in
-from tensorguard.engine.local import WorkersFailed
+from tensorguard.engine.group import WorkersFailed
 from tensorguard.engine.run import RunResult
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.worker import train
@@ -86,10 +86,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
             threads=1,
         )
 
-    def fit(config: WorkerConfig, **_: Any) -> None:
+    def fit(loop: Any, config: dict[str, Any], *_: Any) -> None:
         if folder.fails:
             raise folder.fails
-        train(config, Alone(), torch.device("cpu"))
+        train(WorkerConfig.unpack(config), Alone(), torch.device("cpu"))
 
     monkeypatch.setattr(HeaderAgreement, "agree", agreeing)
     monkeypatch.setattr(engine, "local_ray", no_ray)

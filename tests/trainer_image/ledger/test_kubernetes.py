@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from controlplane import ControlPlane
 from kubernetes import client
+from roles import install_roles
 from urllib3.exceptions import ProtocolError
 
 from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
@@ -126,7 +127,8 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     try:
         plane.start()
         plane.kubectl("apply", "-f", str(Path(__file__).parents[3] / "crds"))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.established()
+        install_roles(plane)
         plane.kubectl("create", "namespace", "clinic")
         yield plane
     finally:

@@ -1,13 +1,14 @@
 """What there is at an address: files, their format and columns, and the fragments that reading is split into.
 
 `read` runs `inspect` in a Ray task, since the driver's machine may not be allowed to read the data; what goes back to
-the driver is a `Source` and a list of fragments, made of paths and file sizes alone.
+the driver is a `Source` and a list of fragments, made of paths and file sizes alone. A pod that reads for itself
+(`own`) takes `tables_at`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -92,6 +93,21 @@ def inspect(
     else:
         check_text_columns(source.columns, names, first, source.format, f"{where}.columns")
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
+
+
+def tables_at(
+    uri: str,
+    columns: Mapping[str, str],
+    *,
+    format: str | None,  # noqa: A002
+    storage: Storage | None,
+    where: str = "spec.dataset",
+) -> Iterator[pa.Table]:
+    """The named columns of the files at `uri`, table by table, read in this process. As `read`, without Ray."""
+    protocol, options = filesystem_of(uri, storage)
+    source, fragments = inspect(uri, columns, format, protocol, options, where)
+    for fragment in fragments:
+        yield from source.tables(**fragment)
 
 
 def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002

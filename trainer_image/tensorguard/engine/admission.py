@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.values import quantity
 
@@ -19,6 +20,8 @@ class RunRefused(Exception):
     """The run cannot begin as asked. `path` names the manifest's field, or is empty; `str()` is a sentence with the
     mend.
     """
+
+    reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -45,7 +48,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -
 def check_room(job: TenSafeTrainingJob) -> None:
     """Refuse workers for whom this machine has no room.
 
-    A Ray cluster that the caller has joined may grow: there `engine.local` waits for room instead.
+    A Ray cluster that the caller has joined may grow: there `engine.group` waits for room instead.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

@@ -1,7 +1,8 @@
 """What one worker is told: everything it needs that is not on its own machine already.
 
-It travels through Ray as plain strings and numbers. Secrets do not travel: the job key is a file (in a cluster a
-mounted Secret) whose *path* is passed on.
+On one machine it travels through Ray as plain strings and numbers; in a cluster each pod makes its own from what is
+mounted there (`engine.pod`). Secrets do not travel: the job key is a file (in a cluster a mounted Secret) whose *path*
+is passed on.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class WorkerConfig:
     threads: int
     place: Place | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
+    key_file: str | None = None
+    """Where the job key is mounted; None: in the run's folder."""
 
     def pack(self) -> dict[str, Any]:
         """As plain values, for the way through Ray."""
@@ -65,7 +68,7 @@ class WorkerConfig:
         return Path(self.run_directory)
 
     def job_key(self) -> bytes:
-        return (self.directory / JOB_KEY).read_bytes()
+        return Path(self.key_file or self.directory / JOB_KEY).read_bytes()
 
 
 def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:

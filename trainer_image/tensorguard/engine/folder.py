@@ -16,6 +16,8 @@ from pathlib import Path
 LOCK = ".run.lock"
 WORK = ".work"
 """Shards, and what Ray Train keeps; it goes when the run ends."""
+RAY_TRAIN = "ray-train"
+"""In it: Ray Train's own."""
 
 
 class FolderUnusable(Exception):

@@ -7,8 +7,8 @@ The run's folder holds what must outlive the process: the ledger, the job key, t
 Nothing is spent before the workers charge the ledger, so whatever fails before that costs nothing and leaves no ledger
 behind.
 
-The work happens on a thread: on the main one Ray's own Ctrl-C handler would kill the workers before they could seal a
-checkpoint.
+The work happens on a thread of its own (`aside`). In a cluster the operator has done the first half of this, and
+`engine.attempt` does the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import math
 import os
 import secrets
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -32,10 +31,12 @@ from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
+from tensorguard.engine.aside import aside
 from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store, note_traceback
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
-from tensorguard.engine.folder import WORK, FolderUnusable, alone_in, write_private
-from tensorguard.engine.local import fit, keep_sigterm, local_ray
+from tensorguard.engine.folder import RAY_TRAIN, WORK, FolderUnusable, alone_in, write_private
+from tensorguard.engine.group import Group, fit
+from tensorguard.engine.local import local_rank, local_ray
 from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.engine.stopping import Stop
 from tensorguard.engine.together import told
@@ -45,7 +46,6 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 
 MANIFEST = "job.yaml"
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,12 @@ def run(
         one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
         one.admit(resume)
         reader = EventReader(output_dir / EVENTS, from_end=True)
-        thread = threading.Thread(target=one.work, name="tensafe-run", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
-            keep_sigterm()
+
+        def listen() -> None:
             for event in reader.read():
                 listener(event)
-        for event in reader.read():
-            listener(event)
+
+        aside(one.work, meanwhile=listen)
         return one.result()
 
 
@@ -184,14 +181,7 @@ class _Run:
                     return
                 self._open_ledger()
                 self._tell("Starting the workers")
-                fit(
-                    config,
-                    workers=self.job.spec.cluster.workers,
-                    cpus=cpus_of(self.job),
-                    gpus=self.job.spec.cluster.worker.gpus,
-                    max_restarts=self.job.spec.retry.max_restarts,
-                    timeout=self.timeout,
-                )
+                fit(local_rank, config.pack(), Group.of(self.job, timeout=self.timeout), work / RAY_TRAIN)
             self.ended = self._told_end() or self._ending(
                 Reason.WORKER_LOST, "the workers ended without a word; see their log"
             )

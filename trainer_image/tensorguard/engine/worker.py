@@ -4,7 +4,7 @@ Everything that may fail for good is built first and agreed on (`build`, `claim`
 they are done, the budget is, or somebody asks to stop. The process may be killed at any point: the ledger has been
 charged for whatever was revealed, and the next incarnation goes on from the last checkpoint that the ledger knows.
 
-This runs under Ray Train (`engine.local`) and without Ray alike: all it needs is a channel to the other workers.
+This runs under Ray Train (`engine.group`) and without Ray alike: all it needs is a channel to the other workers.
 """
 
 from __future__ import annotations

@@ -1,0 +1,148 @@
+"""The driver of an attempt in a cluster, with workers that do nothing: what it reads, hands on, asks and answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import MANIFEST
+
+from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve
+from tensorguard.engine import attempt as module
+from tensorguard.engine.attempt import RayAway, joined_ray, raise_stop_flag, read_end, run_attempt
+from tensorguard.engine.config import EVENTS
+from tensorguard.engine.events import Ended, EventLog, Stepped
+from tensorguard.engine.group import Group, WorkersFailed
+from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
+from tensorguard.engine.stopping import Stop
+
+PLACE = '{"namespace": "clinic", "job": "tiny", "ledger": "tiny-ledger", "ledger_uid": "33-44", "attempt": 2}'
+RECORD = "Jane Doe has diabetes"
+
+
+class Workers:
+    """What the worker group is asked for. `fails`: what it ends with; `until`: it goes on until that flag is raised."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] | None = None
+        self.group: Group | None = None
+        self.fails: Exception | None = None
+        self.until: Stop | None = None
+
+    def fit(self, loop: Any, values: dict[str, Any], group: Group, storage: Path) -> None:
+        self.values, self.group = values, group
+        deadline = time.monotonic() + 30
+        while self.until is not None and not self.until:
+            assert time.monotonic() < deadline, "nobody raised the flag"
+            time.sleep(0.05)
+        if self.fails is not None:
+            raise self.fails
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Mounted:
+    """A head pod's mounts: the job and the place, and no key."""
+    text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
+    job, _ = resolve(load_manifest(text))
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22"})})
+    for folder in ("etc/tensafe/job", "var/run/tensafe"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc/tensafe/job/job.json").write_text(dump_manifest(job, "json"))
+    (tmp_path / "etc/tensafe/job/place.json").write_text(PLACE)
+    return Mounted(tmp_path)
+
+
+@pytest.fixture
+def workers(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """Workers whose run folder is the head's, and the tasks that reach it done at once."""
+
+    @contextmanager
+    def no_ray() -> Iterator[None]:
+        yield
+
+    workers = Workers()
+    monkeypatch.setenv(ROOT, str(head.root))
+    monkeypatch.setattr(module, "joined_ray", no_ray)
+    monkeypatch.setattr(module, "fit", workers.fit)
+    monkeypatch.setattr(module, "_workers", lambda: ["worker"])
+    monkeypatch.setattr(module, "_on_workers", lambda act: [act()])
+    monkeypatch.setattr("ray.get", lambda answer, timeout: answer)
+    return workers
+
+
+def end(mounted: Mounted, reason: Reason, message: str) -> None:
+    """What rank 0 leaves in its pod."""
+    log = EventLog(mounted.run / EVENTS)
+    log.write(Stepped(1.0, 12, 12))
+    log.write(Ended(2.0, 2, reason.value, message))
+    log.close()
+
+
+def test_it_reads_no_key_and_hands_nothing_on(head: Mounted, workers: Workers) -> None:
+    end(head, Reason.COMPLETED, "all 12 steps are done")
+    assert run_attempt(head, Stop()) == (Reason.COMPLETED, "all 12 steps are done")
+    assert workers.values == {}
+    assert workers.group == Group(workers=2, cpus=1.0, gpus=0, max_restarts=5, apart=True)
+    assert not head.key_file.parent.exists()
+
+
+def test_workers_that_say_nothing_were_lost(head: Mounted, workers: Workers) -> None:
+    reason, _ = run_attempt(head, Stop())
+    assert reason is Reason.WORKER_LOST
+
+
+def test_what_the_group_failed_with_is_told_and_other_words_are_kept(head: Mounted, workers: Workers) -> None:
+    workers.fails = WorkersFailed(5)
+    reason, message = run_attempt(head, Stop())
+    assert reason is Reason.WORKER_LOST
+    assert "after 5 restarts" in message
+    workers.fails = ValueError(RECORD)
+    reason, message = run_attempt(head, Stop())
+    assert reason is Reason.INTERNAL_ERROR
+    assert RECORD not in message
+    assert RECORD in (head.run / "errors-driver.log").read_text()
+
+
+def test_a_request_to_stop_is_passed_on_to_the_workers(head: Mounted, workers: Workers) -> None:
+    end(head, Reason.INTERRUPTED, "stopped on request after step 3 of 12")
+    workers.until = Stop.of(head.run)
+    stop = Stop()
+    stop.request()
+    assert run_attempt(head, stop) == (Reason.INTERRUPTED, "stopped on request after step 3 of 12")
+
+
+def test_a_head_without_its_files_does_not_begin(head: Mounted, workers: Workers) -> None:
+    (head.root / "etc/tensafe/job/place.json").unlink()
+    with pytest.raises(MountUnusable, match=r"place\.json"):
+        run_attempt(head, Stop())
+    assert workers.group is None
+
+
+def test_the_tasks_find_the_pod_they_run_in(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT, str(head.root))
+    assert read_end() is None
+    end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
+    assert read_end() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
+    assert not Stop.of(head.run)
+    raise_stop_flag()
+    assert Stop.of(head.run)
+
+
+def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def init(**settings: Any) -> None:
+        asked.update(settings)
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RayAway, match="tensafe run"), joined_ray():
+        pass
+    assert asked["address"] == "auto"
+    assert asked["log_to_driver"] is False

@@ -1,0 +1,112 @@
+"""What a pod reads from its mounts, as the operator writes it, and what it says where a file is not as it should be."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from harness import MANIFEST
+
+from tensafe_api.manifest import load_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve
+from tensafe_operator.children.access import job_key
+from tensafe_operator.children.configuration import config_map
+from tensafe_operator.children.rayjob import JOB_PATH, KEY_PATH, RUN_PATH
+from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
+from tensorguard.ledger.open import Place
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Mounted:
+    """The mounts of a worker pod, from the operator's own builders."""
+    text = MANIFEST.replace("MODEL", "/models/tiny").replace("CHECKPOINTS", "pvc://models/tiny/checkpoints")
+    job, _ = resolve(load_manifest(text, ("spec.dataset.uri=pvc://notes", "spec.cluster.workers=1")))
+    metadata = job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})
+    job = job.model_copy(update={"metadata": metadata})
+    for where, files in (
+        (JOB_PATH, {name: text.encode() for name, text in config_map(job, 3, "tiny-ledger", "33-44")["data"].items()}),
+        (KEY_PATH, {name: base64.b64decode(content) for name, content in job_key(job)["data"].items()}),
+    ):
+        folder = tmp_path / where.removeprefix("/")
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    return Mounted(tmp_path)
+
+
+def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: Mounted) -> None:
+    job = mounted.job()
+    assert (job.metadata.name, job.metadata.uid, job.spec.training.steps) == ("tiny", "11-22", 12)
+    assert mounted.place() == (Place("clinic", "tiny", "tiny-ledger", "33-44"), 3)
+    assert len(mounted.key()) == 32
+    assert mounted.run == mounted.root / RUN_PATH.removeprefix("/")
+    assert resolve(job)[1].steps == 12
+
+
+def test_claims_are_read_where_they_are_mounted(mounted: Mounted) -> None:
+    spec = mounted.job().spec
+    assert spec.dataset.uri == str(mounted.root / "mnt/notes")
+    assert spec.checkpoint.uri == str(mounted.root / "mnt/models/tiny/checkpoints")
+
+
+def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(ROOT, raising=False)
+    assert str(Mounted.here().key_file) == f"{KEY_PATH}/job.key"
+    monkeypatch.setenv(ROOT, str(tmp_path))
+    assert Mounted.here() == Mounted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("job.json", None, "cannot be read"),
+        ("job.json", "{", "is no job"),
+        ("job.json", '{"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeTrainingJob"}', "spec"),
+        ("place.json", None, "cannot be read"),
+        ("place.json", "[]", "does not hold namespace"),
+        ("place.json", '{"namespace": "clinic"}', "does not hold namespace"),
+    ],
+)
+def test_an_error_names_the_file_and_the_mend(mounted: Mounted, name: str, content: str | None, words: str) -> None:
+    path = mounted.root / JOB_PATH.removeprefix("/") / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(MountUnusable) as caught:
+        mounted.job() if name == "job.json" else mounted.place()
+    sentence = str(caught.value)
+    assert sentence.startswith(str(path))
+    assert words in sentence
+    assert "spec.cluster.image" in sentence
+    assert "\n" not in sentence
+    assert caught.value.reason is Reason.INVALID_MANIFEST
+
+
+@pytest.mark.parametrize(("field", "value"), [("attempt", 0), ("attempt", True), ("attempt", "1"), ("ledger_uid", "")])
+def test_a_place_with_an_odd_value_is_refused(mounted: Mounted, field: str, value: object) -> None:
+    path = mounted.root / JOB_PATH.removeprefix("/") / "place.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(MountUnusable, match=f"has no usable {field}"):
+        mounted.place()
+
+
+def test_a_job_without_its_uid_is_refused(mounted: Mounted) -> None:
+    path = mounted.root / JOB_PATH.removeprefix("/") / "job.json"
+    job = json.loads(path.read_text())
+    del job["metadata"]["uid"]
+    path.write_text(json.dumps(job))
+    with pytest.raises(MountUnusable, match=r"has no metadata\.uid"):
+        mounted.job()
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_without_a_whole_key_nothing_begins(mounted: Mounted, content: bytes | None) -> None:
+    mounted.key_file.unlink()
+    if content is not None:
+        mounted.key_file.write_bytes(content)
+    with pytest.raises(MountUnusable, match=r"key/job\.key .*; the Secret") as caught:
+        mounted.key()
+    assert "short" not in str(caught.value)

@@ -1,0 +1,173 @@
+"""The RayJob's entrypoint without Ray: how it ends for each reason, and that nothing but one sentence is printed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensafe_api.reasons import Reason, reason_of_exit
+from tensorguard.aggregation.channel import AggregationError
+from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
+from tensorguard.data.errors import DataError, Unreadable
+from tensorguard.engine.admission import RunRefused
+from tensorguard.engine.group import RankFailed, RayTimeoutError, WorkersFailed
+from tensorguard.engine.mounted import ROOT
+from tensorguard.ledger.contract import DatasetChanged, Fenced, LedgerCorrupt, LedgerForbidden, LedgerUnreachable
+from tensorguard.models.source import ModelNotFound
+
+RECORD = "Jane Doe has diabetes"
+WORKER = "the ledger cannot be had"
+
+CALL = """
+import sys
+from tensorguard import cluster
+{run}
+sys.exit(cluster.main(run))
+"""
+
+
+def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
+    """The entrypoint with another way to run the attempt."""
+    return subprocess.run(
+        [sys.executable, "-c", CALL.format(run=run)],
+        env={**os.environ, ROOT: str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> object:
+    """Ends an attempt as it is told: what was printed, and the exit code."""
+    from tensorguard import cluster
+
+    monkeypatch.setenv(ROOT, str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    said: list[str] = []
+    monkeypatch.setattr(cluster, "keep_output", lambda path: said.append)
+
+    def end(ending: tuple[Reason, str] | Exception) -> tuple[str, int]:
+        def run(*_: object) -> tuple[Reason, str]:
+            if isinstance(ending, Exception):
+                raise ending
+            return ending
+
+        code = cluster.main(run)
+        return said.pop(), code
+
+    (tmp_path / "var/run/tensafe").mkdir(parents=True)
+    return end
+
+
+@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.BUDGET_EXHAUSTED, Reason.INTERRUPTED])
+def test_an_attempt_of_which_the_ledger_says_the_rest_ends_with_0(end: object, reason: Reason) -> None:
+    assert end((reason, "all 12 steps are done")) == (f"{reason}: all 12 steps are done.", 0)
+
+
+def test_every_reason_with_an_exit_code_ends_with_it_and_with_its_mend(end: object) -> None:
+    told = [reason for reason in Reason if reason.exit_code != 1]
+    assert len(told) == 18
+    for reason in told:
+        sentence, code = end((reason, "what happened"))
+        assert reason_of_exit(code) is reason
+        assert sentence == f"{reason}: what happened. {reason.mend}"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RunRefused("spec.evaluation.uri", "name other files"), Reason.INVALID_MANIFEST),
+        (DataError("spec.dataset is empty"), Reason.DATASET_UNSUITABLE),
+        (Unreadable("spec.dataset.uri: permission denied"), Reason.DATASET_UNREADABLE),
+        (ModelNotFound("no such model"), Reason.MODEL_UNAVAILABLE),
+        (CheckpointError("cannot be written to"), Reason.CHECKPOINT_UNWRITABLE),
+        (CheckpointCorrupt("is not what was written"), Reason.CHECKPOINT_CORRUPT),
+        (LedgerCorrupt("is another ledger"), Reason.LEDGER_CORRUPT),
+        (LedgerForbidden("cannot be read"), Reason.LEDGER_UNREACHABLE),
+        (LedgerUnreachable("has not answered"), Reason.LEDGER_UNREACHABLE),
+        (Fenced("comes too late"), Reason.LEDGER_LOCKED),
+        (DatasetChanged("is another one"), Reason.CONFIGURATION_CHANGED),
+        (AggregationError("disagreed"), Reason.AGGREGATION_FAILED),
+        (RayTimeoutError("no room"), Reason.RESOURCES_MISSING),
+        (WorkersFailed(5), Reason.WORKER_LOST),
+        (WorkersFailed(5, RankFailed(Reason.LEDGER_UNREACHABLE, WORKER)), Reason.LEDGER_UNREACHABLE),
+        (ValueError(RECORD), Reason.INTERNAL_ERROR),
+    ],
+)
+def test_each_class_of_failure_has_its_exit_code(end: object, error: Exception, reason: Reason) -> None:
+    sentence, code = end(error)
+    assert code == reason.exit_code
+    assert sentence.startswith(f"{reason}: ")
+    assert RECORD not in sentence
+
+
+def test_nothing_of_a_record_is_printed_whoever_prints_it(tmp_path: Path) -> None:
+    done = call(
+        tmp_path,
+        f"""
+import os, threading
+def fails():
+    raise KeyError({RECORD!r})
+def run(mounted, stop):
+    print({RECORD!r})
+    print({RECORD!r}, file=sys.stderr)
+    os.system("echo {RECORD}")
+    thread = threading.Thread(target=fails)
+    thread.start()
+    thread.join()
+    raise ValueError({RECORD!r})
+""",
+    )
+    assert done.returncode == Reason.INTERNAL_ERROR.exit_code
+    assert RECORD not in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "InternalError: ValueError; see the errors-*.log in the run's folder for where. Please report the message."
+    ]
+    kept = tmp_path / "var/run/tensafe/errors-driver.log"
+    assert kept.read_text().count(RECORD) == 5
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_written_to_costs_the_traceback_and_not_the_sentence(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("no folder")
+    done = call(tmp_path, f"def run(mounted, stop): raise ValueError({RECORD!r})")
+    assert done.returncode == Reason.INTERNAL_ERROR.exit_code
+    assert done.stdout.startswith("InternalError: ValueError")
+    assert RECORD not in done.stdout + done.stderr
+
+
+def test_sigterm_raises_the_stop_flag(tmp_path: Path) -> None:
+    done = call(
+        tmp_path,
+        """
+import os, signal
+from tensafe_api.reasons import Reason
+def run(mounted, stop):
+    assert not stop
+    os.kill(os.getpid(), signal.SIGTERM)
+    return Reason.INTERRUPTED, f"stopped: {bool(stop)}"
+""",
+    )
+    assert (done.returncode, done.stdout) == (0, "Interrupted: stopped: True.\n")
+
+
+def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorguard.cluster"],
+        env={**os.environ, ROOT: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == Reason.INVALID_MANIFEST.exit_code
+    assert done.stdout.startswith(f"InvalidManifest: {tmp_path}/etc/tensafe/job/job.json is no job (")
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

@@ -1,0 +1,179 @@
+"""A whole attempt as the RayJob's entrypoint runs it: two Ray nodes, a head without CPUs and a worker, a real API
+server, and the files that the operator would have had mounted. Each node has a root of its own, as a pod has.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controlplane import ControlPlane
+from harness import MANIFEST, free_port, make_model, records
+from ledgers import make_pod
+
+from tensafe_api.manifest import load_manifest
+from tensafe_api.resolve import resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.statement import digest
+from tensafe_operator.children.access import job_key
+from tensafe_operator.children.configuration import config_map
+from tensafe_operator.children.ledger import ledger
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.engine.folder import WORK
+from tensorguard.engine.mounted import ROOT, Mounted
+from tensorguard.ledger.open import POD_UID
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+STEPS = 12
+PATIENCE_SECONDS = 300
+STARTS = 3
+
+
+class Nodes:
+    """Ray's processes and the driver's. `head` and `worker` are the roots of the two pods."""
+
+    def __init__(self, place: Path, secrets_of_worker: dict[str, str]) -> None:
+        self.head, self.worker = place / "head", place / "worker"
+        self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # a socket's path has to be short
+        self._port = free_port()
+        self._address = f"127.0.0.1:{self._port}"
+        self._secrets = secrets_of_worker
+        self._common = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", POD_UID)} | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the head, and the worker once it is there."""
+        head = ("--head", "--num-cpus=0", f"--port={self._port}", "--include-dashboard=false")
+        self._start(self.head, {}, *head, f"--temp-dir={self._temporary}")
+        self._start(self.worker, self._secrets, f"--address={self._address}", "--num-cpus=2")
+
+    def drive(self) -> subprocess.Popen[str]:
+        """The entrypoint in the head."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "tensorguard.cluster"],
+            env=self._common | {ROOT: str(self.head), "RAY_ADDRESS": self._address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def stop(self) -> None:
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _start(self, root: Path, more: dict[str, str], *arguments: str) -> None:
+        """Start a node, again where the machine is too busy for the half minute that Ray gives itself."""
+        log = root / "ray.log"
+        memory = ("--object-store-memory=100000000", "--node-ip-address=127.0.0.1")
+        for _ in range(STARTS):
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [str(Path(sys.executable).with_name("ray")), "start", "--block", *arguments, *memory],
+                    env=self._common | {ROOT: str(root)} | more,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+            while process.poll() is None:
+                if b"Ray runtime started" in log.read_bytes():
+                    return
+                time.sleep(0.1)  # it tells in its log alone
+        raise AssertionError(log.read_text())
+
+
+class Clinic:
+    """A job in a namespace, the objects that the operator makes for it, and where they are mounted."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, place: Path) -> None:
+        self._plane, self._namespace = plane, namespace
+        make_model(place / "model")
+        (place / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
+        self.job, plan = resolve(load_manifest(self._text(place), ("spec.cluster.workers=1",)))
+        plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(place))
+        uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
+        metadata = self.job.metadata.model_copy(update={"uid": uid, "namespace": namespace})
+        self.job: TenSafeTrainingJob = self.job.model_copy(update={"metadata": metadata})
+        made = plane.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ledger(self.job, plan)))
+        self._ledger = json.loads(made.stdout)["metadata"]
+        self.pod = make_pod(plane, namespace, "tiny")
+        for root in ("head", "worker"):
+            for folder in ("etc/tensafe/job", "var/run/tensafe"):
+                (place / root / folder).mkdir(parents=True)
+        key = place / "worker/etc/tensafe/key"
+        key.mkdir()
+        for name, content in job_key(self.job)["data"].items():
+            self.key = base64.b64decode(content)
+            (key / name).write_bytes(self.key)
+        self._place = place
+
+    def mount(self, attempt: int) -> None:
+        """What all pods of an attempt mount."""
+        made = config_map(self.job, attempt, self._ledger["name"], self._ledger["uid"])
+        for root in ("head", "worker"):
+            for name, content in made["data"].items():
+                (self._place / root / "etc/tensafe/job" / name).write_text(content)
+
+    def status(self) -> dict[str, Any]:
+        name = self._ledger["name"]
+        found = self._plane.kubectl("-n", self._namespace, "get", "privacyledger", name, "-o", "json")
+        return dict(json.loads(found.stdout).get("status", {}))
+
+    @staticmethod
+    def _text(place: Path) -> str:
+        text = MANIFEST.replace("MODEL", str(place / "model")).replace("CHECKPOINTS", str(place / "checkpoints"))
+        return text.replace("uri: unused.jsonl", f"uri: {place / 'data.jsonl'}")
+
+
+@pytest.fixture
+def clinic(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Clinic:
+    return Clinic(control_plane, namespace, tmp_path)
+
+
+@pytest.fixture
+def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
+    nodes = Nodes(tmp_path, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
+    clinic.mount(attempt=1)
+    driver = nodes.drive()
+    out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    assert (driver.returncode, out) == (0, f"Completed: all {STEPS} steps are done.\n")
+    status = clinic.status()
+    assert status["outcome"] == "Completed"
+    assert status["charges"] == [{"attempt": 1, "steps": STEPS, "incarnation": 1, "podUID": clinic.pod.uid}]
+    assert status["datasetDigest"].startswith("hmac-sha256:")
+    final = status["releases"][-1]
+    assert (final["final"], final["step"], final["attempt"]) == (True, STEPS, 1)
+    saved = CheckpointStore(str(nodes.head.parent / "checkpoints")).read("final", final["digest"])
+    assert digest(saved["statement.json"]) == final["statementDigest"]
+    assert (Mounted(nodes.worker).run / WORK / "shard-000-of-001.arrow").exists()
+    of_head = [path for path in Mounted(nodes.head).root.rglob("*") if path.is_file()]
+    assert not Mounted(nodes.head).key_file.exists()
+    assert not any(clinic.key in path.read_bytes() or b"w1 " in path.read_bytes() for path in of_head)

@@ -1,0 +1,160 @@
+"""Who goes where: raw columns become tokenised records, each with its keyed name, shared out over the workers.
+
+In come tables of raw columns, out go tables of named records (`split_by_unit`) and one worker's file of units
+(`merge`). No Ray and no files here: `shards` does this in tasks for all workers of one machine, `own` in each pod of a
+cluster for that pod alone, and both come to the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tensorguard.data import keys
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import tokens_table, units_table
+from tensorguard.data.tokenise import Example, Tokeniser
+
+KEY = pa.binary(keys.WIDTH)
+Split = Callable[[pa.Table], list[pa.Table]]
+"""From raw columns to tokenised records, one table for each worker."""
+Row = tuple[bytes, bytes, bool, Example]
+"""Names of unit and record, whether the record is a unit by itself, and its tokens."""
+_UNREADABLE_USER = "\ufffd"
+"""All users whose ids Python cannot hold: one unit together, since each record by itself could split a user."""
+
+
+def split_by_unit(
+    table: pa.Table,
+    *,
+    columns: Mapping[str, str],
+    tokenise: Tokeniser,
+    key: bytes,
+    workers: int,
+    rank: int | None = None,
+) -> list[pa.Table]:
+    """Tokenise raw columns and share the records out: table w has those of the units that worker w holds.
+
+    Columns of each table: unit and record (names, 32 bytes), alone (the record is a unit by itself: it has no user),
+    and those of `tokens_table`. Records that cannot be used are in none. With `rank` only that worker's records are
+    tokenised, and the other tables are empty.
+    """
+    values = {
+        role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
+        for role, name in columns.items()
+    }
+    users = values.pop("user", None)
+    roles = sorted(values)
+    kept: list[int] = []
+    named: list[tuple[int, bytes, bytes, bool]] = []
+    for i in range(len(table)):
+        content = keys.content_of([values[role][i] for role in roles] + ([users[i]] if users else []))
+        if content is None:
+            continue
+        user = keys.user_of(users[i]) if users else None
+        unit = keys.unit_key(key, user=user, content=content)
+        worker = keys.shard_of(unit, workers)
+        if rank in (None, worker):
+            kept.append(i)
+            named.append((worker, unit, keys.record_key(key, content), user is None))
+    found: list[list[Row]] = [[] for _ in range(workers)]
+    examples = _tokenised(tokenise, {role: [values[role][i] for i in kept] for role in values}) if kept else []
+    for (worker, unit, record, alone), example in zip(named, examples):
+        if example is not None:
+            found[worker].append((unit, record, alone, example))
+    return [_keyed_table(rows, labels="label" in columns) for rows in found]
+
+
+def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int]:
+    """One worker's parts as its shard, and the sum of the names of the records in it.
+
+    Of each user at most `limit` records are kept, those with the smallest names. Each `alone` row is a unit.
+    """
+    table = pa.concat_tables(parts).sort_by([("unit", "ascending"), ("record", "ascending")])
+    unit, alone = _bytes(table.column("unit")), table.column("alone").to_numpy()
+    begins = np.append(True, (unit[1:] != unit[:-1]).any(axis=1))[: len(table)] | alone
+    starts = np.flatnonzero(begins)
+    if limit is not None and len(starts):
+        place = np.arange(len(table)) - np.repeat(starts, np.diff(np.append(starts, len(table))))
+        kept = np.flatnonzero(place < limit)
+        table, starts = table.take(kept), np.flatnonzero(begins[kept])
+    return units_table(table.select(["input_ids", "target"]), starts), keys.sum_of(_bytes(table.column("record")))
+
+
+def split_nothing(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> list[pa.Table]:
+    """Tokenise public records: one table of them all, in their order."""
+    examples = _tokenised(tokenise, {role: _values(table.column(name)) for role, name in columns.items()})
+    kept = [example for example in examples if example is not None]
+    labels = "label" in columns
+    return [tokens_table([example.input_ids for example in kept], [example.target for example in kept], labels)]
+
+
+def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:
+    """Public records as a file's units, each record one, in their order; None where there are none."""
+    rows = sum(map(len, tables))
+    return units_table(pa.concat_tables(tables), np.arange(rows)) if rows else None
+
+
+def no_records(*, labels: bool) -> pa.Table:
+    """A part without a record: what `merge` makes of it is the shard of a worker that holds no unit."""
+    return _keyed_table([], labels)
+
+
+def why_none(recipe: Recipe) -> str:
+    """Why no record of a data set may have been usable, whichever it was."""
+    reasons = "the data set is empty, or every record lacks a value"
+    if recipe.labels:
+        return f"{reasons} or has a label that is neither a number below {recipe.labels} nor a name of model.labelNames"
+    return reasons if recipe.truncate else f"{reasons} or is longer than training.maxLength"
+
+
+def _keyed_table(rows: list[Row], labels: bool) -> pa.Table:
+    tokens = tokens_table([row[3].input_ids for row in rows], [row[3].target for row in rows], labels)
+    named = {
+        "unit": pa.array([row[0] for row in rows], KEY),
+        "record": pa.array([row[1] for row in rows], KEY),
+        "alone": pa.array([row[2] for row in rows], pa.bool_()),
+    }
+    return pa.table({**named, **dict(zip(tokens.column_names, tokens.columns))})
+
+
+def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Example | None]:
+    """Tokenise a batch; should a library raise for one record, that record alone is dropped."""
+    try:
+        return tokenise(values)
+    except Exception:
+        rows = [dict(zip(values, row)) for row in zip(*values.values())]
+        return [_alone(tokenise, row) for row in rows]
+
+
+def _alone(tokenise: Tokeniser, row: Mapping[str, Any]) -> Example | None:
+    try:
+        return tokenise({role: [value] for role, value in row.items()})[0]
+    except Exception:
+        return None
+
+
+def _values(column: pa.ChunkedArray, instead: str | None = None) -> list[Any]:
+    """A column's values; `instead` for those Python cannot hold (text that is no UTF-8, a date beyond its calendar)."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        return [_value(scalar, instead) for scalar in column]
+
+
+def _value(scalar: pa.Scalar, instead: str | None) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return instead
+
+
+def _bytes(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of names as uint8 [n, 32]."""
+    if not len(column):
+        return np.empty((0, keys.WIDTH), np.uint8)
+    array = column.combine_chunks()
+    return np.frombuffer(array.buffers()[1], np.uint8).reshape(-1, keys.WIDTH)[array.offset : array.offset + len(array)]

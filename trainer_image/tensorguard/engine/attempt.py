@@ -1,0 +1,139 @@
+"""One attempt of a job in a cluster, from the head pod: what `python -m tensorguard.cluster` calls.
+
+    read the mounted job ─► join the Ray that KubeRay has started ─► train in the worker pods ─► ask them how it ended
+
+The operator has resolved the job, made its ledger and counted the attempt; the worker pods read the data, hold the key
+and write the ledger (`engine.pod`). What is left for the driver is to have them started, and started again, by Ray
+Train. It sees neither records nor keys, and has no way to the API server.
+
+The workers' run folders lie in their pods. The driver reaches them by small tasks: one raises the stop flag there, one
+reads how rank 0 said that the attempt ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
+
+from tensafe_api.reasons import Reason
+from tensorguard.engine.aside import aside
+from tensorguard.engine.config import ERRORS, EVENTS, note_traceback
+from tensorguard.engine.events import Ended, EventReader
+from tensorguard.engine.folder import RAY_TRAIN, WORK
+from tensorguard.engine.group import Group, fit, silence
+from tensorguard.engine.mounted import Mounted
+from tensorguard.engine.stopping import Stop
+from tensorguard.engine.together import told
+
+Ending = tuple[Reason, str]
+"""How an attempt ended: the reason, and a sentence without records."""
+_ASK_SECONDS = 60.0
+
+
+class RayAway(RuntimeError):
+    """There is no Ray to join. `str()` is a sentence."""
+
+    reason: ClassVar[Reason] = Reason.WORKER_LOST
+
+
+def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
+    """Run one attempt until it ends, and say how. Call it on the main thread; `stop` may be raised by a signal.
+
+    Raises:
+        MountUnusable: where the head's own files do not say what to run.
+    """
+    job = mounted.job()
+    _, attempt = mounted.place()
+    ending: list[Ending] = []
+    passed_on: list[Any] = []
+
+    def work() -> None:
+        try:
+            with joined_ray():
+                fit(pod_main, {}, Group.of(job, apart=True), mounted.run / WORK / RAY_TRAIN)
+                ending.append(_told_end())
+        except Exception as error:
+            note_traceback(mounted.run / ERRORS.format(who="driver"), attempt)
+            ending.append(told(error))
+
+    def pass_stop_on() -> None:
+        if stop and not passed_on:
+            with suppress(Exception):  # Ray is not there yet, or about to go
+                passed_on.extend(_on_workers(raise_stop_flag))
+
+    aside(work, meanwhile=pass_stop_on)
+    return ending[0]
+
+
+def pod_main(loop: dict[str, Any]) -> None:
+    """`engine.pod.pod_rank`, imported in the pod: the head has no use for what it needs."""
+    from tensorguard.engine.pod import pod_rank
+
+    pod_rank(loop)
+
+
+@contextmanager
+def joined_ray() -> Iterator[None]:
+    """The Ray of this pod inside the with block; none is ever started."""
+    silence()
+    import ray
+
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise RayAway(
+            f"there is no Ray to join here ({type(error).__name__}); this is the entrypoint of the operator's RayJobs, "
+            "and a job on one's own machine is run by `tensafe run`"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def raise_stop_flag() -> None:
+    """In a worker pod: ask its rank to stop, and with it all."""
+    Stop.of(Mounted.here().run).request()
+
+
+def read_end() -> Ending | None:
+    """In a worker pod: how the attempt ended, where rank 0 was here."""
+    ends = [event for event in EventReader(Mounted.here().run / EVENTS).read() if isinstance(event, Ended)]
+    return (Reason(ends[-1].reason), ends[-1].message) if ends else None
+
+
+def _told_end() -> Ending:
+    import ray
+    from ray.exceptions import RayError
+
+    for answer in _on_workers(read_end):
+        try:
+            told_there: Ending | None = ray.get(answer, timeout=_ASK_SECONDS)
+        except RayError:  # this pod has gone, and rank 0 may have been in another
+            continue
+        if told_there is not None:
+            return told_there
+    return Reason.WORKER_LOST, "the workers ended without a word; see their logs"
+
+
+def _on_workers(act: Callable[[], Any]) -> list[Any]:
+    """Have every worker pod call `act`; the references to what each returns."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0)(act)
+    return [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in _workers()
+    ]
+
+
+def _workers() -> list[str]:
+    """The ids of the nodes that train: all that offer a CPU, which the head does not. None before Ray is joined."""
+    import ray
+
+    if not ray.is_initialized():
+        return []
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]

@@ -1,0 +1,111 @@
+"""What a pod finds mounted: the job, the place of its ledger, in workers the job key, and a folder for the run.
+
+The operator makes a ConfigMap for each attempt and a Secret for each job; every pod of the attempt mounts the first at
+/etc/tensafe/job, and workers alone the second at /etc/tensafe/key. /var/run/tensafe is empty at first and the pod's
+own. Nothing of this travels through Ray: each pod reads its own files, so the head, which has no key, cannot hand a
+worker another job either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.engine.config import JOB_KEY
+from tensorguard.ledger.open import Place
+
+ROOT = "TENSAFE_ROOT"
+"""Environment variable: the folder under which everything is looked for. Pods leave it unset, which means /."""
+LEAST_KEY_BYTES = 16
+_CLAIM = "pvc://"
+_PLACE: dict[str, type] = {"namespace": str, "job": str, "ledger": str, "ledger_uid": str, "attempt": int}
+_SAME_RELEASE = "the operator writes it for trainers of its own release: name such an image in spec.cluster.image"
+
+
+class MountUnusable(Exception):
+    """A mounted file is not there, or not what it should be. `str()` is a sentence that names the file and the mend."""
+
+    def __init__(self, path: Path, what: str, mend: str, reason: Reason = Reason.INVALID_MANIFEST) -> None:
+        super().__init__(f"{path} {what}; {mend}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Mounted:
+    """The files of one pod."""
+
+    root: Path = Path("/")
+
+    @classmethod
+    def here(cls) -> Mounted:
+        """Those of the pod that this process runs in."""
+        return cls(Path(os.environ.get(ROOT) or "/"))
+
+    @property
+    def run(self) -> Path:
+        """The pod's own folder: stop flag, events, tracebacks, shards."""
+        return self.root / "var/run/tensafe"
+
+    @property
+    def key_file(self) -> Path:
+        return self.root / "etc/tensafe/key" / JOB_KEY
+
+    def job(self) -> TenSafeTrainingJob:
+        """The completed job, its pvc:// addresses as paths. Raises MountUnusable."""
+        path = self._job("job.json")
+        try:
+            job = load_manifest(path)
+        except ManifestError as error:
+            problems = "; ".join(str(problem) for problem in error.problems)
+            raise MountUnusable(path, f"is no job ({problems})", _SAME_RELEASE) from error
+        if not job.metadata.uid:
+            raise MountUnusable(path, "has no metadata.uid", _SAME_RELEASE)
+        return self._with_claims(job)
+
+    def place(self) -> tuple[Place, int]:
+        """Where the ledger is, and the number of the attempt. Raises MountUnusable."""
+        path = self._job("place.json")
+        try:
+            found: Any = json.loads(path.read_text())
+            values = {name: found[name] for name in _PLACE}
+        except OSError as error:
+            raise MountUnusable(path, f"cannot be read ({error.strerror})", _SAME_RELEASE) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise MountUnusable(path, f"does not hold {', '.join(_PLACE)}", _SAME_RELEASE) from error
+        if odd := [name for name, kind in _PLACE.items() if type(values[name]) is not kind or not values[name]]:
+            raise MountUnusable(path, f"has no usable {' and '.join(odd)}", _SAME_RELEASE)
+        attempt = values.pop("attempt")
+        return Place(**values), attempt
+
+    def key(self) -> bytes:
+        """The job key, which workers alone have. Raises MountUnusable."""
+        mend = "the Secret of the job's key was changed: make the job again under another name"
+        try:
+            key = self.key_file.read_bytes()
+        except OSError as error:
+            what = f"cannot be read ({error.strerror})"
+            raise MountUnusable(self.key_file, what, mend, Reason.INTERNAL_ERROR) from error
+        if len(key) < LEAST_KEY_BYTES:
+            what = f"holds fewer than {LEAST_KEY_BYTES} bytes"
+            raise MountUnusable(self.key_file, what, mend, Reason.INTERNAL_ERROR)
+        return key
+
+    def _job(self, name: str) -> Path:
+        return self.root / "etc/tensafe/job" / name
+
+    def _with_claims(self, job: TenSafeTrainingJob) -> TenSafeTrainingJob:
+        """pvc://claim/path is mounted at /mnt/claim."""
+        spec = job.spec
+        parts = {"dataset": spec.dataset, "checkpoint": spec.checkpoint, "evaluation": spec.evaluation}
+        update = {
+            name: part.model_copy(update={"uri": str(self.root / "mnt" / part.uri.removeprefix(_CLAIM))})
+            for name, part in parts.items()
+            if part is not None and part.uri.startswith(_CLAIM)
+        }
+        return job.model_copy(update={"spec": spec.model_copy(update=update)})
