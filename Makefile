@@ -63,9 +63,10 @@ crash: setup ## kill -9 at random moments, KILLS=200 times: epsilon must never f
 mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must turn red
 	$(PY) tests/mutants/run.py
 
-bench: setup ## measure accuracy, time and memory beside Opacus (needs SST-2: see benchmarks/README.md)
+bench: setup ## measure beside Opacus (needs SST-2: see benchmarks/README.md) and beside KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.accuracy
 	$(PY) -m benchmarks.step
+	$(PY) -m benchmarks.operator
 
 docs: setup ## write the pages that are generated from the code
 	$(PY) docs/generate.py

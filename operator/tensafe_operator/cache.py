@@ -55,11 +55,13 @@ class Cache:
     def learn(self, document: Mapping[str, Any]) -> None:
         """Keep what the API server has answered to a write: the event that tells of it later is an echo."""
         kind, uid = str(document["kind"]), str(document["metadata"]["uid"])
+        watched = kind in ("TenSafeTrainingJob", "RayJob", "PrivacyLedger")
+        if not watched or (uid if kind == "TenSafeTrainingJob" else _job_uid(document)) not in self._names:
+            return  # nobody will tell of it, or its job has been deleted meanwhile
         self._echoes[uid] = _version(document)
         if kind == "TenSafeTrainingJob":
-            if uid in self._names:  # else it has been deleted meanwhile
-                self.put_job(document)
-        elif kind in ("RayJob", "PrivacyLedger"):
+            self.put_job(document)
+        else:
             self.put(kind, document)
 
     def drop_job(self, body: Mapping[str, Any]) -> None:
@@ -90,7 +92,7 @@ class Cache:
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         uid = _job_uid(body)
-        self._owned[kind][uid].pop(body["metadata"]["uid"], None)
+        self._owned[kind].get(uid, {}).pop(body["metadata"]["uid"], None)
         self._owners.pop(body["metadata"]["uid"], None)
         self._warnings.pop(body["metadata"]["uid"], None)
         self._versions.pop(body["metadata"]["uid"], None)

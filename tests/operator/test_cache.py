@@ -77,3 +77,38 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     cache = Cache()
     cache.put_job(World.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
     assert cache.observed(KEY) is None
+
+
+def version(body: dict[str, Any], number: int) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "resourceVersion": str(number)}}
+
+
+def test_what_comes_late_does_not_stand_for_what_is_known() -> None:
+    cache, job = Cache(), World.with_job().job
+    cache.put_job(version({**job, "status": {"phase": "Running"}}, 12))
+    cache.put_job(version({**job, "status": {"phase": "Starting"}}, 9))
+    seen = cache.observed(KEY)
+    assert seen is not None and seen.job["status"]["phase"] == "Running"
+
+
+def test_the_echo_of_our_own_write_is_no_news_and_what_others_write_is() -> None:
+    cache, job = Cache(), World.with_job().job
+    assert cache.put_job(version(job, 3)) == KEY
+    cache.learn(version({**job, "status": {"phase": "Starting"}}, 5))
+    seen = cache.observed(KEY)
+    assert seen is not None and seen.job["status"]["phase"] == "Starting", "known before the event tells of it"
+    assert cache.put_job(version({**job, "status": {"phase": "Starting"}}, 5)) is None
+    assert cache.put_job(version(job, 6)) == KEY
+    made = version(child("RayJob", "claims-triage-a1"), 7)
+    cache.learn(made)
+    assert cache.put("RayJob", made) is None
+    assert cache.put("RayJob", version(made, 8)) == KEY
+
+
+def test_an_answer_about_a_job_that_has_gone_meanwhile_brings_nothing_back() -> None:
+    cache, job = Cache(), World.with_job().job
+    cache.put_job(version(job, 3))
+    cache.drop_job(job)
+    cache.learn(version(job, 5))
+    assert cache.observed(KEY) is None
+    assert cache.known() == []

@@ -15,6 +15,7 @@ from tensafe_api.resolve import resolve
 from tensafe_operator.children.access import job_key
 from tensafe_operator.children.configuration import config_map
 from tensafe_operator.children.rayjob import JOB_PATH, KEY_PATH, RUN_PATH
+from tensorguard.engine.config import checkpoint_store
 from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
 from tensorguard.ledger.open import Place
 
@@ -50,6 +51,13 @@ def test_claims_are_read_where_they_are_mounted(mounted: Mounted) -> None:
     spec = mounted.job().spec
     assert spec.dataset.uri == str(mounted.root / "mnt/notes")
     assert spec.checkpoint.uri == str(mounted.root / "mnt/models/tiny/checkpoints")
+
+
+def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: Mounted) -> None:
+    store = checkpoint_store(mounted.job(), str(mounted.mounts))
+    store.write("step-2", {"adapter": b"weights"})
+    assert (mounted.mounts / "models/tiny/checkpoints/step-2/adapter").read_bytes() == b"weights"
+    assert store.uri("step-2") == "pvc://models/tiny/checkpoints/step-2"
 
 
 def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,8 +41,13 @@ class CheckpointCorrupt(CheckpointError):
 class CheckpointStore:
     """The checkpoints under one URI."""
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None) -> None:
-        """Args: uri: a path or any fsspec URI; options: fsspec's, such as an S3 endpoint."""
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, known_as: str | None = None) -> None:
+        """Args:
+        uri: a path or any fsspec URI.
+        options: fsspec's, such as an S3 endpoint.
+        known_as: what everybody else calls this place, where it is a mount of this machine alone.
+        """
+        self._known_as = known_as
         self._fs, self._root = fsspec.url_to_fs(uri, **(options or {}))
         self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
 
@@ -60,6 +65,8 @@ class CheckpointStore:
 
     def uri(self, name: str) -> str:
         """The address of a checkpoint, as fsspec and a person can use it."""
+        if self._known_as is not None:
+            return f"{self._known_as.rstrip('/')}/{name}"
         return str(self._fs.unstrip_protocol(f"{self._root}/{name}"))
 
     def write(self, name: str, files: Mapping[str, bytes]) -> str:

@@ -122,7 +122,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
         learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
-        store=checkpoint_store(job),
+        store=checkpoint_store(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private=private,
         pad_id=tokenizer.pad_token_id,

@@ -26,6 +26,7 @@ COUNTED_SENTENCE = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
     "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
 )
+CLAIM = "pvc://"
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
 ERRORS = "errors-{who}.log"
@@ -50,6 +51,8 @@ class WorkerConfig:
     """Where the ledger is in a cluster; None: in the run's folder."""
     key_file: str | None = None
     """Where the job key is mounted; None: in the run's folder."""
+    mounts: str | None = None
+    """Folder in which the claims of pvc:// addresses are mounted; None: nothing is mounted."""
 
     def pack(self) -> dict[str, Any]:
         """As plain values, for the way through Ray."""
@@ -71,11 +74,12 @@ class WorkerConfig:
         return Path(self.key_file or self.directory / JOB_KEY).read_bytes()
 
 
-def checkpoint_store(job: TenSafeTrainingJob) -> CheckpointStore:
-    """Where the job's checkpoints go."""
+def checkpoint_store(job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
+    """Where the job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
     uri = job.spec.checkpoint.uri
     _, options = filesystem_of(uri, job.spec.storage)
-    return CheckpointStore(uri, options)
+    mounted = mounts is not None and uri.startswith(f"{mounts}/")
+    return CheckpointStore(uri, options, f"{CLAIM}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
 
 
 def counted(annotations: Mapping[str, str]) -> tuple[str, ...]:

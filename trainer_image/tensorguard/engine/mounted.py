@@ -17,13 +17,12 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.engine.config import JOB_KEY
+from tensorguard.engine.config import CLAIM, JOB_KEY
 from tensorguard.ledger.open import Place
 
 ROOT = "TENSAFE_ROOT"
 """Environment variable: the folder under which everything is looked for. Pods leave it unset, which means /."""
 LEAST_KEY_BYTES = 16
-_CLAIM = "pvc://"
 _PLACE: dict[str, type] = {"namespace": str, "job": str, "ledger": str, "ledger_uid": str, "attempt": int}
 _SAME_RELEASE = "the operator writes it for trainers of its own release: name such an image in spec.cluster.image"
 
@@ -55,6 +54,11 @@ class Mounted:
     @property
     def key_file(self) -> Path:
         return self.root / "etc/tensafe/key" / JOB_KEY
+
+    @property
+    def mounts(self) -> Path:
+        """Where volume claims are mounted, each by its name."""
+        return self.root / "mnt"
 
     def job(self) -> TenSafeTrainingJob:
         """The completed job, its pvc:// addresses as paths. Raises MountUnusable."""
@@ -104,8 +108,8 @@ class Mounted:
         spec = job.spec
         parts = {"dataset": spec.dataset, "checkpoint": spec.checkpoint, "evaluation": spec.evaluation}
         update = {
-            name: part.model_copy(update={"uri": str(self.root / "mnt" / part.uri.removeprefix(_CLAIM))})
+            name: part.model_copy(update={"uri": str(self.mounts / part.uri.removeprefix(CLAIM))})
             for name, part in parts.items()
-            if part is not None and part.uri.startswith(_CLAIM)
+            if part is not None and part.uri.startswith(CLAIM)
         }
         return job.model_copy(update={"spec": spec.model_copy(update=update)})

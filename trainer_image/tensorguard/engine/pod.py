@@ -92,6 +92,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
         threads=max(1, int(cpus_of(job))),
         place=place,
         key_file=str(mounted.key_file),
+        mounts=str(mounted.mounts),
     )
 
 
