@@ -52,7 +52,8 @@ _OF_LEDGERS = (
 )
 _OF_THEIR_KIND = (
     (
-        _LET_GO,
+        # A collection is deleted in two steps: asked for without an object, then for each of them with it.
+        f"oldObject == null || oldObject.metadata.name != '{POLICY_NAME}' || ({_LET_GO})",
         "with this CRD every privacy ledger of the cluster would go; if all of that may be forgotten, set the "
         f"annotation {FORGET} to the CRD's UID first",
     ),
@@ -72,7 +73,6 @@ def admission_policies() -> list[dict[str, Any]]:
         "apiVersions": ["*"],
         "operations": ["DELETE"],
         "resources": ["customresourcedefinitions"],
-        "resourceNames": [POLICY_NAME],
     }
     return [*_policy(POLICY_NAME, ledgers, _OF_LEDGERS), *_policy(_KIND_POLICY_NAME, kind, _OF_THEIR_KIND)]
 

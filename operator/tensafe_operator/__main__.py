@@ -1,6 +1,6 @@
 """`python -m tensafe_operator`: in a pod, or beside a cluster with KUBECONFIG.
 
-    lease ─► kopf watches ─► cache ─► work ─► reconcile        (health and metrics beside them, from the start)
+    lease ─► list, then kopf watches ─► cache ─► work ─► reconcile     (health and metrics beside them, from the start)
 
 When the lease is lost, or kopf ends, the process ends: a new one begins with nothing believed. SIGTERM releases the
 lease, so that the other replica goes on at once.
@@ -21,17 +21,19 @@ from typing import Any
 
 from kubernetes.aio import client, config
 
-from tensafe_operator.api import Api
+from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
 from tensafe_operator.health import Health
 from tensafe_operator.lease import Lease
 from tensafe_operator.metrics import Metrics
 from tensafe_operator.reconcile import Reconciler
+from tensafe_operator.relist import relist
 from tensafe_operator.settings import Settings
 from tensafe_operator.watch import known_kinds, new_kinds, registry, watch
 from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
+RETRY_SECONDS = 1.0
 BEGIN_ANEW = -1
 PORT_VARIABLE = "TENSAFE_PORT"
 
@@ -126,19 +128,25 @@ async def _lead(
             return None
         with metrics.duration.time(), metrics.errors.count_exceptions():
             wake = await reconciler.reconcile(*key, seen)
-        metrics.show(key, seen.job)
+        if (now := cache.observed(key)) is not None:
+            metrics.show(key, now.job)
         return wake
 
     async def resync() -> None:
         while True:
-            await asyncio.sleep(RESYNC_SECONDS)
             for key in cache.known():
                 work.touch(key)
+            await asyncio.sleep(RESYNC_SECONDS)
+            try:
+                await relist(api, cache, settings)
+            except (ApiAway, ApiError) as error:
+                log.warning("not everything could be listed: %s", error)
 
     async def heed_again() -> None:
         await ready.wait()
         _heed(stop)  # kopf has put its own handlers in the place of ours
 
+    await _listed(api, cache, settings)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(work.run(handle))
@@ -146,6 +154,16 @@ async def _lead(
         group.create_task(heed_again())
         await watch(registry(cache, work.touch, health.heard), settings, ready)
         raise RuntimeError("kopf has ended")
+
+
+async def _listed(api: Api, cache: Cache, settings: Settings) -> None:
+    """Return when everything is in the cache; a kind that is new to the API server makes it ask for patience."""
+    while True:
+        try:
+            return await relist(api, cache, settings)
+        except (ApiAway, ApiError) as error:
+            log.warning("not everything could be listed yet: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _configuration() -> client.Configuration:

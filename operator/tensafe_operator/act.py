@@ -110,5 +110,7 @@ def _is_ours(found: Manifest, manifest: Manifest) -> bool:
         return False
     if manifest["kind"] == "PrivacyLedger":
         return bool(found["spec"]["jobUID"] == manifest["spec"]["jobUID"])
+    if manifest["kind"] == "ConfigMap" and found.get("data") != manifest["data"]:
+        return False
     owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
     return manifest["metadata"]["ownerReferences"][0]["uid"] in owners

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -29,6 +29,7 @@ KNOWN_SECONDS = 10.0
 FIELD_MANAGER = "tensafe-operator"
 NOT_FOUND, CONFLICT = 404, 409
 _TOO_MANY = 429
+PAGE = 200
 _LONGEST = 512
 
 
@@ -71,6 +72,14 @@ RESOURCES = {
     "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     "Lease": Resource("coordination.k8s.io", "v1", "leases"),
 }
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a list, and the version of the whole."""
+
+    items: list[Manifest]
+    version: int
 
 
 class Api:
@@ -120,9 +129,32 @@ class Api:
             raise
         return list(found["items"])
 
-    async def events(self, namespace: str, object_uid: str) -> list[Manifest]:
-        """What the cluster warned of about one object."""
-        query = urlencode({"fieldSelector": f"involvedObject.uid={object_uid},type=Warning"})
+    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
+        """All objects of a kind (in one namespace, or in all of them), a page at a time; one empty page, of version 0,
+        where the cluster does not know the kind.
+        """
+        token = ""
+        while True:
+            asked = {"limit": str(PAGE), "labelSelector": selector, "continue": token}
+            query = urlencode({name: value for name, value in asked.items() if value})
+            try:
+                found = await self._request("GET", f"{RESOURCES[kind].path(namespace)}?{query}")
+            except ApiError as error:
+                if error.status == NOT_FOUND:
+                    yield Page([], 0)
+                    return
+                raise
+            metadata = found["metadata"]
+            common = {"apiVersion": found["apiVersion"], "kind": kind}  # items of built-in kinds do not say theirs
+            yield Page([{**common, **item} for item in found["items"]], int(metadata["resourceVersion"]))
+            token = metadata.get("continue") or ""
+            if not token:
+                return
+
+    async def events(self, namespace: str, **about: str) -> list[Manifest]:
+        """What the cluster warned of about one object, given by fields of `involvedObject` such as its uid."""
+        told = ",".join(f"involvedObject.{field}={value}" for field, value in about.items())
+        query = urlencode({"fieldSelector": f"{told},type=Warning"})
         found = await self._request("GET", f"{RESOURCES['Event'].path(namespace)}?{query}")
         return list(found["items"])
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from tensafe_api.resources.ledger import COUNTED
 from tensafe_operator import names
 from tensafe_operator.plan.observed import Observed, Warned
 
@@ -20,7 +21,7 @@ Key = tuple[str, str]
 """Namespace and name."""
 _WARNED_OF = ("RayJob", "Pod")
 _TRIMMED = ("managedFields", "selfLink", "ownerReferences", "finalizers")
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_READ = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED)
 
 
 class Cache:
@@ -37,28 +38,28 @@ class Cache:
         """UID of a RayJob or a pod → UID of the job: a cluster warns of much that is nobody's here."""
         self._versions: dict[str, int] = {}
         """UID of an object → its version, which grows."""
-        self._echoes: dict[str, int] = {}
-        """UID of an object → the version that our own last write gave it."""
+        self._clusters: dict[str, str] = {}
+        """Name of a RayCluster → UID of its RayJob. (A name ends in five random letters.)"""
         self._warnings: dict[str, Warned] = {}
         """UID of an object → the last warning about it."""
         self.kuberay = False
 
     def put_job(self, body: Mapping[str, Any]) -> Key | None:
-        """Keep a job, and say whose news it is; None where it is the echo of our own write."""
+        """Keep a job, and say which one; None where nothing of it is new."""
         metadata = body["metadata"]
         key, uid = (str(metadata["namespace"]), str(metadata["name"])), str(metadata["uid"])
-        if self._is_news(uid, body):
-            self._jobs[key] = (uid, _kept(body, keep_applied=True))
-            self._names[uid] = key
-        return None if self._is_echo(uid, body) else key
+        if not self._is_news(uid, body):
+            return None
+        self._jobs[key] = (uid, _kept(body, keep_applied=True))
+        self._names[uid] = key
+        return key
 
     def learn(self, document: Mapping[str, Any]) -> None:
-        """Keep what the API server has answered to a write: the event that tells of it later is an echo."""
+        """Keep what the API server has answered to a write: the event that tells of it later is no news."""
         kind, uid = str(document["kind"]), str(document["metadata"]["uid"])
         watched = kind in ("TenSafeTrainingJob", "RayJob", "PrivacyLedger")
         if not watched or (uid if kind == "TenSafeTrainingJob" else _job_uid(document)) not in self._names:
             return  # nobody will tell of it, or its job has been deleted meanwhile
-        self._echoes[uid] = _version(document)
         if kind == "TenSafeTrainingJob":
             self.put_job(document)
         else:
@@ -71,36 +72,55 @@ class Cache:
             del self._jobs[key]
         self._names.pop(uid, None)
         self._versions.pop(uid, None)
-        self._echoes.pop(uid, None)
         for kind in self._owned.values():
             for each in kind.pop(uid, {}):
                 self._owners.pop(each, None)
                 self._warnings.pop(each, None)
                 self._versions.pop(each, None)
-                self._echoes.pop(each, None)
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        """Keep a child, and say whose it is; None where it is nobody's that is known, or the echo of our own write."""
+        """Keep a child, and say whose it is; None where it is nobody's that is known, or nothing of it is new."""
         uid = _job_uid(body)
-        if not uid:
+        if not uid or not self._is_news(body["metadata"]["uid"], body):
             return None
-        if self._is_news(body["metadata"]["uid"], body):
-            self._owned[kind][uid][body["metadata"]["uid"]] = _kept(body)
+        self._owned[kind][uid][body["metadata"]["uid"]] = _kept(body)
         if kind in _WARNED_OF:
             self._owners[body["metadata"]["uid"]] = uid
-        return None if self._is_echo(body["metadata"]["uid"], body) else self._names.get(uid)
+        if cluster := (body.get("status") or {}).get("rayClusterName") if kind == "RayJob" else None:
+            self._clusters[cluster] = body["metadata"]["uid"]
+        return self._names.get(uid)
+
+    def keep_only(self, kind: str, there: Collection[str], version: int, namespace: str | None) -> None:
+        """Forget the objects of a kind that a list of this version does not have, given by their UIDs.
+
+        Args:
+            namespace: of the list; None: all namespaces.
+        """
+        for key, (uid, kept) in list(self._jobs.items()) if kind == "TenSafeTrainingJob" else ():
+            if uid not in there and self._versions.get(uid, 0) <= version and namespace in (None, key[0]):
+                self.drop_job(json.loads(kept))
+        for owned in list(self._owned[kind].values()) if kind in self._owned else ():
+            for uid, kept in list(owned.items()):
+                if uid not in there and self._versions.get(uid, 0) <= version:
+                    body = json.loads(kept)
+                    if namespace in (None, body["metadata"]["namespace"]):
+                        self.drop(kind, body)
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         uid = _job_uid(body)
+        self._clusters.pop((body.get("status") or {}).get("rayClusterName") or "", None)
         self._owned[kind].get(uid, {}).pop(body["metadata"]["uid"], None)
         self._owners.pop(body["metadata"]["uid"], None)
         self._warnings.pop(body["metadata"]["uid"], None)
         self._versions.pop(body["metadata"]["uid"], None)
-        self._echoes.pop(body["metadata"]["uid"], None)
         return self._names.get(uid)
 
     def warn(self, about: str, warned: Warned) -> Key | None:
-        """Keep the last warning about an object, given by its UID, and say whose it is."""
+        """Keep the last warning about an object, given by its UID, and say whose it is. What a RayCluster is warned of,
+        such as pods that cannot be made, is its RayJob's.
+        """
+        if warned.kind == "RayCluster":
+            about = self._clusters.get(warned.name, about)
         uid = self._owners.get(about)
         if uid is None:
             return None
@@ -127,15 +147,14 @@ class Cache:
         return Observed(job, next(ledgers, None), ray_jobs, pods, warnings, self.kuberay)
 
     def _is_news(self, uid: str, body: Mapping[str, Any]) -> bool:
-        """Whether this body is not older than what was shown of the object: an answer may be before its event."""
+        """Whether this body is newer than what is known of the object: lists, events and the answers to our own writes
+        come in any order.
+        """
         version = _version(body)
-        if version < self._versions.get(uid, 0):
+        if version <= self._versions.get(uid, -1):
             return False
         self._versions[uid] = version
         return True
-
-    def _is_echo(self, uid: str, body: Mapping[str, Any]) -> bool:
-        return self._echoes.get(uid) == _version(body)
 
     def _of(self, kind: str, uid: str) -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(kept) for kept in self._owned[kind].get(uid, {}).values())
@@ -153,8 +172,8 @@ def _kept(body: Mapping[str, Any], *, keep_applied: bool = False) -> bytes:
     """The body without what takes room and no plan looks at: who wrote which field, and a RayJob's pod templates."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _TRIMMED}
     annotations = dict(metadata.pop("annotations", None) or {})
-    if keep_applied and _LAST_APPLIED in annotations:
-        metadata["annotations"] = {_LAST_APPLIED: annotations[_LAST_APPLIED]}
+    if keep_applied and (told := {name: annotations[name] for name in _READ if name in annotations}):
+        metadata["annotations"] = told
     kept = {name: body[name] for name in ("apiVersion", "kind", "spec", "status") if name in body}
     if body.get("kind") == "RayJob":
         kept["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}

@@ -6,6 +6,10 @@ under the same name is another job, with another ledger.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from tensafe_api.resources.job import GROUP
 
 JOB = f"{GROUP}/job"
@@ -14,6 +18,7 @@ ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 OPERATOR = "tensafe-operator"
+MOST_ATTEMPTS = 64
 TRAINER_ROLE = "tensafe-trainer"
 """ClusterRole that the chart installs: what a trainer's service account may do with its own ledger and job."""
 
@@ -29,6 +34,12 @@ def ledger_name(job: str, uid: str) -> str:
 def ray_job_name(job: str, attempt: int) -> str:
     """Name of an attempt's RayJob: at most 44 characters, KubeRay takes 47."""
     return f"{job}-a{attempt}"
+
+
+def attempt_of(body: Mapping[str, Any]) -> int | None:
+    """The attempt that an object says it belongs to; None where it says nothing that we would have written."""
+    text = (body["metadata"].get("labels") or {}).get(ATTEMPT, "")
+    return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MOST_ATTEMPTS else None
 
 
 def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:

@@ -46,7 +46,10 @@ async def _children(api: Api, namespace: str, name: str, uid: str) -> Observed:
         api.knows("RayJob"),
     )
     waiting = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
-    events = await asyncio.gather(*(api.events(namespace, each["metadata"]["uid"]) for each in (*ray_jobs, *waiting)))
+    about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in (*ray_jobs, *waiting)]
+    clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
+    about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
+    events = await asyncio.gather(*(api.events(namespace, **each) for each in about))
     told = [warned(event) for found in events for event in found]
     return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
 

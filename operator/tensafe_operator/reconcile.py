@@ -86,17 +86,16 @@ class Reconciler:
                     seen = replace(seen, ledger=ledger)
                     planned = await self._plan(seen)
                     continue
+                ray_jobs = tuple(each for each in made if each["kind"] == "RayJob")
                 stored = await write_status(self._api, seen.job, planned.status, self._clock())
-                if stored is None:
+                if stored is not None:
+                    self._learn(stored)
+                if not planned.grave or (stored is None and not ray_jobs):
                     return planned.wake
-                self._learn(stored)
                 attempts = planned.status.attempts
-                if not planned.grave:
-                    return planned.wake
                 if not attempts or attempts[-1].end_time is not None:
                     return self._clock()  # what has ended is looked at anew
-                ray_jobs = [each for each in made if each["kind"] == "RayJob"]
-                seen = replace(seen, job=stored, ray_jobs=(*seen.ray_jobs, *ray_jobs))
+                seen = replace(seen, job=stored or seen.job, ray_jobs=(*seen.ray_jobs, *ray_jobs))
                 planned = await self._plan(seen)
         except NotYet as reason:
             if reason.refused is not None:

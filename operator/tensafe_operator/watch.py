@@ -1,8 +1,7 @@
 """From kopf's event streams to the cache and the queue: nothing here decides anything.
 
-Only `on.event` and `on.index` are used: they write nothing (no finalizer, no annotation), and every cause leads to the
-same reconcile. The index is there for its promise alone: kopf tells of no event before everything has been listed once,
-so that a new operator does not take what it has not yet seen for gone.
+Only `on.event` is used: it writes nothing (no finalizer, no annotation), and every cause leads to the same reconcile.
+(kopf's own index would also keep what it shows, but it takes minutes to fill with a thousand jobs: `relist` does that.)
 The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
 which cache and queue live.
 KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begins to watch RayJobs then.
@@ -11,7 +10,7 @@ KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -45,10 +44,6 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
-    @kopf.on.index(GROUP, VERSION, "tensafetrainingjobs", registry=made, id="jobs")
-    async def job_listed(body: kopf.Body, **_: Any) -> None:
-        cache.put_job(dict(body))
-
     @kopf.on.event(GROUP, VERSION, "tensafetrainingjobs", registry=made)
     async def job(event: kopf.RawEvent, **_: Any) -> None:
         heard()
@@ -58,10 +53,7 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
         elif (key := cache.put_job(body)) is not None:
             touch(key)
 
-    def child(group: str, version: str, plural: str, kind: str) -> None:
-        async def listed(body: kopf.Body, **_: Any) -> None:
-            cache.put(kind, dict(body))
-
+    def child(kind: str) -> Callable[..., Awaitable[None]]:
         async def told(event: kopf.RawEvent, **_: Any) -> None:
             heard()
             body = event["object"]
@@ -69,12 +61,11 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
             if key is not None:
                 touch(key)
 
-        kopf.on.index(group, version, plural, registry=made, id=f"{plural}-listed")(listed)
-        kopf.on.event(group, version, plural, registry=made, id=plural)(told)
+        return told
 
-    child(GROUP, VERSION, "privacyledgers", "PrivacyLedger")
-    child("ray.io", "v1", "rayjobs", "RayJob")
-    child("", "v1", "pods", "Pod")
+    kopf.on.event(GROUP, VERSION, "privacyledgers", registry=made, id="ledgers")(child("PrivacyLedger"))
+    kopf.on.event("ray.io", "v1", "rayjobs", registry=made, id="rayjobs")(child("RayJob"))
+    kopf.on.event("v1", "pods", registry=made, id="pods")(child("Pod"))
 
     @kopf.on.event("v1", "events", registry=made, field="type", value="Warning")
     async def warning(event: kopf.RawEvent, **_: Any) -> None:

@@ -86,7 +86,7 @@ class Work:
 
     def _later(self, key: Key, reason: str) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** (failures - 1))
+        wait = min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(failures - 1, 10))
         log.warning("%s; again in %.0f s", reason, wait, extra=_of(key))
         self.at(key, time.time() + wait)
 

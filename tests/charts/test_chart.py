@@ -216,6 +216,9 @@ def test_the_crd_of_ledgers_does_not_go_by_mistake(release: Release) -> None:
     while refused not in told():  # a policy that is new takes effect in a moment
         pass
     assert refused in plane.kubectl(*delete, check=False).stderr
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?labelSelector=team%3Dml"
+    plane.kubectl("label", kind, "team=ml")
+    assert refused in plane.kubectl("delete", "--raw", path, check=False).stderr
     uid = plane.kubectl("get", kind, "-o", "jsonpath={.metadata.uid}").stdout
     plane.kubectl("annotate", kind, f"tensafe.io/forget={uid}")
     plane.kubectl(*delete)

@@ -79,6 +79,17 @@ def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     assert cache.observed(KEY) is None
 
 
+def test_what_a_ray_cluster_is_warned_of_is_its_ray_jobs() -> None:
+    cache = filled()
+    quota = Warned("RayCluster", "claims-triage-a1-x7x7x", "FailedToCreateHeadPod", "exceeded quota: nopods")
+    assert cache.warn("uid-of-the-cluster", quota) is None
+    told = child("RayJob", "claims-triage-a1", status={"rayClusterName": "claims-triage-a1-x7x7x"})
+    cache.put("RayJob", version(told, 4))
+    assert cache.warn("uid-of-the-cluster", quota) == KEY
+    seen = cache.observed(KEY)
+    assert seen is not None and seen.warnings == (quota,)
+
+
 def version(body: dict[str, Any], number: int) -> dict[str, Any]:
     return {**body, "metadata": {**body["metadata"], "resourceVersion": str(number)}}
 
@@ -111,4 +122,23 @@ def test_an_answer_about_a_job_that_has_gone_meanwhile_brings_nothing_back() -> 
     cache.drop_job(job)
     cache.learn(version(job, 5))
     assert cache.observed(KEY) is None
+    assert cache.known() == []
+
+
+def test_what_a_newer_list_does_not_have_is_forgotten_and_what_is_younger_is_not() -> None:
+    cache, job = Cache(), World.with_job().job
+    cache.put_job(version(job, 3))
+    cache.put("Pod", version(child("Pod", "gone"), 5))
+    cache.put("Pod", version(child("Pod", "listed"), 5))
+    cache.put("Pod", version(child("Pod", "younger"), 12))
+    cache.keep_only("Pod", {"uid-listed"}, 10, "another-namespace")
+    cache.keep_only("RayJob", set(), 10, None)
+    seen = cache.observed(KEY)
+    assert seen is not None and len(seen.pods) == 3
+    cache.keep_only("Pod", {"uid-listed"}, 10, "clinic")
+    seen = cache.observed(KEY)
+    assert seen is not None and [each["metadata"]["name"] for each in seen.pods] == ["listed", "younger"]
+    cache.keep_only("TenSafeTrainingJob", {job["metadata"]["uid"]}, 10, None)
+    assert cache.known() == [KEY]
+    cache.keep_only("TenSafeTrainingJob", set(), 10, None)
     assert cache.known() == []

@@ -324,8 +324,10 @@ def test_what_the_api_server_takes_and_cannot_be_run_is_told_within_ten_seconds(
         assert says in stalled["message"]
     assert plane.ray_jobs() == []
     assert plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout == ""
-    plane.apply("wrong-6", changes={"spec.suspend": False})  # mended: the field is gone from what was applied
-    plane.until(lambda: plane.begun("wrong-6"))
+    plane.apply(
+        f"wrong-{len(ARITHMETIC)}", changes={"spec.suspend": False}
+    )  # mended: the field is gone from what was applied
+    plane.until(lambda: plane.begun(f"wrong-{len(ARITHMETIC)}"))
 
 
 def condition(job: dict[str, Any] | None, kind: str) -> dict[str, Any]:

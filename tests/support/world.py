@@ -18,9 +18,9 @@ from jobs import MINIMAL, changed
 
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_operator import names
-from tensafe_operator.plan import plan
+from tensafe_operator.plan import FORGOTTEN_SECONDS, plan
 from tensafe_operator.plan.observed import Create, DeleteRayJob, Observed
-from tensafe_operator.plan.times import text_of
+from tensafe_operator.plan.times import seconds_of, text_of
 from tensafe_operator.settings import Settings
 
 JOB_UID = "11111111-2222-3333-4444-555555555555"
@@ -45,6 +45,8 @@ class World:
     kuberay: bool = True
     made: list[str] = field(default_factory=list)
     """Names of all RayJobs that were ever made, in order."""
+    beside: list[str] = field(default_factory=list)
+    """Names of pods of its own or an earlier attempt that were left when a RayJob was made."""
     pasts: list[Observed] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -95,6 +97,8 @@ class World:
             if name not in self.ray_jobs:
                 self.ray_jobs[name] = manifest
                 self.made.append(name)
+                number = int(manifest["metadata"]["labels"][names.ATTEMPT])
+                self.beside += [pod for pod, body in self.pods.items() if self._could_still_charge(body, number)]
         else:
             self.others.add((kind, name))
 
@@ -197,6 +201,13 @@ class World:
     def suspend(self, value: bool) -> None:
         self.job["spec"]["suspend"] = value
 
+    def _could_still_charge(self, pod: dict[str, Any], number: int) -> bool:
+        """Whether it is of such an attempt, and its node is not known to be gone."""
+        going = seconds_of(pod["metadata"].get("deletionTimestamp"))
+        forgotten = going is not None and self.now >= going + FORGOTTEN_SECONDS
+        of = names.attempt_of(pod)
+        return of is not None and of <= number and not forgotten
+
     def _owner(self, pod: dict[str, Any]) -> str:
         return str(pod["metadata"]["name"].rsplit("-", 1)[0])
 
@@ -240,23 +251,23 @@ class Operator:
             else:
                 if next(done) == dies_after:
                     raise Killed
-                written = self._write(seen, planned.status.model_dump(by_alias=True, mode="json", exclude_none=True))
-                attempts = planned.status.attempts
-                if not written or not planned.grave or not attempts or attempts[-1].end_time is not None:
-                    return
+                status = planned.status.model_dump(by_alias=True, mode="json", exclude_none=True)
+                written = (seen.job.get("status") or {}) != status
+                if written and seen.job != world.job:
+                    return  # the job has changed meanwhile, and is looked at again
+                if written:
+                    world.job["status"] = status
                 new = tuple(copy.deepcopy(world.ray_jobs[name]) for name in world.made if name not in made)
-                seen = replace(seen, job=copy.deepcopy(world.job), ray_jobs=(*seen.ray_jobs, *new))
+                if not planned.grave or not (written or new):
+                    return
+                attempts = planned.status.attempts
+                if not attempts or attempts[-1].end_time is not None:
+                    self.wake = world.now  # what has ended is looked at anew
+                    return
+                job = {**seen.job, "status": status}
+                seen = replace(seen, job=copy.deepcopy(job), ray_jobs=(*seen.ray_jobs, *new))
             meanwhile()
             planned = plan(seen, world.now, SETTINGS)
-
-    def _write(self, seen: Observed, status: dict[str, Any]) -> bool:
-        """As the real one: nothing where nothing is new, and under the version that was seen, so that a stale one is
-        refused.
-        """
-        if (seen.job.get("status") or {}) == status or seen.job != self.world.job:
-            return False
-        self.world.job["status"] = status
-        return True
 
     def settle(self, passes: int = 12) -> None:
         """Reconcile until nothing changes any more."""

@@ -42,6 +42,8 @@ MOST_RELEASES = 200
 MOST_EVALUATIONS = 100
 STARTS_KEPT = 16
 """Of how many incarnations of the last attempt the ledger remembers where they began."""
+AttemptNumber = Annotated[int, Field(strict=True, ge=1, le=MOST_ATTEMPTS)]
+"""The number of an attempt: a claim far beyond what the operator makes would fence every real one for good."""
 
 Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
 
@@ -83,7 +85,7 @@ class PrivacyLedgerSpec(LedgerSpec):
 class ChargeRecord(StatusBlock):
     """What one attempt was charged, over its incarnations."""
 
-    attempt: Positive = Field(description="Number of the attempt, from 1.")
+    attempt: AttemptNumber = Field(description="Number of the attempt, from 1.")
     steps: Count = Field(description="Steps charged; never fewer than before.")
     incarnation: Positive = Field(description="How often the workers of the attempt were started.")
     pod_uid: Word = Field(alias="podUID", description="UID of the pod that claimed the incarnation.")
@@ -104,7 +106,7 @@ class ReleaseRecord(StatusBlock):
 
     uri: Address = Field(description="Where it lies.")
     step: Count = Field(description="After how many steps.")
-    attempt: Positive = Field(description="Number of the attempt that wrote it.")
+    attempt: AttemptNumber = Field(description="Number of the attempt that wrote it.")
     digest: Text = Field(description="Digest of its files.")
     statement_digest: Text = Field(description="Digest of its privacy statement.")
     final: Flag = Field(False, description="Whether it is the result of the job.")
@@ -118,7 +120,7 @@ class ReleaseRecord(StatusBlock):
 class LedgerStatus(StatusBlock):
     """What was spent, and what for."""
 
-    attempt: Positive = Field(description="The highest attempt that claimed the ledger; lower ones are fenced.")
+    attempt: AttemptNumber = Field(description="The highest attempt that claimed the ledger; lower ones are fenced.")
     charges: Annotated[
         tuple[ChargeRecord, ...], Field(min_length=1, max_length=MOST_ATTEMPTS), Unique(("attempt",))
     ] = Field(description="What each attempt was charged.")

@@ -39,6 +39,7 @@ LOOK_SECONDS = 10.0
 """How often what nobody tells of is looked for."""
 _LONGEST_BACKOFF = 300.0
 _PHASES = {State.QUEUED: Phase.QUEUED, State.STARTING: Phase.STARTING, State.RUNNING: Phase.RUNNING}
+_ENDED = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 _UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
 """How an attempt may end without having failed."""
 
@@ -69,7 +70,8 @@ class _Reconcile:
         if _over_for_good(self.status):
             self._clean_up()
             return self._done()  # nothing is ever done for it again
-        found = admit(self.seen.job)
+        begun = self.status.ledger_uid is not None
+        found = admit(self.seen.job, begun=begun)
         if isinstance(found, Refused):
             self._say(Phase.PENDING, found.reason, found.message, accepted=False, stalled=True)
             return self._done()  # the author changes the manifest
@@ -97,10 +99,8 @@ class _Reconcile:
             desired=admitted.job.spec.cluster.workers,
             ready=min(ready(self.seen.pods), admitted.job.spec.cluster.workers),
         )
-        if known is None and not self._suspended(admitted):
-            self._open(record)
-            self._say(Phase.STARTING, Reason.STARTING, "")
-            return self._done()  # what was just recorded is acted on once it is stored
+        if known is None and not self.status.attempts and not self._suspended(admitted):
+            return self._next(admitted, record, None)  # what is recorded now is acted on once it is stored
         return self._with_attempt(admitted, record)
 
     def _with_attempt(self, admitted: Admitted, record: LedgerStatus | None) -> Planned:
@@ -125,7 +125,7 @@ class _Reconcile:
             return self._done()  # the pods' end wakes us
         stands = obstacle(self.seen)
         if stands is not None and stands.reason is Reason.KUBERAY_MISSING:
-            self._say(Phase.PENDING, stands.reason, stands.message, stalled=True)
+            self._say(Phase.PENDING, stands.reason, f"{stands.message} {stands.reason.mend}", stalled=True)
             self.wakes.append(self.now + LOOK_SECONDS)
             return self._done()  # somebody installs KubeRay
         job = admitted.job
@@ -226,22 +226,37 @@ class _Reconcile:
 
     def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Planned:
         """No attempt is open: record the next one, once it may be."""
+        if record is not None and record.outcome in _ENDED and any(release.final for release in record.releases):
+            return self._ended(record)
         if self._suspended(admitted):
             return self._done()
         if last is not None and (left := self._backoff(last)) > self.now:
             self._say(Phase.STARTING, Reason.RETRYING, last.message or "")
             self.wakes.append(left)
             return self._done()  # time passes
-        self._open(record)
         self._say(Phase.STARTING, Reason.STARTING, "")
+        self._open(record)
         return self._done()  # acted on once it is stored
+
+    def _ended(self, record: LedgerStatus) -> Planned:
+        """The ledger tells of a final release, which the status has forgotten or the driver did not live to tell."""
+        self.grave = True
+        if record.outcome == Reason.BUDGET_EXHAUSTED.value:
+            self._say(Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED, "")
+        else:
+            self._say(Phase.SUCCEEDED, Reason.COMPLETED, "")
+        return self._done()
 
     def _open(self, record: LedgerStatus | None) -> None:
         known = [attempt.number for attempt in self.status.attempts]
-        seen = [int(each["metadata"]["labels"].get(names.ATTEMPT, 0)) for each in self.seen.ray_jobs]
+        seen = [names.attempt_of(each) or 0 for each in self.seen.ray_jobs]
         number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
         name = self.seen.job["metadata"]["name"]
         self.grave = True
+        if number > names.MOST_ATTEMPTS:
+            message = f"{names.MOST_ATTEMPTS} attempts were made, suspended ones among them"
+            self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
+            return
         self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
 
     def _lost(self, admitted: Admitted, name: str) -> Planned:
@@ -250,7 +265,6 @@ class _Reconcile:
         for ray_job in self.seen.ray_jobs:
             if not _terminal(ray_job):
                 self._delete(ray_job)
-        fold_ledger(self.status, admitted.plan, None)
         mend = Reason.LEDGER_LOST.mend
         self._say(Phase.FAILED, Reason.LEDGER_LOST, f"PrivacyLedger {name}: {Reason.LEDGER_LOST.sentence} {mend}")
         return self._done()
@@ -281,13 +295,13 @@ class _Reconcile:
     def _in_the_way(self, number: int) -> bool:
         """Whether a pod is left of an earlier attempt, or of this one's RayJob that was deleted before it was seen."""
         for pod in self.seen.pods:
-            of = int((pod["metadata"].get("labels") or {}).get(names.ATTEMPT, 0))
+            of = names.attempt_of(pod)
             going = seconds_of(pod["metadata"].get("deletionTimestamp"))
             if going is not None:
                 self.wakes.append(going + FORGOTTEN_SECONDS)
             forgotten = going is not None and self.now >= going + FORGOTTEN_SECONDS
             over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            if of <= number and not over and not forgotten:
+            if of is not None and of <= number and not over and not forgotten:
                 return True
         return False
 
@@ -330,13 +344,14 @@ class _Reconcile:
     def _delete(self, ray_job: Object) -> None:
         metadata = ray_job["metadata"]
         if metadata.get("deletionTimestamp") is None:
+            self.grave = True
             self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
 
     def _starting(self, phase: Phase) -> None:
         """It begins, unless something stands in the way."""
         stands = obstacle(self.seen)
         if stands is not None:
-            self._say(phase, stands.reason, stands.message, stalled=True)
+            self._say(phase, stands.reason, f"{stands.message}: {stands.reason.mend}", stalled=True)
         else:
             self._say(phase, Reason.STARTING, "")
 

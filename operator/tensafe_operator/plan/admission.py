@@ -16,10 +16,11 @@ from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
-from tensafe_api.resources.ledger import PrivacyLedgerSpec
+from tensafe_api.resources.ledger import COUNTED, PrivacyLedgerSpec
 from tensafe_api.resources.values import number
 from tensafe_operator.plan.observed import Object
 
+_LONGEST_APPLIED = 64 * 1024
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -39,9 +40,11 @@ class Refused:
     message: str
 
 
-def admit(job: Object) -> Admitted | Refused:
-    """The job completed, or why it is not accepted."""
-    if dropped := _dropped(job):
+def admit(job: Object, *, begun: bool = False) -> Admitted | Refused:
+    """The job completed, or why it is not accepted. What was dropped from a later apply does not matter to a job that
+    has `begun`: whatever ε depends on cannot change any more, and what it spends must go on being counted.
+    """
+    if not begun and (dropped := _dropped(job)):
         return Refused(Reason.UNKNOWN_FIELD, dropped)
     return _admitted(json.dumps(_plain(job)))
 
@@ -53,7 +56,22 @@ def _admitted(text: str) -> Admitted | Refused:
         completed, plan = resolve(parse_job(json.loads(text)))
     except ManifestError as error:
         return Refused(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
+    if told := _local(completed):
+        return Refused(Reason.INVALID_MANIFEST, told)
     return Admitted(completed, plan)
+
+
+def _local(job: TenSafeTrainingJob) -> str:
+    """What only a run on one's own machine can have: places relative to the manifest. Paths on volumes are absolute."""
+    spec = job.spec
+    places = {"spec.dataset.uri": spec.dataset.uri, "spec.checkpoint.uri": spec.checkpoint.uri}
+    if spec.evaluation is not None:
+        places["spec.evaluation.uri"] = spec.evaluation.uri
+    relative = [f"{path}: {uri}" for path, uri in places.items() if "://" not in uri and not uri.startswith("/")]
+    if spec.model.name.startswith("."):
+        relative.append(f"spec.model.name: {spec.model.name}")
+    mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
+    return f"{'; '.join(relative)}: is relative to the manifest, which pods do not see; {mend}" if relative else ""
 
 
 def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
@@ -89,6 +107,9 @@ def _plain(job: Object) -> dict[str, Any]:
     """The object without what the API server alone knows, and without its status."""
     kept = ("name", "namespace", "uid", "generation")
     metadata = {name: value for name, value in job["metadata"].items() if name in kept}
+    annotations = job["metadata"].get("annotations") or {}
+    if COUNTED in annotations:
+        metadata["annotations"] = {COUNTED: annotations[COUNTED]}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": job["spec"]}
 
 
@@ -97,10 +118,12 @@ def _dropped(job: Object) -> str:
     text = (job["metadata"].get("annotations") or {}).get(_APPLIED)
     if not text:
         return ""
+    if len(text) > _LONGEST_APPLIED:
+        return ""
     try:
         applied = json.loads(text)
         spec = applied["spec"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     if not isinstance(spec, Mapping):
         return ""

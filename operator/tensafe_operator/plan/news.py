@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensafe_api.reasons import ConditionType, Reason
+from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Attempt, Condition, Status
 
 ATTEMPT_STARTED, MODEL_RELEASED = "AttemptStarted", "ModelReleased"
@@ -41,7 +41,7 @@ def _of_the_job(before: Status, after: Status) -> Iterator[News]:
         earlier = _condition(before, ConditionType.STALLED)
         if earlier is None or (earlier.status, earlier.reason) != ("True", stalled.reason):
             yield News(stalled.reason, stalled.message, warning=True)
-    elif after.phase != before.phase:
+    elif after.phase != before.phase and not _begun(before, after):
         ready = _condition(after, ConditionType.READY)
         yield News(str(after.phase), ready.message if ready is not None else "")
 
@@ -60,6 +60,11 @@ def _of_the_result(before: Status, after: Status) -> Iterator[News]:
     if after.final_model is not None and before.final_model is None:
         claimed = after.privacy.epsilon_claimed
         yield News(MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
+
+
+def _begun(before: Status, after: Status) -> bool:
+    """Whether it starts because an attempt begins, which is told as such."""
+    return after.phase == Phase.STARTING.value and len(after.attempts) > len(before.attempts)
 
 
 def _ended(attempt: Attempt) -> bool:

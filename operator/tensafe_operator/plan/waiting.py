@@ -14,6 +14,7 @@ from tensafe_operator.plan.observed import Object, Observed, Warned
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG = ("CreateContainerConfigError",)
+_NOT_MADE = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
 _LONGEST = 400
 
 
@@ -53,7 +54,7 @@ def _of_warning(warned: Warned) -> Iterator[Obstacle]:
         yield Obstacle(Reason.QUOTA_EXCEEDED, f"{place}: {warned.message[:_LONGEST]}")
     elif warned.reason == Reason.NAME_TAKEN:
         yield Obstacle(Reason.NAME_TAKEN, f"{place}: {warned.message[:_LONGEST]}")
-    elif warned.reason == Reason.FORBIDDEN:
+    elif warned.reason == Reason.FORBIDDEN or warned.reason in _NOT_MADE:
         yield Obstacle(Reason.FORBIDDEN, f"{place}: {warned.message[:_LONGEST]}")
 
 

@@ -38,7 +38,7 @@ def words(told: list[News]) -> list[str]:
 def test_a_job_that_goes_well_is_told_in_a_few_words() -> None:
     world = World.with_job()
     told = Told(world)
-    assert words(told.settle()) == ["AttemptStarted", "Starting"]
+    assert words(told.settle()) == ["AttemptStarted"]
     world.start_pods()
     world.claim()
     world.charge(10)

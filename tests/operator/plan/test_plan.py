@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from world import SETTINGS, Killed, Operator, World
+from world import JOB_UID, SETTINGS, Killed, Operator, World
 
+from tensafe_operator import names
 from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS, SUSPEND_SECONDS
 
 
@@ -228,6 +230,72 @@ def test_a_suspension_that_was_taken_back_too_late_is_no_failure_either() -> Non
     operator.settle()
     assert world.status["attempts"][0]["reason"] == "Interrupted"
     assert list(world.ray_jobs) == ["claims-triage-a2"]
+
+
+def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None:
+    world, operator = running()
+    applied = {"spec": {**world.job["spec"], "cluster": {**world.job["spec"]["cluster"], "wokers": 3}}}
+    annotation = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
+    world.job["metadata"]["annotations"] = annotation
+    world.charge(10)
+    operator.settle()
+    assert (world.status["phase"], world.status["privacy"]["stepsCharged"]) == ("Running", 15)
+
+
+@pytest.mark.parametrize("outcome", ["Completed", "BudgetExhausted"])
+def test_a_status_that_was_cleared_after_the_end_does_not_begin_anew(outcome: str) -> None:
+    world, operator = running()
+    world.outcome(outcome)
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    world.job["status"] = {}
+    world.ray_jobs, world.pods = {}, {}
+    operator.settle()
+    assert world.made == ["claims-triage-a1"]
+    assert world.status["phase"] == {"Completed": "Succeeded"}.get(outcome, outcome)
+    assert world.status["privacy"]["stepsCharged"] == 5
+
+
+def test_a_lost_ledger_leaves_what_was_known_of_the_spending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where a newer release would calibrate the noise otherwise."""
+    world, operator = running()
+    before = world.status["privacy"]
+    world.ledger = None
+    monkeypatch.setattr("tensafe_operator.plan.fold_ledger", lambda *_: pytest.fail("nothing is folded"))
+    operator.settle()
+    assert (world.status["phase"], world.status["privacy"]) == ("Failed", before)
+
+
+@pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
+def test_a_strangers_label_blinds_nobody(label: str) -> None:
+    world, operator = begun()
+    labels = {names.JOB_UID: JOB_UID, names.ATTEMPT: label}
+    world.pods["stranger"] = {"metadata": {"name": "stranger", "labels": labels}}
+    world.delete_ray_job("claims-triage-a1", world.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    operator.settle()
+    world.now += 60
+    operator.settle()
+    assert list(world.ray_jobs) == ["claims-triage-a2"]
+
+
+def test_the_last_attempt_that_a_ledger_can_record_is_the_last() -> None:
+    world, operator = running()
+    assert world.ledger is not None
+    world.ledger["status"]["attempt"] = 64
+    world.end_ray_job("FAILED")
+    world.remove_going_pods()
+    operator.settle()
+    world.now += 60
+    operator.settle()
+    assert (world.status["phase"], condition(world, "Failed")["reason"]) == ("Failed", "AttemptsExhausted")
+
+
+@pytest.mark.parametrize("place", ["dataset", "checkpoint"])
+def test_what_is_relative_to_a_manifest_is_for_local_runs(place: str) -> None:
+    world = World.with_job(**{f"spec__{place}__uri": "claims/here"})
+    Operator(world).settle()
+    assert condition(world, "Accepted")["status"] == "False"
+    assert f"spec.{place}.uri: claims/here" in condition(world, "Stalled")["message"]
 
 
 def test_an_edit_of_a_finished_job_is_seen_though_nothing_is_done_for_it() -> None:
