@@ -148,6 +148,14 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             f"PLD is computed by FFT, whose rounding counts at a delta of {delta}: leave it out for RDP, or raise "
             f"spec.privacy.targetDelta to {accounting.LEAST_PLD_DELTA:g} or more",
         )
+    if spec.privacy.accountant == "PLD" and (
+        steps + reserve > MOST_PLD_STEPS or float(spec.privacy.noise_multiplier or 1) < LEAST_PLD_SIGMA
+    ):
+        raise _problem(
+            "spec.privacy.accountant",
+            f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps or below a noise multiplier of "
+            f"{LEAST_PLD_SIGMA}: leave it out for RDP",
+        )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
 
@@ -216,6 +224,9 @@ def round_down_delta(value: Decimal) -> str:
     digits = 2 - value.adjusted()
     scaled = int(value.scaleb(digits))  # truncates
     return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
+
+
+MOST_PLD_STEPS, LEAST_PLD_SIGMA = 100_000, 0.3
 
 
 def _check_claims(job: TenSafeTrainingJob) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from controlplane import ControlPlane
+from controlplane import ControlPlane, free_ports
 from gotools import MODULES, program, source
 from helm import helm
 
@@ -135,7 +135,7 @@ class ArgoCD:
         self._plane.kubectl("create", "namespace", NAMESPACE)
         self._apply(*_installation(self._plane))
         self._plane.kubectl("apply", "--server-side", "-f", str(CONFIG_MAP))
-        redis, repositories, metrics = (f"127.0.0.1:{port}" for port in _free_ports(3))
+        redis, repositories, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
         self._run("redis", [str(_redis()), redis])
         _until_open(redis)
         self._run(
@@ -274,17 +274,6 @@ def _installation(plane: ControlPlane) -> list[dict[str, Any]]:
 def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
     metadata = {"name": name, "namespace": NAMESPACE, "labels": labels or {}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _until_open(address: str) -> None:

@@ -48,7 +48,7 @@ class ControlPlane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._ports = dict(zip(("etcd", "peer", "api", "manager"), _free_ports(4)))
+        self._ports = dict(zip(("etcd", "peer", "api", "manager"), free_ports(4)))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._authority = Authority(folder)
         self.url = f"https://127.0.0.1:{self._ports['api']}"
@@ -273,7 +273,8 @@ def _name(user: str, groups: list[str]) -> x509.Name:
     return x509.Name([*groups_of, x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -303,6 +303,8 @@ ARITHMETIC: list[tuple[dict[str, Any], str]] = [
     ({"spec.privacy.noiseMultiplier": "0.01"}, "spec.privacy.noiseMultiplier: "),
     ({"spec.privacy.noiseMultiplier": "0.3"}, "spec.privacy.noiseMultiplier: "),
     ({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "1e-12"}, "spec.privacy.accountant: "),
+    ({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "0.05"}, "spec.privacy.accountant: "),
+    ({"spec.privacy.accountant": "PLD", "spec.training": {"steps": 2_000_000}}, "spec.privacy.accountant: "),
     ({"spec.training": {"epochs": "1000000000"}}, "spec.training.epochs: "),
     ({"spec.dataset.uri": "pvc://My_Claim/train.jsonl"}, "spec.dataset.uri: "),
     ({"spec.checkpoint.uri": "pvc://../other"}, "spec.checkpoint.uri: "),

@@ -91,6 +91,9 @@ class _Reconcile:
             self._create(Create(ledger.ledger(admitted.job, admitted.plan)))
             self._starting(Phase.PENDING)
             return self._done()  # the API server tells of the new ledger
+        if spec.job_uid != admitted.job.metadata.uid:
+            self._say(Phase.PENDING, Reason.NAME_TAKEN, f"PrivacyLedger {name} is of another job", stalled=True)
+            return self._done()  # somebody removes what stands in the way
         admitted = frozen(admitted, spec)
         record = _ledger_status(made)
         self.status.ledger_name, self.status.ledger_uid = name, made["metadata"]["uid"]

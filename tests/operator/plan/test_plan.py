@@ -266,6 +266,18 @@ def test_a_lost_ledger_leaves_what_was_known_of_the_spending(monkeypatch: pytest
     assert (world.status["phase"], world.status["privacy"]) == ("Failed", before)
 
 
+def test_a_ledger_of_another_job_is_nobodys_to_spend_on() -> None:
+    world = World.with_job()
+    operator = Operator(world)
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=1)
+    assert world.ledger is not None
+    world.ledger["spec"]["jobUID"] = "another"
+    operator.settle()
+    assert (world.status.get("ledgerUID"), world.made) == (None, [])
+    assert condition(world, "Stalled")["reason"] == "NameTaken"
+
+
 @pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
 def test_a_strangers_label_blinds_nobody(label: str) -> None:
     world, operator = begun()
