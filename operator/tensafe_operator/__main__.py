@@ -121,7 +121,6 @@ async def _lead(
     async def handle(key: Key) -> float | None:
         if not lease.leading:
             return time.time() + 1.0
-        cache.kuberay = True  # a cache cannot tell; what is grave asks
         seen = cache.observed(key)
         if seen is None:
             metrics.forget(key)

@@ -1,7 +1,8 @@
 """What watching has shown, kept small: the newest body of each object of ours, without what no plan looks at.
 
 `watch` puts objects in, by the events of kopf's streams; `reconcile` takes a job with everything of its own out. A body
-that is late, missing or there twice is no error: what is grave is asked of the API server itself.
+that is late, missing or there twice is no error: what is grave is asked of the API server itself. So is whether KubeRay
+is there, which no event tells.
 
 Bodies are kept as JSON text and read when a job is looked at: as dictionaries they would take eight times the room.
 """
@@ -42,7 +43,6 @@ class Cache:
         """Name of a RayCluster → UID of its RayJob. (A name ends in five random letters.)"""
         self._warnings: dict[str, Warned] = {}
         """UID of an object → the last warning about it."""
-        self.kuberay = False
 
     def put_job(self, body: Mapping[str, Any]) -> Key | None:
         """Keep a job, and say which one; None where nothing of it is new."""
@@ -144,7 +144,7 @@ class Cache:
         ray_jobs, pods = self._of("RayJob", uid), self._of("Pod", uid)
         mine = [each["metadata"]["uid"] for each in (*ray_jobs, *pods)]
         warnings = tuple(self._warnings[each] for each in mine if each in self._warnings)
-        return Observed(job, next(ledgers, None), ray_jobs, pods, warnings, self.kuberay)
+        return Observed(job, next(ledgers, None), ray_jobs, pods, warnings)
 
     def _is_news(self, uid: str, body: Mapping[str, Any]) -> bool:
         """Whether this body is newer than what is known of the object: lists, events and the answers to our own writes

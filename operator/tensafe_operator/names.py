@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensafe_api.resources.job import GROUP
+from tensafe_api.resources.ledger import MOST_ATTEMPTS
 
 JOB = f"{GROUP}/job"
 JOB_UID = f"{GROUP}/job-uid"
@@ -18,7 +19,6 @@ ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 OPERATOR = "tensafe-operator"
-MOST_ATTEMPTS = 64
 TRAINER_ROLE = "tensafe-trainer"
 """ClusterRole that the chart installs: what a trainer's service account may do with its own ledger and job."""
 

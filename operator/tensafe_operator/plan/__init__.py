@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
-from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
+from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus, PrivacyLedgerSpec
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
 from tensafe_operator import names
 from tensafe_operator.children import access, configuration, ledger, network, rayjob
@@ -171,10 +171,7 @@ class _Reconcile:
         """The trainer reads `suspend` at each charge. Who does not is stopped after a while; who has charged nothing is
         stopped at once, since there is nothing to seal.
         """
-        running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
-        asked = self.now
-        if running is not None and running.reason == Reason.SUSPENDING.value:
-            asked = seconds_of(running.last_transition_time) or self.now
+        asked = self._asked_to_stop() or self.now
         self._say(Phase.STARTING, Reason.SUSPENDING, "")
         if verdict.state is not State.RUNNING or self.now >= asked + SUSPEND_SECONDS:
             self._delete(ray_job)
@@ -182,11 +179,16 @@ class _Reconcile:
             self.wakes.append(asked + SUSPEND_SECONDS)
         return self._done()
 
+    def _asked_to_stop(self) -> float | None:
+        """Since when the workers are asked to seal a checkpoint and stop; None where they are not."""
+        running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
+        if running is None or running.reason != Reason.SUSPENDING.value:
+            return None
+        return seconds_of(running.last_transition_time)
+
     def _pardoned(self, verdict: Verdict) -> Verdict:
         """An attempt that was removed because its author suspended it has not failed."""
-        running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
-        asked = running is not None and running.reason == Reason.SUSPENDING.value
-        if asked and verdict.state is State.FAILED:
+        if verdict.state is State.FAILED and self._asked_to_stop() is not None:
             return Verdict(State.SUSPENDED, Reason.INTERRUPTED, "it was suspended before it had sealed a checkpoint")
         return verdict
 
@@ -256,8 +258,8 @@ class _Reconcile:
         number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
         name = self.seen.job["metadata"]["name"]
         self.grave = True
-        if number > names.MOST_ATTEMPTS:
-            message = f"{names.MOST_ATTEMPTS} attempts were made, suspended ones among them"
+        if number > MOST_ATTEMPTS:
+            message = f"{MOST_ATTEMPTS} attempts were made, suspended ones among them"
             self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
             return
         self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
