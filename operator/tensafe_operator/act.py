@@ -21,6 +21,8 @@ from tensafe_operator.plan.news import news
 from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Observed, Warned
 
 log = logging.getLogger(__name__)
+_LAST = ("PrivacyLedger", "RayJob")
+"""No plan makes both."""
 
 
 class NotYet(Exception):
@@ -34,16 +36,16 @@ class NotYet(Exception):
 async def act(api: Api, seen: Observed, actions: Iterable[Action]) -> list[Manifest]:
     """Do these on `seen`; what there is now that was to be made, as the API server answered.
 
-    A RayJob is made when everything else is there that it needs; that is made side by side.
+    What needs others, a ledger its key and a RayJob all the rest, is made once they are there; they are made side by
+    side.
 
     Raises:
         NotYet: where an object of the same name is another's, or the API server refuses one.
         ApiAway: where the API server does not answer.
     """
     made: list[Manifest] = []
-    ray_jobs = [each for each in actions if isinstance(each, Create) and each.kind == "RayJob"]
-    needed = [each for each in actions if each not in ray_jobs]
-    for together in (needed, ray_jobs):
+    last = [each for each in actions if isinstance(each, Create) and each.kind in _LAST]
+    for together in ([each for each in actions if each not in last], last):
         done = await asyncio.gather(*(_do(api, seen, each) for each in together), return_exceptions=True)
         for each in done:
             if isinstance(each, BaseException):
@@ -94,7 +96,7 @@ async def _create(api: Api, manifest: Manifest) -> Manifest | None:
             log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
             raise NotYet(str(error), Warned(kind, name, Reason.FORBIDDEN, str(error))) from error
         if kind == "Secret":
-            return None  # its name holds the job's UID, and the operator may not read it
+            return None  # made by this process before: nobody else knows the name
         found = await api.get(kind, metadata["namespace"], name)
         if found is None:
             raise NotYet(f"{kind} {name} is gone in this moment") from error

@@ -21,7 +21,8 @@ from tensafe_operator.plan.observed import Observed, Warned
 Key = tuple[str, str]
 """Namespace and name."""
 _WARNED_OF = ("RayJob", "Pod")
-_TRIMMED = ("managedFields", "selfLink", "ownerReferences", "finalizers")
+_ANSWERED = ("TenSafeTrainingJob", "RayJob", "PrivacyLedger")
+_TRIMMED = ("managedFields", "selfLink", "finalizers")
 _READ = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED)
 
 
@@ -56,9 +57,8 @@ class Cache:
 
     def learn(self, document: Mapping[str, Any]) -> None:
         """Keep what the API server has answered to a write: the event that tells of it later is no news."""
-        kind, uid = str(document["kind"]), str(document["metadata"]["uid"])
-        watched = kind in ("TenSafeTrainingJob", "RayJob", "PrivacyLedger")
-        if not watched or (uid if kind == "TenSafeTrainingJob" else _job_uid(document)) not in self._names:
+        kind = str(document["kind"])
+        if kind not in _ANSWERED or names.job_uid_of(kind, document) not in self._names:
             return  # nobody will tell of it, or its job has been deleted meanwhile
         if kind == "TenSafeTrainingJob":
             self.put_job(document)
@@ -80,7 +80,7 @@ class Cache:
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Keep a child, and say whose it is; None where it is nobody's that is known, or nothing of it is new."""
-        uid = _job_uid(body)
+        uid = names.job_uid_of(kind, body)
         if not uid or not self._is_news(body["metadata"]["uid"], body):
             return None
         self._owned[kind][uid][body["metadata"]["uid"]] = _kept(body)
@@ -107,7 +107,7 @@ class Cache:
                         self.drop(kind, body)
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        uid = _job_uid(body)
+        uid = names.job_uid_of(kind, body)
         self._clusters.pop((body.get("status") or {}).get("rayClusterName") or "", None)
         self._owned[kind].get(uid, {}).pop(body["metadata"]["uid"], None)
         self._owners.pop(body["metadata"]["uid"], None)
@@ -164,10 +164,6 @@ def _version(body: Mapping[str, Any]) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
 
 
-def _job_uid(body: Mapping[str, Any]) -> str:
-    return str((body["metadata"].get("labels") or {}).get(names.JOB_UID) or "")
-
-
 def _kept(body: Mapping[str, Any], *, keep_applied: bool = False) -> bytes:
     """The body without what takes room and no plan looks at: who wrote which field, and a RayJob's pod templates."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _TRIMMED}
@@ -179,4 +175,5 @@ def _kept(body: Mapping[str, Any], *, keep_applied: bool = False) -> bytes:
         kept["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}
     elif body.get("kind") == "Pod":
         kept.pop("spec", None)
+        metadata.pop("ownerReferences", None)
     return json.dumps({**kept, "metadata": metadata}, separators=(",", ":")).encode()

@@ -1,7 +1,8 @@
 """Names and labels of everything that the operator makes, so that each object tells whose it is.
 
 A job's UID is in every label selector and its short form in the ledger's name: a job that was deleted and applied again
-under the same name is another job, with another ledger.
+under the same name is another job, with another ledger. Labels are for finding things; anybody may edit them. Whose a
+RayJob is, its owner says, and whose a ledger is, its spec.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tensafe_api.resources.job import GROUP
+from tensafe_api.resources.job import GROUP, KIND
 from tensafe_api.resources.ledger import MOST_ATTEMPTS
 
 JOB = f"{GROUP}/job"
@@ -40,6 +41,19 @@ def attempt_of(body: Mapping[str, Any]) -> int | None:
     """The attempt that an object says it belongs to; None where it says nothing that we would have written."""
     text = (body["metadata"].get("labels") or {}).get(ATTEMPT, "")
     return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MOST_ATTEMPTS else None
+
+
+def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
+    """UID of the job that an object of this kind belongs to; empty where it belongs to none."""
+    match kind:
+        case "TenSafeTrainingJob":
+            return str(body["metadata"]["uid"])
+        case "RayJob":
+            owners = body["metadata"].get("ownerReferences") or ()
+            return next((str(owner["uid"]) for owner in owners if owner.get("kind") == KIND), "")
+        case "PrivacyLedger":
+            return str((body.get("spec") or {}).get("jobUID") or "")
+    return str((body["metadata"].get("labels") or {}).get(JOB_UID) or "")
 
 
 def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:

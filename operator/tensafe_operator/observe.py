@@ -30,17 +30,18 @@ async def observe(api: Api, namespace: str, name: str, known: Object | None = No
     for _ in range(_TRIES):
         if job is None or job["metadata"].get("deletionTimestamp"):
             return None
-        children = await _children(api, namespace, name, job["metadata"]["uid"])
+        children = await _children(api, namespace, name, job)
         before, job = job, await api.get("TenSafeTrainingJob", namespace, name)
         if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
             return replace(children, job=job)
     raise ApiAway(f"{namespace}/{name} changes as often as it is looked at")
 
 
-async def _children(api: Api, namespace: str, name: str, uid: str) -> Observed:
+async def _children(api: Api, namespace: str, name: str, job: Object) -> Observed:
+    uid = job["metadata"]["uid"]
     own = {names.JOB_UID: uid}
     ray_jobs, pods, ledger, kuberay = await asyncio.gather(
-        api.find("RayJob", namespace, own),
+        _ray_jobs(api, namespace, job),
         api.find("Pod", namespace, own),
         api.get("PrivacyLedger", namespace, names.ledger_name(name, uid)),
         api.knows("RayJob"),
@@ -52,6 +53,19 @@ async def _children(api: Api, namespace: str, name: str, uid: str) -> Observed:
     events = await asyncio.gather(*(api.events(namespace, **each) for each in about))
     told = [warned(event) for found in events for event in found]
     return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
+
+
+async def _ray_jobs(api: Api, namespace: str, job: Object) -> list[Manifest]:
+    """The RayJobs that the job owns: by label, and the one at work by its name, since anybody may edit labels."""
+    uid = job["metadata"]["uid"]
+    found = await api.find("RayJob", namespace, {names.JOB_UID: uid})
+    there = {each["metadata"]["name"] for each in found}
+    for attempt in (job.get("status") or {}).get("attempts") or ():
+        name = attempt.get("rayJobName")
+        if "startTime" in attempt and "endTime" not in attempt and name and name not in there:
+            named = await api.get("RayJob", namespace, name)
+            found += [named] if named else []
+    return [each for each in found if names.job_uid_of("RayJob", each) == uid]
 
 
 def warned(event: Manifest) -> Warned:

@@ -72,9 +72,9 @@ class Reconciler:
         """Act, and plan again on what the API server answers, as long as that leads to more.
 
         A job is begun in one go: its ledger is made, the ledger's UID and the attempt are stored, then the RayJob is
-        made. What the API server answers is as good as another look: the ledger is the one that was just made, and the
-        status was written under the version that was looked at, so nothing else in the job has changed. Nobody but this
-        process makes RayJobs, and it handles a job once at a time.
+        made. What the API server answers is as good as another look: a ledger that nobody has claimed is one of a job
+        for which nothing was ever run, and the status was written under the version that was looked at, so nothing else
+        in the job has changed. Nobody but this process makes RayJobs, and it handles a job once at a time.
         """
         try:
             while True:
@@ -82,8 +82,10 @@ class Reconciler:
                 for each in made:
                     self._learn(each)
                 ledger = next((each for each in made if each["kind"] == "PrivacyLedger"), None)
+                if ledger is not None and ledger.get("status"):
+                    return self._clock()  # it was there, and claimed: that is looked at anew
                 if ledger is not None:
-                    seen = replace(seen, ledger=ledger)
+                    seen = replace(seen, ledger=ledger, kuberay=await self._api.knows("RayJob"))
                     planned = await self._plan(seen)
                     continue
                 ray_jobs = tuple(each for each in made if each["kind"] == "RayJob")

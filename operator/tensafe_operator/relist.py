@@ -23,7 +23,7 @@ async def relist(api: Api, cache: Cache, settings: Settings) -> None:
         ApiAway, ApiError: where the API server does not answer, or refuses.
     """
     for kind in (*_CHILDREN, "TenSafeTrainingJob"):
-        selector = names.JOB_UID if kind in _CHILDREN else ""
+        selector = names.JOB_UID if kind == "Pod" else ""  # what is ours of the rest shows without labels
         for namespace in settings.namespaces or (None,):
             there: set[str] = set()
             version = 0

@@ -15,7 +15,13 @@ KEY = ("clinic", "claims-triage")
 
 
 def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "clinic", "uid": f"uid-{name}", "labels": {names.JOB_UID: uid}}
+    metadata: dict[str, Any] = {"name": name, "namespace": "clinic", "uid": f"uid-{name}"}
+    if kind == "RayJob":
+        metadata["ownerReferences"] = [{"kind": "TenSafeTrainingJob", "name": "claims-triage", "uid": uid}]
+    elif kind == "PrivacyLedger":
+        more["spec"] = {"jobUID": uid}
+    else:
+        metadata["labels"] = {names.JOB_UID: uid}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
 
 

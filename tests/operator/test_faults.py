@@ -72,10 +72,11 @@ def assert_begun_once(cluster: Cluster) -> None:
         "rayjob": ["claims-triage-a1"],
         "privacyledger": [ledger],
         "configmap": ["claims-triage-a1"],
-        "secret": [f"{ledger}-key"],
+        "secret": there["secret"],  # one whose ledger was not made any more is nobody's
         "networkpolicy": ["claims-triage"],
         "rolebinding": ["claims-triage-trainer"],
     }
+    assert cluster.ledger()["spec"]["keySecretName"] in there["secret"]
     assert [each["number"] for each in status["attempts"]] == [1]
     assert status["ledgerUID"] == (cluster.get("privacyledger", ledger) or {})["metadata"]["uid"]
     assert status["phase"] == "Starting"
@@ -95,7 +96,8 @@ def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster:
         assert_begun_once(cluster)
         uid = cluster.status()["ledgerUID"]
         cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-        wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
+        # A garbage collector that has just begun hears of new kinds each half a minute.
+        wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"), 60)
         forget(cluster, uid)
         if survived:
             break
@@ -128,6 +130,38 @@ def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_g
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a2") is not None
     assert cluster.status()["privacy"]["stepsCharged"] == 5
+
+
+def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster: Cluster) -> None:
+    trained(cluster)
+    strip = json.dumps({"metadata": {"labels": None}})
+    patch = ("-n", cluster.namespace, "patch", "rayjob", "claims-triage-a1", "--type=merge", "-p")
+    cluster.plane.kubectl(*patch, strip)
+    cluster.now += 60
+    cluster.reconcile()
+    assert [each.get("endTime") for each in cluster.status()["attempts"]] == [None]
+    assert cluster.status()["phase"] == "Running"
+    cluster.kuberay_says(jobStatus="FAILED", jobDeploymentStatus="Failed", reason="AppFailed", message="exit code 10")
+    cluster.reconcile()
+    assert "endTime" in cluster.status()["attempts"][0]
+
+
+def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(cluster: Cluster) -> None:
+    pod = trained(cluster)
+    copied = cluster.get("rayjob", "claims-triage-a1")
+    assert copied is not None
+    copied = {**copied, "metadata": {"labels": copied["metadata"]["labels"], "namespace": cluster.namespace}}
+    copied["metadata"]["name"] = "claims-triage-a2"
+    cluster.plane.kubectl("create", "-f", "-", text=json.dumps(copied))
+    cluster.reconcile()
+    assert cluster.status()["phase"] == "Running"
+    cluster.kuberay_says(jobStatus="FAILED", jobDeploymentStatus="Failed")
+    cluster.reconcile()
+    delete_pod(cluster, pod.name)
+    cluster.now += 60
+    cluster.reconcile()
+    assert cluster.condition("Stalled")["reason"] == "NameTaken"
+    assert "claims-triage-a2" in cluster.condition("Stalled")["message"]
 
 
 def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: Cluster) -> None:

@@ -79,6 +79,27 @@ def test_releases_are_kept_as_they_were(ledger: LedgerObject, pod: Pod) -> None:
     assert "never disappears" in ledger.write(without, pod)
 
 
+def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObject, pod: Pod) -> None:
+    cheap = {**RELEASE, "stepsCharged": 9}
+    assert "a new release was charged" in ledger.write(status_of(pod, releases=[cheap]), pod)
+    assert ledger.write(status_of(pod, releases=[RELEASE]), pod) == ""
+    later = status_of(pod, charges=[charge(pod, 1, 30)], releases=[RELEASE, {**SECOND, "stepsCharged": 20}])
+    assert "a new release was charged" in ledger.write(later, pod)
+    later["releases"][1]["stepsCharged"] = 30
+    assert ledger.write(later, pod) == ""
+
+
+def test_more_steps_than_a_job_can_tell_of_are_not_charged(ledger: LedgerObject, pod: Pod) -> None:
+    most = 2**31 - 1
+    assert ledger.write(status_of(pod, charges=[charge(pod, 1, most)]), pod) == ""
+    both = [charge(pod, 1, most), charge(pod, 2, 1)]
+    assert "at most 2147483647 steps" in ledger.write(status_of(pod, attempt=2, charges=both), pod)
+
+
+def test_a_release_leaves_room_for_its_statement_in_the_status(ledger: LedgerObject, pod: Pod) -> None:
+    assert "8000" in ledger.write(status_of(pod, releases=[{**RELEASE, "uri": "s3://" + "x" * 7996}]), pod)
+
+
 def test_the_data_set_is_noted_once(ledger: LedgerObject, pod: Pod) -> None:
     assert ledger.write(status_of(pod, datasetDigest="hmac:1"), pod) == ""
     assert "set once" in ledger.write(status_of(pod, datasetDigest="hmac:2"), pod)

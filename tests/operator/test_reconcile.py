@@ -19,7 +19,7 @@ def test_from_apply_to_a_model_and_after(cluster: Cluster) -> None:
     ray_job = cluster.get("rayjob", "claims-triage-a1")
     assert ray_job is not None and ray_job["spec"]["submissionMode"] == "HTTPMode"
     for kind, name in (
-        ("secret", f"{cluster.status()['ledgerName']}-key"),
+        ("secret", cluster.ledger()["spec"]["keySecretName"]),
         ("configmap", "claims-triage-a1"),
         ("networkpolicy", "claims-triage"),
         ("rolebinding", "claims-triage-trainer"),

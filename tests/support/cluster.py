@@ -104,10 +104,14 @@ class Cluster:
         labels = {names.JOB_UID: uid, names.ATTEMPT: str(attempt), "ray.io/node-type": "worker"}
         return make_pod(self.plane, self.namespace, "trainer", **labels)
 
+    def ledger(self) -> dict[str, Any]:
+        found = self.get("privacyledger", self.status()["ledgerName"])
+        assert found is not None
+        return found
+
     def charge(self, pod: Pod, steps: int, **more: Any) -> None:
         """What the trainer writes into its ledger."""
-        ledger = self.get("privacyledger", self.status()["ledgerName"])
-        assert ledger is not None
+        ledger = self.ledger()
         charges = [{"attempt": 1, "steps": steps, "incarnation": 1, "podUID": pod.uid}]
         ledger["status"] = {
             "attempt": 1,

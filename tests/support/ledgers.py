@@ -33,6 +33,8 @@ SPEC: dict[str, Any] = {
     "delta": "0.00002",
     "accountant": "RDP",
     "serviceAccountName": "trainer",
+    "keySecretName": "claims-triage-key",
+    "keyDigest": "0" * 64,
 }
 
 

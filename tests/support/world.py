@@ -247,7 +247,10 @@ class Operator:
                         world.delete_ray_job(action.name, action.uid)
             self.wake = planned.wake
             if any(isinstance(action, Create) and action.kind == "PrivacyLedger" for action in planned.actions):
-                seen = replace(seen, ledger=copy.deepcopy(world.ledger))
+                if world.ledger is not None and world.ledger.get("status"):
+                    self.wake = world.now  # it was there, and claimed: that is looked at anew
+                    return
+                seen = replace(seen, ledger=copy.deepcopy(world.ledger), kuberay=world.kuberay)
             else:
                 if next(done) == dies_after:
                     raise Killed

@@ -168,6 +168,6 @@ def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == Reason.INVALID_MANIFEST.exit_code
-    assert done.stdout.startswith(f"InvalidManifest: {tmp_path}/etc/tensafe/job/job.json is no job (")
+    assert done.stdout.startswith(f"InvalidManifest: {tmp_path}/etc/tensafe/job/job.json cannot be read (")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

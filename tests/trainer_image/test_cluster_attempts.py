@@ -27,9 +27,10 @@ from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import digest
-from tensafe_operator.children.access import job_key
-from tensafe_operator.children.configuration import config_map
+from tensafe_operator.children import configuration
+from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger
+from tensafe_operator.children.rayjob import DIGEST
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.engine.folder import WORK
 from tensorguard.engine.mounted import ROOT, Mounted
@@ -45,25 +46,31 @@ STARTS = 3
 class Nodes:
     """Ray's processes and the driver's. `head` and `worker` are the roots of the two pods."""
 
-    def __init__(self, place: Path, secrets_of_worker: dict[str, str]) -> None:
+    def __init__(self, place: Path, of_all: dict[str, str], of_worker: dict[str, str]) -> None:
+        """Args: of_all, of_worker: environment variables."""
         self.head, self.worker = place / "head", place / "worker"
         self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # a socket's path has to be short
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"
-        self._secrets = secrets_of_worker
-        self._common = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", POD_UID)} | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
+        self._of_worker = of_worker
+        outside = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", POD_UID)}
+        self._common = (
+            outside
+            | of_all
+            | {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "OMP_NUM_THREADS": "1",
+            }
+        )
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start the head, and the worker once it is there."""
         head = ("--head", "--num-cpus=0", f"--port={self._port}", "--include-dashboard=false")
         self._start(self.head, {}, *head, f"--temp-dir={self._temporary}")
-        self._start(self.worker, self._secrets, f"--address={self._address}", "--num-cpus=2")
+        self._start(self.worker, self._of_worker, f"--address={self._address}", "--num-cpus=2")
 
     def drive(self) -> subprocess.Popen[str]:
         """The entrypoint in the head."""
@@ -114,7 +121,8 @@ class Clinic:
         uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
         metadata = self.job.metadata.model_copy(update={"uid": uid, "namespace": namespace})
         self.job: TenSafeTrainingJob = self.job.model_copy(update={"metadata": metadata})
-        made = plane.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ledger(self.job, plan)))
+        secret = job_key(self.job)
+        made = plane.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ledger(self.job, plan, secret)))
         self._ledger = json.loads(made.stdout)["metadata"]
         self.pod = make_pod(plane, namespace, "tiny")
         for root in ("head", "worker"):
@@ -122,17 +130,21 @@ class Clinic:
                 (place / root / folder).mkdir(parents=True)
         key = place / "worker/etc/tensafe/key"
         key.mkdir()
-        for name, content in job_key(self.job)["data"].items():
+        for name, content in secret["data"].items():
             self.key = base64.b64decode(content)
             (key / name).write_bytes(self.key)
         self._place = place
-
-    def mount(self, attempt: int) -> None:
-        """What all pods of an attempt mount."""
-        made = config_map(self.job, attempt, self._ledger["name"], self._ledger["uid"])
+        self._told = configuration.config_map(
+            self.job, 1, self._ledger["name"], self._ledger["uid"], key_digest(secret)
+        )
         for root in ("head", "worker"):
-            for name, content in made["data"].items():
-                (self._place / root / "etc/tensafe/job" / name).write_text(content)
+            for name, content in self._told["data"].items():
+                (place / root / "etc/tensafe/job" / name).write_text(content)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What the operator tells all pods."""
+        return {DIGEST: configuration.digest(self._told)}
 
     def status(self) -> dict[str, Any]:
         name = self._ledger["name"]
@@ -152,7 +164,7 @@ def clinic(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Clini
 
 @pytest.fixture
 def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
-    nodes = Nodes(tmp_path, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
+    nodes = Nodes(tmp_path, clinic.variables, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
     try:
         nodes.start()
         yield nodes
@@ -161,7 +173,6 @@ def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
 
 
 def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
-    clinic.mount(attempt=1)
     driver = nodes.drive()
     out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     assert (driver.returncode, out) == (0, f"Completed: all {STEPS} steps are done.\n")

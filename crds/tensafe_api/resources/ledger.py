@@ -17,10 +17,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.events import Mechanism
-from tensafe_api.resources.block import Block, StatusBlock, Transition, Unique
+from tensafe_api.resources.block import Block, Rule, StatusBlock, Transition, Unique
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.values import (
-    Address,
     Count,
     Delta,
     Flag,
@@ -44,6 +43,12 @@ STARTS_KEPT = 16
 """Of how many incarnations of the last attempt the ledger remembers where they began."""
 AttemptNumber = Annotated[int, Field(strict=True, ge=1, le=MOST_ATTEMPTS)]
 """The number of an attempt: a claim far beyond what the operator makes would fence every real one for good."""
+
+ReleaseAddress = Annotated[str, Field(strict=True, min_length=1, max_length=8000)]
+"""Where a release lies: an `Address`, and room for the name of a file in it."""
+MOST_CHARGED = 2**31 - 1
+"""As many steps as `status.privacy.stepsCharged` of a job can hold."""
+_CHARGED = "self.charges.map(c, c.steps).sum()"
 
 Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
 
@@ -75,10 +80,14 @@ class LedgerSpec(Block):
 
 
 class PrivacyLedgerSpec(LedgerSpec):
-    """What the ledger was opened with, and who may write to it."""
+    """What the ledger was opened with, who may write to it, and by which key the workers know each other."""
 
     service_account_name: ObjectName = Field(
         description="Service account that alone may write the status, from the pod that claimed."
+    )
+    key_secret_name: ObjectName = Field(description="Secret with the job's key, which workers alone mount.")
+    key_digest: Word = Field(
+        description="SHA-256 of the job's key, in hex: workers refuse another key, whoever has put it there."
     )
 
 
@@ -104,7 +113,7 @@ class ChargeRecord(StatusBlock):
 class ReleaseRecord(StatusBlock):
     """A checkpoint that others can read."""
 
-    uri: Address = Field(description="Where it lies.")
+    uri: ReleaseAddress = Field(description="Where it lies.")
     step: Count = Field(description="After how many steps.")
     attempt: AttemptNumber = Field(description="Number of the attempt that wrote it.")
     digest: Text = Field(description="Digest of its files.")
@@ -141,6 +150,14 @@ class LedgerStatus(StatusBlock):
     length: Positive = Field(description="Number of entries: claims, charges, releases and outcomes so far.")
     head: Word = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"{_CHARGED} <= {MOST_CHARGED}",
+            f"all attempts together are charged at most {MOST_CHARGED} steps",
+            lambda status: sum(charge.steps for charge in status.charges) <= MOST_CHARGED,
+            ".charges",
+        ),
+    )
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
             "self.attempt >= oldSelf.attempt", "a lower attempt than the one that claimed is fenced", ".attempt"
@@ -164,6 +181,12 @@ class LedgerStatus(StatusBlock):
             "!has(oldSelf.releases) || has(self.releases) && "
             "oldSelf.releases.all(i, o, i < self.releases.size() && self.releases[i].uri == o.uri)",
             "a release never disappears, and a new one comes last",
+            ".releases",
+        ),
+        Transition(
+            "!has(self.releases) || self.releases.all(i, r, "
+            f"has(oldSelf.releases) && i < oldSelf.releases.size() || r.stepsCharged == {_CHARGED})",
+            "a new release was charged what all attempts together were charged when it is recorded",
             ".releases",
         ),
         Transition(

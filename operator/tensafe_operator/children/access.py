@@ -7,6 +7,8 @@ installs; the head pod gets neither this account's token nor the key.
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import secrets
 
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -14,6 +16,8 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest, metadata, service_account
 
 JOB_KEY = "job.key"
+_SEED = secrets.token_bytes(32)
+"""Of this process: keys and names follow from it, so that trying again makes the same."""
 
 
 def account(job: TenSafeTrainingJob) -> Manifest | None:
@@ -40,18 +44,27 @@ def role_binding(job: TenSafeTrainingJob) -> Manifest:
     }
 
 
-def key_name(job: TenSafeTrainingJob) -> str:
-    """Name of the Secret with the job key: its own for each job UID, since nobody here can read whose it is."""
-    return f"{names.ledger_name(job.metadata.name, job.metadata.uid or '')}-key"
-
-
 def job_key(job: TenSafeTrainingJob) -> Manifest:
-    """A fresh random key: made once, never read back by the operator, mounted into workers alone."""
+    """The Secret with the job's key: made before the ledger, whose spec names it and holds its digest, never read back
+    by the operator, mounted into workers alone. Nobody can have put one there before, since its name cannot be guessed
+    either. One whose ledger was not made any more, since the operator died, is nobody's, and goes with the job.
+    """
+    uid = job.metadata.uid or ""
+    name = f"{names.ledger_name(job.metadata.name, uid)}-key-{_derived('name', uid).hex()[:8]}"
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, key_name(job)),
+        "metadata": metadata(job, name),
         "type": "Opaque",
         "immutable": True,
-        "data": {JOB_KEY: base64.b64encode(secrets.token_bytes(32)).decode()},
+        "data": {JOB_KEY: base64.b64encode(_derived("key", uid)).decode()},
     }
+
+
+def key_digest(key: Manifest) -> str:
+    """SHA-256 of the key in such a Secret, in hex."""
+    return hashlib.sha256(base64.b64decode(key["data"][JOB_KEY])).hexdigest()
+
+
+def _derived(purpose: str, uid: str) -> bytes:
+    return hmac.digest(_SEED, f"{purpose} of {uid}".encode(), "sha256")

@@ -5,6 +5,7 @@ Parameters travel as files: a RayJob's entrypoint goes through a shell, so it is
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from tensafe_api.manifest import dump_manifest
@@ -16,7 +17,7 @@ MANIFEST = "job.json"
 PLACE = "place.json"
 
 
-def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: str) -> Manifest:
+def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: str, key_digest: str) -> Manifest:
     """The ConfigMap of one attempt of a completed job."""
     place = {
         "namespace": job.metadata.namespace,
@@ -24,6 +25,7 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
         "ledger": ledger,
         "ledger_uid": ledger_uid,
         "attempt": attempt,
+        "key_digest": key_digest,
     }
     plain = job.model_copy(update={"status": None})
     return {
@@ -33,3 +35,8 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
         "immutable": True,
         "data": {MANIFEST: dump_manifest(plain, "json"), PLACE: json.dumps(place, sort_keys=True)},
     }
+
+
+def digest(made: Manifest) -> str:
+    """SHA-256 of what such a ConfigMap tells, in hex. The RayJob carries it to the pods, which run nothing else."""
+    return hashlib.sha256("".join(made["data"][name] for name in (MANIFEST, PLACE)).encode()).hexdigest()

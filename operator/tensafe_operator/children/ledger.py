@@ -7,14 +7,20 @@ from tensafe_api.resources.job import API_VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedgerSpec
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, service_account
+from tensafe_operator.children.access import key_digest
 
 
-def ledger(job: TenSafeTrainingJob, plan: Plan) -> Manifest:
-    """The ledger of a completed job, with every privacy value frozen."""
+def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
+    """The ledger of a completed job, with every privacy value frozen. `key` is the Secret with the job's key."""
     uid = job.metadata.uid or ""
     opened = ledger_spec(job, plan, uid)
     frozen = {name: getattr(opened, name) for name in type(opened).model_fields}
-    spec = PrivacyLedgerSpec(**frozen, service_account_name=service_account(job))
+    spec = PrivacyLedgerSpec(
+        **frozen,
+        service_account_name=service_account(job),
+        key_secret_name=key["metadata"]["name"],
+        key_digest=key_digest(key),
+    )
     return {
         "apiVersion": API_VERSION,
         "kind": LEDGER_KIND,

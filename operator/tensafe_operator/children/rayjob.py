@@ -16,7 +16,6 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.values import quantity
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, metadata, service_account
-from tensafe_operator.children.access import key_name
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -24,6 +23,8 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
+DIGEST = "TENSAFE_JOB_DIGEST"
+"""Environment variable: what the files below JOB_PATH must add up to (`configuration.digest`)."""
 PRE_RUNNING_SECONDS = 1800
 """How long the pods may take to be scheduled and started."""
 GRACE_SECONDS = 120
@@ -41,8 +42,13 @@ _ANNOTATIONS = {
 }
 
 
-def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
-    """The RayJob of attempt number `attempt` of a completed job."""
+def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_digest: str, key_secret: str) -> Manifest:
+    """The RayJob of attempt number `attempt` of a completed job.
+
+    Args:
+        job_digest: of the attempt's ConfigMap.
+        key_secret: name of the Secret with the job's key.
+    """
     name = names.ray_job_name(job.metadata.name, attempt)
     cluster = job.spec.cluster
     head = metadata(job, name, attempt)
@@ -70,7 +76,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manife
                         "object-store-memory": _store(cluster.head.memory),
                         "dashboard-host": "0.0.0.0",
                     },
-                    "template": _head(job, attempt, settings),
+                    "template": _head(job, attempt, settings, job_digest),
                 },
                 "workerGroupSpecs": [
                     {
@@ -83,7 +89,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manife
                             "num-gpus": str(cluster.worker.gpus),
                             "object-store-memory": _store(cluster.worker.memory),
                         },
-                        "template": _worker(job, attempt, settings),
+                        "template": _worker(job, attempt, settings, job_digest, key_secret),
                     }
                 ],
             },
@@ -91,18 +97,18 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manife
     }
 
 
-def _head(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
+def _head(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str) -> Manifest:
     cluster = job.spec.cluster
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
         **_container("ray-head", cluster, settings, size),
-        "env": [{"name": name, "value": value} for name, value in _QUIET.items()],
+        "env": _own_environment(job_digest),
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
     return _template(job, attempt, container, [_job_volume(job, attempt), {"name": "run", "emptyDir": {}}])
 
 
-def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manifest:
+def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str, key_secret: str) -> Manifest:
     cluster = job.spec.cluster
     size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
     if cluster.worker.gpus:
@@ -110,7 +116,7 @@ def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manife
     volumes = [*cluster.volumes, *_claims(job)]
     container = {
         **_container("ray-worker", cluster, settings, size),
-        "env": _environment(job),
+        "env": _environment(job, job_digest),
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
             _mount("job", JOB_PATH),
@@ -122,7 +128,7 @@ def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings) -> Manife
     }
     own = [
         _job_volume(job, attempt),
-        {"name": "key", "secret": {"secretName": key_name(job), "defaultMode": 0o440}},
+        {"name": "key", "secret": {"secretName": key_secret, "defaultMode": 0o440}},
         {"name": "run", "emptyDir": {}},
     ]
     template = _template(job, attempt, container, own + [_volume(volume) for volume in volumes])
@@ -195,9 +201,14 @@ def _pod_security(cluster: Cluster) -> Manifest:
     return context
 
 
-def _environment(job: TenSafeTrainingJob) -> list[Manifest]:
+def _own_environment(job_digest: str) -> list[Manifest]:
+    """What every pod is told."""
+    return [{"name": name, "value": value} for name, value in {**_QUIET, DIGEST: job_digest}.items()]
+
+
+def _environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:
     """Ours first: what a job adds may not stand in for it, since the API server takes the last of two."""
-    own: list[Manifest] = [{"name": name, "value": value} for name, value in _QUIET.items()]
+    own = _own_environment(job_digest)
     own.append({"name": "TENSAFE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}})
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}

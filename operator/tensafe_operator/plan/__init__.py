@@ -19,7 +19,7 @@ from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus, PrivacyLedgerSpec
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
 from tensafe_operator import names
-from tensafe_operator.children import access, configuration, ledger, network, rayjob
+from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
 from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
 from tensafe_operator.plan.attempts import State, Verdict, judge
 from tensafe_operator.plan.conditions import set_conditions
@@ -88,7 +88,9 @@ class _Reconcile:
             fold_ledger(self.status, admitted.plan, None)
             if self._suspended(admitted):
                 return self._done()  # its author lets it begin
-            self._create(Create(ledger.ledger(admitted.job, admitted.plan)))
+            # Not grave: its name is the job's own, and one that is there already stays as it is.
+            key = access.job_key(admitted.job)
+            self.actions += [Create(key), Create(ledger.ledger(admitted.job, admitted.plan, key))]
             self._starting(Phase.PENDING)
             return self._done()  # the API server tells of the new ledger
         if spec.job_uid != admitted.job.metadata.uid:
@@ -131,15 +133,21 @@ class _Reconcile:
             self._say(Phase.PENDING, stands.reason, f"{stands.message} {stands.reason.mend}", stalled=True)
             self.wakes.append(self.now + LOOK_SECONDS)
             return self._done()  # somebody installs KubeRay
-        job = admitted.job
-        uid, name = self.status.ledger_uid or "", self.status.ledger_name or ""
-        own = [access.account(job), access.role_binding(job), access.job_key(job), network.policy(job, self.settings)]
-        for manifest in (*own, configuration.config_map(job, attempt.number, name, uid)):
-            if manifest is not None:
-                self._create(Create(manifest))
-        self._create(Create(rayjob.ray_job(job, attempt.number, self.settings)))
+        for manifest in self._needed(admitted, attempt.number):
+            self._create(Create(manifest))
         self._starting(Phase.STARTING)
         return self._done()  # KubeRay makes the cluster
+
+    def _needed(self, admitted: Admitted, number: int) -> list[Manifest]:
+        """Everything that an attempt needs, its RayJob last."""
+        job, opened = admitted.job, admitted.opened
+        assert opened is not None, "an attempt is recorded after the ledger's UID"
+        name, uid = self.status.ledger_name or "", self.status.ledger_uid or ""
+        told = configuration.config_map(job, number, name, uid, opened.key_digest)
+        digest = configuration.digest(told)
+        ray_job = rayjob.ray_job(job, number, self.settings, job_digest=digest, key_secret=opened.key_secret_name)
+        own = [access.account(job), access.role_binding(job), network.policy(job, self.settings), told, ray_job]
+        return [each for each in own if each is not None]
 
     def _watch(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, ray_job: Object) -> Planned:
         """An attempt that has a RayJob: see how it stands."""

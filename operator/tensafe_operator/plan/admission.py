@@ -26,10 +26,13 @@ _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclass(frozen=True)
 class Admitted:
-    """A job that can be run: with every default filled in, and the figures that it comes to."""
+    """A job that can be run: with every default filled in, the figures that it comes to, and what its ledger was opened
+    with, once it was.
+    """
 
     job: TenSafeTrainingJob
     plan: Plan
+    opened: PrivacyLedgerSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
         delta=ledger.delta,
         accountant=ledger.accountant,
     )
-    return Admitted(job, plan)
+    return Admitted(job, plan, ledger)
 
 
 def _plain(job: Object) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Observed:
     Attributes:
         job: the TenSafeTrainingJob.
         ledger: the PrivacyLedger of the name that belongs to the job's UID, or None.
-        ray_jobs: of this UID, by label.
+        ray_jobs: that the job owns.
         pods: of this UID, by label.
         warnings: about those pods and RayJobs, and what the API server refused to make.
         kuberay: whether the cluster knows RayJobs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -59,21 +60,25 @@ def admitted(changes: dict[str, Any], namespace: str = "clinic", uid: str = "111
     return resolve(parse_job(manifest))[0]
 
 
+def ray_job_of(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> Manifest:
+    return rayjob.ray_job(job, 1, settings, job_digest="digest-of-the-job", key_secret="claims-triage-11111111-key")
+
+
 def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Manifest]:
     made = [
         access.account(job),
         access.role_binding(job),
         access.job_key(job),
         network.policy(job, settings),
-        configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid"),
-        rayjob.ray_job(job, 1, settings),
+        configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid", "key-digest"),
+        ray_job_of(job, settings),
     ]
     return [each for each in made if each is not None]
 
 
 def pods(job: TenSafeTrainingJob) -> tuple[Manifest, Manifest]:
     """The templates of the head and of a worker."""
-    spec = rayjob.ray_job(job, 1, SETTINGS)["spec"]["rayClusterSpec"]
+    spec = ray_job_of(job)["spec"]["rayClusterSpec"]
     return spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]
 
 
@@ -108,7 +113,7 @@ def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
     job = admitted(OWN)
     assert children(job)[0]["kind"] == "ServiceAccount"
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
-    made = ledger.ledger(job, resolve(job)[1])
+    made = ledger.ledger(job, resolve(job)[1], access.job_key(job))
     assert "ownerReferences" not in made["metadata"]
     assert made["metadata"]["name"] == "claims-triage-11111111"
 
@@ -121,10 +126,10 @@ def test_a_claim_is_mounted_once_and_written_to_only_for_checkpoints() -> None:
 
 
 def test_kueue_lets_a_queued_job_go() -> None:
-    made = rayjob.ray_job(admitted(WHOLE), 1, SETTINGS)
+    made = ray_job_of(admitted(WHOLE))
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
     assert made["spec"]["suspend"] is True
-    assert rayjob.ray_job(admitted(OWN), 1, SETTINGS)["spec"]["suspend"] is False
+    assert ray_job_of(admitted(OWN))["spec"]["suspend"] is False
 
 
 @pytest.mark.parametrize(("version", "probes"), [("2.60.0", True), ("2.53.0", True), ("2.52.1", False)])
@@ -135,14 +140,32 @@ def test_readiness_is_looked_at_each_second_where_ray_tells(version: str, probes
 
 def test_the_job_travels_as_a_file_and_comes_back_the_same() -> None:
     job = admitted(WHOLE)
-    made = configuration.config_map(job, 2, "ledger", "ledger-uid")
+    made = configuration.config_map(job, 2, "ledger", "ledger-uid", "key-digest")
     assert load_manifest(made["data"]["job.json"]) == job
     assert json.loads(made["data"]["place.json"])["ledger_uid"] == "ledger-uid"
 
 
-def test_keys_are_random() -> None:
+def test_pods_hold_to_the_job_and_the_key_that_the_operator_made() -> None:
     job = admitted(OWN)
-    assert access.job_key(job)["data"] != access.job_key(job)["data"]
+    told = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
+    assert configuration.digest(told) != configuration.digest({"data": {**told["data"], "place.json": "{}"}})
+    for pod in pods(job):
+        variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert variables["TENSAFE_JOB_DIGEST"] == "digest-of-the-job"
+
+
+def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = admitted(OWN)
+    one = access.job_key(job)
+    assert one == access.job_key(job), "who tries again makes no second one"
+    assert len(base64.b64decode(one["data"]["job.key"])) == 32
+    monkeypatch.setattr(access, "_SEED", bytes(32))
+    other, third = access.job_key(job), access.job_key(admitted(OWN, uid="11111111-3333"))
+    assert len({each["data"]["job.key"] for each in (one, other, third)}) == 3
+    assert len({each["metadata"]["name"] for each in (one, other, third)}) == 3
+    spec = ledger.ledger(job, resolve(job)[1], one)["spec"]
+    assert spec["keySecretName"] == one["metadata"]["name"]
+    assert spec["keyDigest"] == access.key_digest(one) != access.key_digest(other)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +185,7 @@ def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay
     job = admitted(changes, namespace)
     with_kuberay.kubectl("-n", namespace, "create", "clusterrole", "tensafe-trainer", "--verb=get", "--resource=pods",
                          check=False)  # fmt: skip
-    made = [*children(job), ledger.ledger(job, resolve(job)[1])]
+    made = [*children(job), ledger.ledger(job, resolve(job)[1], access.job_key(job))]
     for child in made:
         with_kuberay.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(child))
     for template in pods(job):

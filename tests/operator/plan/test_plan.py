@@ -39,6 +39,9 @@ def test_a_ledger_then_a_record_then_a_ray_job() -> None:
     operator = Operator(world)
     with pytest.raises(Killed):
         operator.reconcile(dies_after=1)
+    assert {kind for kind, _ in world.others} == {"Secret"} and world.ledger is None
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=2)
     assert world.ledger is not None and "ledgerUID" not in world.status and not world.ray_jobs
     world.remember()
     with pytest.raises(Killed):
@@ -270,7 +273,7 @@ def test_a_ledger_of_another_job_is_nobodys_to_spend_on() -> None:
     world = World.with_job()
     operator = Operator(world)
     with pytest.raises(Killed):
-        operator.reconcile(dies_after=1)
+        operator.reconcile(dies_after=2)
     assert world.ledger is not None
     world.ledger["spec"]["jobUID"] = "another"
     operator.settle()

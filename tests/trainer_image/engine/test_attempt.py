@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from harness import MANIFEST
 
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
+from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.engine import attempt as module
 from tensorguard.engine.attempt import RayAway, joined_ray, raise_stop_flag, read_end, run_attempt
 from tensorguard.engine.config import EVENTS
@@ -22,7 +23,6 @@ from tensorguard.engine.group import Group, WorkersFailed
 from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
 from tensorguard.engine.stopping import Stop
 
-PLACE = '{"namespace": "clinic", "job": "tiny", "ledger": "tiny-ledger", "ledger_uid": "33-44", "attempt": 2}'
 RECORD = "Jane Doe has diabetes"
 
 
@@ -50,12 +50,13 @@ def head(tmp_path: Path) -> Mounted:
     """A head pod's mounts: the job and the place, and no key."""
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve(load_manifest(text))
-    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22"})})
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})})
     for folder in ("etc/tensafe/job", "var/run/tensafe"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "etc/tensafe/job/job.json").write_text(dump_manifest(job, "json"))
-    (tmp_path / "etc/tensafe/job/place.json").write_text(PLACE)
-    return Mounted(tmp_path)
+    told = config_map(job, 2, "tiny-ledger", "33-44", "digest of the key")
+    for name, text in told["data"].items():
+        (tmp_path / "etc/tensafe/job" / name).write_text(text)
+    return Mounted(tmp_path, digest(told))
 
 
 @pytest.fixture

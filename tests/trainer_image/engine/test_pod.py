@@ -5,6 +5,7 @@ Ranks are threads here, which meet at barriers; no Ray, no API server.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import threading
@@ -18,9 +19,10 @@ import pytest
 import torch
 from harness import MANIFEST, make_model, records
 
-from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
+from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard
 from tensorguard.engine import pod
 from tensorguard.engine.config import EVENTS, WorkerConfig
@@ -71,7 +73,6 @@ class Pods:
         self.place = place
         self.meeting = Meeting()
         self.key = secrets.token_bytes(32)
-        self.mounts = [Mounted(place / f"pod-{rank}") for rank in range(RANKS)]
         make_model(place / "model")
         self.write_data(records(60))
         self.mount()
@@ -82,13 +83,16 @@ class Pods:
     def mount(self, *overrides: str) -> None:
         text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", str(self.place / "saved"))
         job, _ = resolve(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
-        job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22"})})
-        where = {"namespace": "clinic", "job": "tiny", "ledger": "tiny-ledger", "ledger_uid": "33-44", "attempt": 2}
+        job = job.model_copy(
+            update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
+        )
+        told = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
+        self.mounts = [Mounted(self.place / f"pod-{rank}", digest(told)) for rank in range(RANKS)]
         for mounted in self.mounts:
             for folder in ("etc/tensafe/job", "etc/tensafe/key", "var/run/tensafe"):
                 (mounted.root / folder).mkdir(parents=True, exist_ok=True)
-            (mounted.root / "etc/tensafe/job/job.json").write_text(dump_manifest(job, "json"))
-            (mounted.root / "etc/tensafe/job/place.json").write_text(json.dumps(where))
+            for name, text in told["data"].items():
+                (mounted.root / "etc/tensafe/job" / name).write_text(text)
             mounted.key_file.write_bytes(self.key)
 
     def all(self, act: Callable[[Mounted, Thread], Any]) -> list[Any]:
