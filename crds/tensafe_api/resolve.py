@@ -39,20 +39,29 @@ MOST_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything numeric that a run is made of. Steps are reveals; ε are floats at `accounting.job_delta(delta)`."""
+class Claim:
+    """What a privacy claim rests on, and what charges come to. Steps are reveals; ε are floats at
+    `accounting.job_delta(delta)`.
+    """
 
     mechanism: Mechanism
     steps: int
     reserve_steps: int
-    steps_per_epoch: int
-    chunk_steps: int
-    checkpoint_every: int
-    evaluate_every: int
-    warmup_steps: int
     target_epsilon: float
     delta: str
     accountant: accounting.AccountantName
+
+    @classmethod
+    def of(cls, ledger: LedgerSpec) -> Claim:
+        """The claim that a ledger was opened for."""
+        return cls(
+            mechanism=ledger.mechanism,
+            steps=ledger.planned_steps,
+            reserve_steps=ledger.reserve_steps,
+            target_epsilon=number(ledger.target_epsilon),
+            delta=ledger.delta,
+            accountant=ledger.accountant,
+        )
 
     @property
     def most_steps(self) -> int:
@@ -113,6 +122,17 @@ class Plan:
         )
 
 
+@dataclass(frozen=True)
+class Plan(Claim):
+    """Everything numeric that a run is made of: the claim, and the schedule in steps."""
+
+    steps_per_epoch: int
+    chunk_steps: int
+    checkpoint_every: int
+    evaluate_every: int
+    warmup_steps: int
+
+
 def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     """The job with every default filled in, and its plan.
 
@@ -149,12 +169,14 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             f"spec.privacy.targetDelta to {accounting.LEAST_PLD_DELTA:g} or more",
         )
     if spec.privacy.accountant == "PLD" and (
-        steps + reserve > MOST_PLD_STEPS or float(spec.privacy.noise_multiplier or 1) < LEAST_PLD_SIGMA
+        steps + reserve > MOST_PLD_STEPS
+        or float(spec.privacy.noise_multiplier or 1) < LEAST_PLD_SIGMA
+        or target > MOST_PLD_EPSILON
     ):
         raise _problem(
             "spec.privacy.accountant",
-            f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps or below a noise multiplier of "
-            f"{LEAST_PLD_SIGMA}: leave it out for RDP",
+            f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps, below a noise multiplier of "
+            f"{LEAST_PLD_SIGMA} or above a target of {MOST_PLD_EPSILON}: leave it out for RDP",
         )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
@@ -226,7 +248,8 @@ def round_down_delta(value: Decimal) -> str:
     return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
 
 
-MOST_PLD_STEPS, LEAST_PLD_SIGMA = 100_000, 0.3
+MOST_PLD_STEPS, LEAST_PLD_SIGMA, MOST_PLD_EPSILON = 100_000, 0.3, 100
+"""Within these an ε takes three seconds at most, and to find σ a minute."""
 
 
 def _check_claims(job: TenSafeTrainingJob) -> None:

@@ -305,6 +305,7 @@ ARITHMETIC: list[tuple[dict[str, Any], str]] = [
     ({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "1e-12"}, "spec.privacy.accountant: "),
     ({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "0.05"}, "spec.privacy.accountant: "),
     ({"spec.privacy.accountant": "PLD", "spec.training": {"steps": 2_000_000}}, "spec.privacy.accountant: "),
+    ({"spec.privacy.accountant": "PLD", "spec.privacy.targetEpsilon": "101"}, "spec.privacy.accountant: "),
     ({"spec.training": {"epochs": "1000000000"}}, "spec.training.epochs: "),
     ({"spec.dataset.uri": "pvc://My_Claim/train.jsonl"}, "spec.dataset.uri: "),
     ({"spec.checkpoint.uri": "pvc://../other"}, "spec.checkpoint.uri: "),

@@ -1,6 +1,6 @@
 """What should be done for a job now: pure, from what was seen and the time to actions, a status, and the next look.
 
-    final already? ─► accepted? ─► a ledger of its own? ─► the open attempt, if there is one ─► the next one
+    final already? ─► ledger lost? ─► accepted? ─► a ledger of its own? ─► the open attempt, if there is one ─► the next
 
 Each step returns with a sentence about who acts next, or goes on. What cannot be undone is marked `grave`, and done
 only on what the API server itself says. The invariants that hold whatever was seen, in whatever order:
@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, field
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus, PrivacyLedgerSpec
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
 from tensafe_operator import names
@@ -70,20 +71,33 @@ class _Reconcile:
         if _over_for_good(self.status):
             self._clean_up()
             return self._done()  # nothing is ever done for it again
-        begun = self.status.ledger_uid is not None
-        found = admit(self.seen.job, begun=begun)
+        known, made = self.status.ledger_uid, self.seen.ledger
+        if known is not None and (_ledger_spec(made) is None or made is None or made["metadata"]["uid"] != known):
+            return self._lost()
+        found = admit(self.seen.job, begun=known is not None)
         if isinstance(found, Refused):
-            self._say(Phase.PENDING, found.reason, found.message, accepted=False, stalled=True)
-            return self._done()  # the author changes the manifest
+            return self._refused(found)
         return self._with_ledger(found)
+
+    def _refused(self, refused: Refused) -> Planned:
+        """Nothing is begun for this manifest. What was begun goes on being counted: the operator may be of a newer
+        release, which no longer takes what an older one took.
+        """
+        phase = Phase.PENDING
+        opened, record = _ledger_spec(self.seen.ledger), _ledger_status(self.seen.ledger)
+        if self.status.ledger_uid is not None and opened is not None:
+            fold_ledger(self.status, Claim.of(opened), record)
+            if record is not None and _has_ended(record):
+                return self._ended(record)
+            phase = Phase(self.status.phase or phase)
+        self._say(phase, refused.reason, refused.message, accepted=False, stalled=True)
+        return self._done()  # the author changes the manifest
 
     def _with_ledger(self, admitted: Admitted) -> Planned:
         """A job has one ledger for its life: made once, and known by its UID before anything is spent."""
         name = names.ledger_name(admitted.job.metadata.name, admitted.job.metadata.uid or "")
         made, known = self.seen.ledger, self.status.ledger_uid
         spec = _ledger_spec(made)
-        if known is not None and (made is None or spec is None or made["metadata"]["uid"] != known):
-            return self._lost(admitted, name)
         if made is None or spec is None:
             fold_ledger(self.status, admitted.plan, None)
             if self._suspended(admitted):
@@ -239,7 +253,7 @@ class _Reconcile:
 
     def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Planned:
         """No attempt is open: record the next one, once it may be."""
-        if record is not None and record.outcome in _ENDED and any(release.final for release in record.releases):
+        if record is not None and _has_ended(record):
             return self._ended(record)
         if self._suspended(admitted):
             return self._done()
@@ -272,9 +286,10 @@ class _Reconcile:
             return
         self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
 
-    def _lost(self, admitted: Admitted, name: str) -> Planned:
+    def _lost(self) -> Planned:
         """What was spent is not known any more: nothing may be added to it."""
         self.grave = True
+        name = self.status.ledger_name
         for ray_job in self.seen.ray_jobs:
             if not _terminal(ray_job):
                 self._delete(ray_job)
@@ -388,6 +403,11 @@ def _terminal(ray_job: Object) -> bool:
     return ended or status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
 
 
+def _has_ended(record: LedgerStatus) -> bool:
+    """Whether the job's last word is recorded."""
+    return record.outcome in _ENDED and any(release.final for release in record.releases)
+
+
 def _ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
     try:
         return PrivacyLedgerSpec.model_validate(made["spec"], by_alias=True, by_name=False) if made else None
@@ -395,6 +415,6 @@ def _ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
         return None
 
 
-def _ledger_status(made: Object) -> LedgerStatus | None:
-    status = made.get("status")
+def _ledger_status(made: Object | None) -> LedgerStatus | None:
+    status = made.get("status") if made else None
     return LedgerStatus.model_validate(status, by_alias=True, by_name=False) if status else None

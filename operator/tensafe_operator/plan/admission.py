@@ -14,10 +14,9 @@ from typing import Any
 
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Claim, Plan, resolve
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED, PrivacyLedgerSpec
-from tensafe_api.resources.values import number
 from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
@@ -94,15 +93,7 @@ def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
         "privacy": spec.privacy.model_copy(update=privacy),
     }
     job = admitted.job.model_copy(update={"spec": spec.model_copy(update=changes)})
-    plan = replace(
-        admitted.plan,
-        mechanism=mechanism,
-        steps=ledger.planned_steps,
-        reserve_steps=ledger.reserve_steps,
-        target_epsilon=number(ledger.target_epsilon),
-        delta=ledger.delta,
-        accountant=ledger.accountant,
-    )
+    plan = replace(admitted.plan, **vars(Claim.of(ledger)))
     return Admitted(job, plan, ledger)
 
 

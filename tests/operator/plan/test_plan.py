@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from world import JOB_UID, SETTINGS, Killed, Operator, World
 
+from tensafe_api.reasons import Reason
 from tensafe_operator import names
 from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS, SUSPEND_SECONDS
+from tensafe_operator.plan.admission import Refused
 
 
 def begun(**changes: Any) -> tuple[World, Operator]:
@@ -243,6 +245,23 @@ def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None
     world.charge(10)
     operator.settle()
     assert (world.status["phase"], world.status["privacy"]["stepsCharged"]) == ("Running", 15)
+
+
+def test_a_manifest_that_a_newer_release_refuses_does_not_stop_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, operator = running()
+    spent = float(world.status["privacy"]["epsilonSpent"])
+    refused = Refused(Reason.INVALID_MANIFEST, "spec.privacy.accountant: is not known any more")
+    monkeypatch.setattr("tensafe_operator.plan.admit", lambda job, begun: refused)
+    world.charge(5)
+    operator.settle()
+    assert world.status["privacy"]["stepsCharged"] == 10
+    assert float(world.status["privacy"]["epsilonSpent"]) > spent
+    assert world.status["phase"] == "Running"
+    assert (condition(world, "Stalled")["status"], condition(world, "Accepted")["status"]) == ("True", "False")
+    world.outcome("Completed")
+    world.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert world.status["phase"] == "Succeeded"
 
 
 @pytest.mark.parametrize("outcome", ["Completed", "BudgetExhausted"])
