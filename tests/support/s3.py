@@ -1,6 +1,6 @@
 """A real S3 server on loopback: versitygw, built from its Go module once and kept outside the tree.
 
-The first build takes a minute on two cores. Where there is no Go, tests that ask for the server are skipped.
+The first build takes a minute on two cores. Where no Go is to be had, tests that ask for the server are skipped.
 """
 
 from __future__ import annotations
