@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import wait_until
 from controlplane import ControlPlane
 from harness import MANIFEST, free_port, make_model, records
 from ledgers import make_pod
@@ -112,11 +113,12 @@ class Nodes:
 class Clinic:
     """A job in a namespace, the objects that the operator makes for it, and where they are mounted."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, place: Path) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, place: Path, steps: int) -> None:
         self._plane, self._namespace = plane, namespace
         make_model(place / "model")
         (place / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
-        self.job, plan = resolve(load_manifest(self._text(place), ("spec.cluster.workers=1",)))
+        overrides = ("spec.cluster.workers=1", f"spec.training.steps={steps}")
+        self.job, plan = resolve(load_manifest(self._text(place), overrides))
         plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(place))
         uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
         metadata = self.job.metadata.model_copy(update={"uid": uid, "namespace": namespace})
@@ -158,8 +160,8 @@ class Clinic:
 
 
 @pytest.fixture
-def clinic(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Clinic:
-    return Clinic(control_plane, namespace, tmp_path)
+def clinic(control_plane: ControlPlane, namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Clinic:
+    return Clinic(control_plane, namespace, tmp_path, getattr(request, "param", STEPS))
 
 
 @pytest.fixture
@@ -188,3 +190,17 @@ def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes:
     of_head = [path for path in Mounted(nodes.head).root.rglob("*") if path.is_file()]
     assert not Mounted(nodes.head).key_file.exists()
     assert not any(clinic.key in path.read_bytes() or b"w1 " in path.read_bytes() for path in of_head)
+
+
+@pytest.mark.parametrize("clinic", [20_000], indirect=True)
+def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, nodes: Nodes) -> None:
+    driver = nodes.drive()
+    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0, PATIENCE_SECONDS)
+    driver.send_signal(signal.SIGTERM)
+    out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    status = clinic.status()
+    sealed = status["releases"][-1]
+    told = f"Interrupted: stopped on request after step {sealed['step']} of 20000.\n"
+    assert (driver.returncode, out, status["outcome"]) == (0, told, "Suspended")
+    assert 0 < sealed["step"] <= status["charges"][0]["steps"] < 20_000
+    assert CheckpointStore(str(nodes.head.parent / "checkpoints")).read(f"step-{sealed['step']}", sealed["digest"])
