@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api.crd import JOBS, LEDGERS, Kind, open_api_schema
-from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.reasons import ConditionType, Phase, Reason, Told
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 
@@ -122,13 +122,15 @@ def words() -> str:
     lines += [f"| `{condition}` | {said} |" for condition, said in _documented(ConditionType)]
     lines += [
         "\n## Reasons\n",
-        "Of conditions, attempts and Events. The exit code is the trainer's, where it has one.\n",
+        "Of conditions, attempts and warning Events. The exit code is the trainer's, where it has one.\n",
     ]
     lines += ["| reason | meaning | what to do | exit code | tried again |", "|---|---|---|---|---|"]
     for reason in sorted(Reason, key=str):
         code = str(reason.exit_code) if reason.exit_code != 1 else ""
         again = ("no" if reason.hopeless else "yes") if code else ""
         lines.append(f"| `{reason}` | {reason.sentence} | {reason.mend} | {code} | {again} |")
+    lines += ["\n## Events\n", f"{' '.join((Told.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
+    lines += [f"| `{told}` | {said} |" for told, said in _documented(Told)]
     return WORDS_PAGE + "\n".join(lines) + "\n"
 
 

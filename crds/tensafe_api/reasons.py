@@ -60,6 +60,17 @@ class ConditionType(StrEnum):
     """The job ended in failure."""
 
 
+class Told(StrEnum):
+    """What only Events tell. The reason of any other Event is the phase that the job enters or, in a warning, why it
+    waits for somebody or why an attempt failed.
+    """
+
+    ATTEMPT_STARTED = "AttemptStarted"
+    """An attempt begins; the message names its RayJob."""
+    MODEL_RELEASED = "ModelReleased"
+    """The model is there; the message says where, and which ε its statement claims."""
+
+
 class Reason(StrEnum):
     """Why an attempt or a job is where it is.
 
@@ -92,28 +103,30 @@ class Reason(StrEnum):
     INTERRUPTED = (
         "Interrupted",
         "The run was asked to stop, and sealed a checkpoint first.",
-        "Resume it to go on from that checkpoint.",
+        "A local run goes on from there with --resume, a job in a cluster by itself or, once it was suspended, with "
+        "spec.suspend false.",
     )
     WORKER_LOST = (
         "WorkerLost",
         "A worker died or could no longer be reached.",
-        "Resume it; when it happens again, look for a lack of memory or a machine that goes away.",
+        "A local run goes on with --resume, a job in a cluster by itself; when it happens again, look for a lack of "
+        "memory or a machine that goes away.",
     )
     NO_PROGRESS = (
         "NoProgress",
         "The workers failed again without a new checkpoint in between, so another restart would only cost privacy.",
-        "Mend what the message names, then resume.",
+        "Mend what the message names. A local run then goes on with --resume; in a cluster make a new job.",
     )
     ATTEMPTS_EXHAUSTED = (
         "AttemptsExhausted",
         "The last of retry.maxAttempts has failed.",
-        "Mend what the last attempt's message names. A local run then resumes with a higher retry.maxAttempts; in a "
-        "cluster make a new job.",
+        "Mend what the last attempt's message names. A local run then goes on with --resume and a higher "
+        "retry.maxAttempts; in a cluster make a new job.",
     )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
         "The job ran for longer than activeDeadlineSeconds.",
-        "Raise activeDeadlineSeconds, or plan fewer steps.",
+        "Make a new job with a higher activeDeadlineSeconds or fewer steps.",
     )
     INVALID_MANIFEST = (
         "InvalidManifest",
@@ -123,7 +136,8 @@ class Reason(StrEnum):
     CONFIGURATION_CHANGED = (
         "ConfigurationChanged",
         "A resumed run has other privacy values or other data than the ledger was opened with.",
-        "Resume with the manifest and data of the first run, or start anew with an empty output directory.",
+        "A local run goes on with --resume and the manifest and data that it began with, or starts anew in an empty "
+        "output directory; in a cluster make a new job.",
     )
     GRID_OVERFLOW = (
         "GridOverflow",
@@ -163,12 +177,13 @@ class Reason(StrEnum):
     CHECKPOINT_CORRUPT = (
         "CheckpointCorrupt",
         "A checkpoint is not what was written.",
-        "Remove it to resume from the one before; what was charged stays charged.",
+        "Remove it, and a local run goes on from the one before with --resume; in a cluster make a new job. What was "
+        "charged stays charged.",
     )
     LEDGER_CORRUPT = (
         "LedgerCorrupt",
         "The ledger was edited, cut or is from another run, so what was spent is not known.",
-        "Put back the ledger as it was written; without it the run cannot go on.",
+        "A local run goes on with --resume once the ledger is put back as it was written; in a cluster make a new job.",
     )
     LEDGER_LOCKED = (
         "LedgerLocked",
@@ -183,7 +198,8 @@ class Reason(StrEnum):
     AGGREGATION_FAILED = (
         "AggregationFailed",
         "The workers disagreed on a step, or its sum did not pass verification.",
-        "Resume it; when it happens again, look for a broken network or library.",
+        "A local run goes on with --resume, a job in a cluster by itself; when it happens again, look for a broken "
+        "network or library.",
     )
     ACCEPTED = "Accepted", "The manifest can be run as it is."
     STARTING = "Starting", "The pods are being started, and the data is being read."
@@ -234,8 +250,18 @@ class Reason(StrEnum):
     )
     SECRET_MISSING = (
         "SecretMissing",
-        "A pod waits for a Secret or ConfigMap that is not there.",
-        "Make the object that the message names; the job then goes on by itself.",
+        "A pod waits for a Secret or ConfigMap that is not there, or for a key that it lacks.",
+        "Make the object or the key that the message names; the job then goes on by itself.",
+    )
+    ROOT_IMAGE = (
+        "RootImage",
+        "The image of a pod runs as root, or as a user without a number; pods run as another user only.",
+        "Suspend the job, set cluster.securityContext.runAsUser to a user id above 0, and let it go on.",
+    )
+    CONTAINER_REFUSED = (
+        "ContainerRefused",
+        "A node cannot make a container as its pod describes it.",
+        "Mend what the message names; the job then goes on by itself.",
     )
     FORBIDDEN = (
         "Forbidden",

@@ -42,6 +42,11 @@ class Lease:
         """Whether this process may write now."""
         return time.monotonic() < self._until
 
+    @property
+    def unrenewed(self) -> float:
+        """Seconds since the last renewal by this process; 0 where it never led, or let go."""
+        return time.monotonic() - (self._until - RENEW_SECONDS) if self._until else 0.0
+
     async def acquire(self) -> None:
         """Return once this process leads."""
         while not await self._try():

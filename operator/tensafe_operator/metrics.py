@@ -35,6 +35,10 @@ class Metrics:
         self.duration = Histogram("tensafe_reconcile_duration_seconds", "Time of one pass over a job.", **own)
         self.errors = Counter("tensafe_reconcile_errors_total", "Passes that failed and are tried again.", **own)
         self.leading = Gauge("tensafe_leading", "1 while this process is the operator at work.", **own)
+        self.lag = Gauge("tensafe_event_loop_lag_seconds", "By how much the event loop was late last.", **own)
+        self.heard = Gauge(
+            "tensafe_api_last_heard_timestamp_seconds", "When the API server last answered or sent an event.", **own
+        )
         self._requests = Counter(
             "tensafe_api_requests_total",
             "Requests to the API server; the code is 0 where none came back. Watches are not among them.",

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from tensafe_operator.act import NotYet, act, write_status
-from tensafe_operator.api import Api
+from tensafe_operator.announce import of
+from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.children import Manifest
 from tensafe_operator.observe import observe
 from tensafe_operator.plan import plan
 from tensafe_operator.plan.admission import admit
-from tensafe_operator.plan.observed import Observed, Planned, Warned
+from tensafe_operator.plan.conditions import failed_pass
+from tensafe_operator.plan.observed import Object, Observed, Planned, Warned
 from tensafe_operator.settings import Settings
 
+log = logging.getLogger(__name__)
 SOON_SECONDS = 5.0
 Cache = Callable[[str, str], Observed | None]
 """What watching has shown of the job with this namespace and name."""
@@ -53,12 +57,21 @@ class Reconciler:
         seen = cached or await observe(self._api, namespace, name)
         if seen is None:
             return None  # garbage collection removes what it owned; its ledger stays
+        try:
+            return await self._pass(namespace, name, seen, look_again=cached is not None)
+        except (ApiAway, ApiError):
+            raise  # it goes by
+        except Exception as error:
+            await self._confess(seen.job, error)
+            raise
+
+    async def _pass(self, namespace: str, name: str, seen: Observed, look_again: bool) -> float | None:
         planned = await self._plan(seen)
-        if planned.grave and cached is not None:
-            seen = await observe(self._api, namespace, name, cached.job)
-            if seen is None:
+        if planned.grave and look_again:
+            again = await observe(self._api, namespace, name, seen.job)
+            if again is None:
                 return None
-            planned = await self._plan(seen)
+            seen, planned = again, await self._plan(again)
         return await self._go_on(seen, planned)
 
     async def _plan(self, seen: Observed) -> Planned:
@@ -114,3 +127,14 @@ class Reconciler:
         """Let the status say what the API server would not make."""
         told = plan(replace(seen, warnings=(refused, *seen.warnings)), self._clock(), self._settings)
         await write_status(self._api, seen.job, told.status, self._clock())
+
+    async def _confess(self, job: Object, error: Exception) -> None:
+        """Let the status say that the pass failed, under the version that it began with: where the pass has written a
+        status before it failed, the next one begins from that, and nobody writes in turns for ever.
+        """
+        try:
+            told = failed_pass(job.get("status") or {}, type(error).__name__, self._clock())
+            if told is not None and (stored := await write_status(self._api, job, told, self._clock())) is not None:
+                self._learn(stored)
+        except Exception as another:
+            log.warning("nor can the status tell of it: %s", type(another).__name__, extra=of(job))

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
 _PREFIX = "TENSAFE_"
+_WHOLE = {"stall_seconds": range(1, 2**31), "port": range(2**16)}
+
+
+class Unusable(Exception):
+    """The operator cannot begin with this environment: one sentence that names the variable and the mend."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Attributes:
-    image: of workers and head, where a job names none.
-    ray_version: of that image.
-    namespaces: to look after; empty: all.
-    own_namespace: where the Lease is.
-    kuberay_namespace: from where the head's dashboard may be reached.
-    egress_cidrs: where pods may connect to beyond the job, DNS and HTTPS.
+    image: image of workers and head, where a job names none.
+    ray_version: Ray's version in that image.
+    namespaces: namespaces to look after, separated by commas; none: all.
+    own_namespace: namespace of the Lease.
+    kuberay_namespace: namespace from which the head's dashboard may be reached.
+    egress_cidrs: where pods may connect to beyond the job, DNS and HTTPS, separated by commas.
     stall_seconds: an attempt that charges nothing for so long has stalled.
+    port: port of /healthz and /metrics; 0: neither.
     """
 
     image: str = field(default_factory=lambda: f"tensafe-trainer:{_version()}")
@@ -32,22 +39,46 @@ class Settings:
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
     stall_seconds: int = 1800
+    port: int = 8080
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """The settings that TENSAFE_IMAGE, TENSAFE_RAY_VERSION and so on name; lists are separated by commas."""
+        """The settings that TENSAFE_IMAGE, TENSAFE_RAY_VERSION and so on name; lists are separated by commas.
+
+        Raises:
+            Unusable: where a number is none, or is out of its range.
+        """
         given = {
-            name: environment[_PREFIX + name.upper()]
-            for name in cls.__dataclass_fields__
-            if environment.get(_PREFIX + name.upper())
+            name: environment[variable(name)] for name in cls.__dataclass_fields__ if environment.get(variable(name))
         }
         values: dict[str, object] = dict(given)
         for name in ("namespaces", "egress_cidrs"):
             if name in given:
                 values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
-        if "stall_seconds" in given:
-            values["stall_seconds"] = int(given["stall_seconds"])
+        for name, allowed in _WHOLE.items():
+            if name in given:
+                values[name] = _whole(variable(name), given[name], allowed)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return _PREFIX + name.upper()
+
+
+def explained() -> Iterator[tuple[str, str]]:
+    """Each environment variable, and what it is for, with its default."""
+    said = dict(re.findall(r"^ *(\w+): (.+)\.$", Settings.__doc__ or "", re.MULTILINE))
+    defaults = Settings()
+    for each in fields(Settings):
+        default = getattr(defaults, each.name)
+        yield variable(each.name), said[each.name] + (f" ({default})" if default else "")
+
+
+def _whole(name: str, text: str, allowed: range) -> int:
+    if text.isdecimal() and int(text) in allowed:
+        return int(text)
+    raise Unusable(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
 
 
 def _version() -> str:

@@ -7,7 +7,7 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from tensafe_api.reasons import ConditionType, Phase, Reason, reason_of_exit
+from tensafe_api.reasons import ConditionType, Phase, Reason, Told, reason_of_exit
 from tensafe_api.resources.values import Word
 
 NOTHING_TO_MEND = (
@@ -33,12 +33,19 @@ def test_no_word_has_two_meanings() -> None:
     assert len({reason.sentence for reason in Reason}) == len(Reason)
 
 
+def test_a_mend_is_right_for_a_local_run_and_in_a_cluster() -> None:
+    """Only a local run is resumed, and knows --resume."""
+    for reason in Reason:
+        assert not re.search(r"\b[Rr]esumes?\b", reason.mend.replace("--resume", "")), reason
+        assert ("--resume" in reason.mend) == ("in a cluster" in reason.mend), reason
+
+
 def test_final_phases() -> None:
     assert [phase.value for phase in Phase if phase.final] == ["Succeeded", "BudgetExhausted", "Failed"]
 
 
 def test_no_word_is_a_truth_value_in_yaml() -> None:
-    words = {word.value.lower() for kind in (Phase, ConditionType, Reason) for word in kind}
+    words = {word.value.lower() for kind in (Phase, ConditionType, Reason, Told) for word in kind}
     assert not words & {"on", "off", "yes", "no", "true", "false", "null"}
 
 

@@ -89,7 +89,7 @@ def test_the_chart_is_of_the_projects_version_and_carries_its_crds() -> None:
 def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
     container = named(rendered(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     environment = {each["name"]: each["value"] for each in container["env"]}
-    known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)} | {"TENSAFE_PORT"}
+    known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)}
     assert set(environment) == known
     settings = Settings.from_environment(environment)
     assert settings.image == "tensafe-trainer:mine"

@@ -220,6 +220,46 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
     assert (line["namespace"], line["job"], line["attempt"]) == ("clinic", "one", 1)
 
 
+NOISE = """
+import asyncio, logging
+import tensafe_operator.watch as module
+
+real, left = module.watch, []
+
+async def open_still():
+    try:
+        yield
+    finally:
+        raise RuntimeError("closed in the wrong order")
+
+async def watch(*arguments):
+    left.append(open_still())
+    await anext(left[0])
+    try:
+        await real(*arguments)
+    finally:
+        logging.getLogger("kopf.reactor").warning("not executed due to cancellation")
+
+module.watch = watch
+"""
+"""What kopf's tasks and generators sometimes say of being cancelled, said always."""
+
+
+def test_a_stop_that_was_asked_for_is_quiet_and_gives_the_lease_back(plane: Plane) -> None:
+    process, port = plane.operator(before=NOISE)
+    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    for number in range(5):
+        plane.apply(f"job-{number}")
+    plane.until(lambda: plane.begun("job-0"))
+    before = len(plane.logs())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0, plane.logs()
+    said = [json.loads(line) for line in plane.logs()[before:].splitlines()]
+    assert [line for line in said if line["level"] != "INFO"] == []
+    held = ("get", "lease", "tensafe-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    assert plane.plane.kubectl("-n", "tensafe-system", *held).stdout == ""
+
+
 def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) -> None:
     """It cannot know whether somebody else leads by now, so it does nothing more."""
     process, port = plane.operator()

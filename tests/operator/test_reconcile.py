@@ -6,8 +6,14 @@ pods that are objects, and a ledger that is written with the bound token of the 
 
 from __future__ import annotations
 
+import json
+from typing import Any, NoReturn
+
 import pytest
 from cluster import FINAL, Cluster, wait_until
+
+from tensafe_operator import reconcile
+from tensafe_operator.plan.observed import Observed, Planned
 
 pytestmark = pytest.mark.cluster
 
@@ -99,3 +105,56 @@ def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: Cluster)
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "quota", "few")
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1")
+
+
+def test_a_pass_that_fails_is_told_once_beside_all_else_and_the_next_good_one_takes_it_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> NoReturn:
+        raise KeyError("a diagnosis")
+
+    cluster.apply()
+    cluster.reconcile()
+    before = cluster.status()
+    with monkeypatch.context() as broken:
+        broken.setattr("tensafe_operator.reconcile.plan", fails)
+        with pytest.raises(KeyError):
+            cluster.reconcile(passes=1)
+        told = cluster.get("tsj", "claims-triage") or {}
+        stalled = cluster.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "InternalError")
+        assert "KeyError" in stalled["message"] and "diagnosis" not in json.dumps(told)
+        assert but_for_stalled(told["status"]) == but_for_stalled(before)
+        cluster.now += 60
+        with pytest.raises(KeyError):
+            cluster.reconcile(passes=1)
+        assert cluster.get("tsj", "claims-triage") == told, "what is told already is not written again"
+    cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["status"] == "False"
+    assert but_for_stalled(cluster.status()) == but_for_stalled(before)
+
+
+def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first pass writes a status before it fails: what it began with is no more."""
+    planned = reconcile.plan
+
+    def fails_later(seen: Observed, *rest: Any) -> Planned:
+        if seen.job["status"].get("phase"):
+            raise KeyError("a diagnosis")
+        return planned(seen, *rest)
+
+    cluster.apply()
+    monkeypatch.setattr(reconcile, "plan", fails_later)
+    with pytest.raises(KeyError):
+        cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["status"] == "False"
+    assert "nor can the status tell of it: NotYet" in caplog.messages
+    with pytest.raises(KeyError):
+        cluster.reconcile(passes=1)
+    assert cluster.condition("Stalled")["reason"] == "InternalError"
+
+
+def but_for_stalled(status: dict[str, Any]) -> dict[str, Any]:
+    return {**status, "conditions": [each for each in status["conditions"] if each["type"] != "Stalled"]}

@@ -5,6 +5,9 @@ A condition's transition time is that of its last change of status, so it is kep
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
 from tensafe_operator.plan.times import text_of
@@ -43,6 +46,21 @@ def set_conditions(
         _condition(kind, value, reason, text, now, before.get(kind.value), status.observed_generation)
         for kind, value in holds.items()
     )
+
+
+def failed_pass(before: Mapping[str, Any], error: str, now: float) -> Status | None:
+    """The status `before`, which says now that the operator fails at the job with an `error` of this type; None for a
+    job that has ended: nobody waits for it. The next pass that ends well takes it back, as any other condition.
+    """
+    status = Status.model_validate(before, by_alias=True, by_name=False)
+    if status.phase is not None and Phase(status.phase).final:
+        return None
+    message = f"The operator failed with {error}, and tries again; its log tells more. {Reason.INTERNAL_ERROR.mend}"
+    earlier = {condition.type: condition for condition in status.conditions}
+    kind, generation = ConditionType.STALLED, status.observed_generation
+    told = _condition(kind, True, Reason.INTERNAL_ERROR, message, now, earlier.get(kind.value), generation)
+    status.conditions = tuple({**earlier, kind.value: told}.values())
+    return status
 
 
 def _all_ready(status: Status) -> bool:

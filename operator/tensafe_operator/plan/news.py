@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.reasons import ConditionType, Phase, Reason, Told
 from tensafe_api.resources.status import Attempt, Condition, Status
 
-ATTEMPT_STARTED, MODEL_RELEASED = "AttemptStarted", "ModelReleased"
 _WELL = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
 
 
@@ -51,7 +50,7 @@ def _of_attempts(before: Status, after: Status) -> Iterator[News]:
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
         if earlier is None:
-            yield News(ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
+            yield News(Told.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
         if _ended(attempt) and not (earlier is not None and _ended(earlier)) and attempt.reason not in _WELL:
             yield News(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
 
@@ -59,7 +58,7 @@ def _of_attempts(before: Status, after: Status) -> Iterator[News]:
 def _of_the_result(before: Status, after: Status) -> Iterator[News]:
     if after.final_model is not None and before.final_model is None:
         claimed = after.privacy.epsilon_claimed
-        yield News(MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
+        yield News(Told.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
 
 
 def _begun(before: Status, after: Status) -> bool:

@@ -6,6 +6,7 @@ the pods wait for. The job goes on by itself once it is mended.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,12 @@ from tensafe_api.reasons import Reason
 from tensafe_operator.plan.observed import Object, Observed, Warned
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-_CONFIG = ("CreateContainerConfigError",)
+_CONFIG = "CreateContainerConfigError"
+_MISSING = re.compile(
+    r'(secret|configmap)s? "[^"]*" not found|find key .* in (Secret|ConfigMap)|references non-existent'
+)
+"""How a kubelet says that a Secret or ConfigMap is not there, or lacks a key: for a variable, and for a volume."""
+_ROOT = re.compile("runAsNonRoot|non-root")
 _NOT_MADE = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
 _LONGEST = 400
 
@@ -48,7 +54,7 @@ def _obstacles(seen: Observed) -> Iterator[Obstacle]:
 
 def _of_warning(warned: Warned) -> Iterator[Obstacle]:
     place = f"{warned.kind} {warned.name}"
-    if warned.reason == "FailedMount" and "not found" in warned.message:
+    if warned.reason == "FailedMount" and _MISSING.search(warned.message):
         yield Obstacle(Reason.SECRET_MISSING, f"{place}: {warned.message[:_LONGEST]}")
     elif "exceeded quota" in warned.message:
         yield Obstacle(Reason.QUOTA_EXCEEDED, f"{place}: {warned.message[:_LONGEST]}")
@@ -70,10 +76,17 @@ def _of_pod(pod: Object) -> Iterator[Obstacle]:
         said, message = waiting.get("reason"), str(waiting.get("message") or "")[:_LONGEST]
         if said in _PULL:
             yield Obstacle(Reason.IMAGE_PULL_FAILED, f"{name}: {container.get('image')}: {said}")
-        elif said in _CONFIG:
-            yield Obstacle(Reason.SECRET_MISSING, f"{name}: {message}")
+        elif said == _CONFIG:
+            yield Obstacle(_of_config(message), f"{name}: {message}")
         elif said == "CrashLoopBackOff":
             yield Obstacle(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} ends again and again")
+
+
+def _of_config(message: str) -> Reason:
+    """Why a container cannot be made as the pod describes it."""
+    if _MISSING.search(message):
+        return Reason.SECRET_MISSING
+    return Reason.ROOT_IMAGE if _ROOT.search(message) else Reason.CONTAINER_REFUSED
 
 
 def _condition(pod: Object, kind: str) -> str:

@@ -6,15 +6,18 @@ from typing import Any
 
 from world import Operator, World
 
+from tensafe_api.reasons import Phase, Reason, Told
 from tensafe_api.resources.status import Status
 from tensafe_operator.plan.news import News, news
+
+DOCUMENTED = {word.value for kind in (Told, Phase, Reason) for word in kind}
 
 
 def status(world: World) -> Status:
     return Status.model_validate(world.status, by_alias=True, by_name=False)
 
 
-class Told:
+class Listener:
     """What is told while a world goes on."""
 
     def __init__(self, world: World) -> None:
@@ -27,6 +30,7 @@ class Told:
             self.operator.reconcile()
             now = status(self.world)
             told += news(self.last, now)
+            assert {each.reason for each in told} <= DOCUMENTED
             self.last = now
         return told
 
@@ -37,7 +41,7 @@ def words(told: list[News]) -> list[str]:
 
 def test_a_job_that_goes_well_is_told_in_a_few_words() -> None:
     world = World.with_job()
-    told = Told(world)
+    told = Listener(world)
     assert words(told.settle()) == ["AttemptStarted"]
     world.start_pods()
     world.claim()
@@ -55,7 +59,7 @@ def test_a_job_that_goes_well_is_told_in_a_few_words() -> None:
 
 def test_a_failed_attempt_is_a_warning_and_the_next_one_is_told() -> None:
     world = World.with_job()
-    told = Told(world)
+    told = Listener(world)
     told.settle()
     world.start_pods()
     world.end_ray_job("FAILED", "Job failed: driver exited with exit code 69")

@@ -36,11 +36,49 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
         (seen(waiting("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
         (seen(waiting("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
         (seen(waiting("CreateContainerConfigError", 'secret "hub" not found')), Reason.SECRET_MISSING, "hub"),
+        (seen(waiting("CreateContainerConfigError", 'configmap "tuning" not found')), Reason.SECRET_MISSING, "tuning"),
+        (
+            seen(waiting("CreateContainerConfigError", "couldn't find key token in Secret clinic/hub")),
+            Reason.SECRET_MISSING,
+            "key token",
+        ),
+        (
+            seen(waiting("CreateContainerConfigError", "couldn't find key batch in ConfigMap clinic/tuning")),
+            Reason.SECRET_MISSING,
+            "key batch",
+        ),
+        (
+            seen(waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")),
+            Reason.ROOT_IMAGE,
+            "will run as root",
+        ),
+        (
+            seen(
+                waiting("CreateContainerConfigError", "container has runAsNonRoot and image has non-numeric user (ray)")
+            ),
+            Reason.ROOT_IMAGE,
+            "(ray)",
+        ),
+        (
+            seen(waiting("CreateContainerConfigError", "container's runAsUser breaks non-root policy")),
+            Reason.ROOT_IMAGE,
+            "runAsUser",
+        ),
+        (
+            seen(waiting("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "data"')),
+            Reason.CONTAINER_REFUSED,
+            "subPath",
+        ),
         (seen(pod(conditions=[UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
             seen(warnings=(Warned("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
             "s3-keys",
+        ),
+        (
+            seen(warnings=(Warned("Pod", "w-1", "FailedMount", "references non-existent secret key: id"),)),
+            Reason.SECRET_MISSING,
+            "key: id",
         ),
         (
             seen(warnings=(Warned("RayJob", "a1", "FailedCreate", "exceeded quota: few"),)),
@@ -56,6 +94,15 @@ def test_what_stands_in_the_way(observed: Observed, reason: Reason, says: str) -
     assert found is not None
     assert found.reason is reason
     assert says in found.message
+
+
+def test_a_volume_that_cannot_be_mounted_is_no_missing_secret() -> None:
+    told = Warned("Pod", "w-1", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers")
+    assert obstacle(seen(warnings=(told,))) is None
+
+
+def test_who_may_not_run_as_root_is_told_the_field() -> None:
+    assert "cluster.securityContext.runAsUser" in Reason.ROOT_IMAGE.mend
 
 
 def test_nothing_stands_in_the_way_of_pods_that_run() -> None:
