@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
-import os
-import re
 import signal
 import socket
 import sys
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
-from kubernetes.aio import client, config
 
 from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
+from tensafe_operator.connection import KUBECONFIG, connection, said
 from tensafe_operator.health import Health
 from tensafe_operator.lease import Lease
+from tensafe_operator.logs import Json
 from tensafe_operator.metrics import Metrics
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.relist import relist
@@ -42,28 +37,8 @@ RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0
 BEGIN_ANEW = -1
 _COMMAND = "python -m tensafe_operator"
-KUBECONFIG = "KUBECONFIG"
 
 log = logging.getLogger("tensafe_operator")
-
-
-class Json(logging.Formatter):
-    """One JSON object a line, with whatever fields were given beside the message: job, namespace, attempt, reason."""
-
-    _own = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        given = {name: value for name, value in record.__dict__.items() if name not in self._own}
-        fields |= {name: value for name, value in given.items() if isinstance(value, str | int | float)}
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
 
 
 async def operate(settings: Settings) -> int:
@@ -73,9 +48,9 @@ async def operate(settings: Settings) -> int:
     many that a load balancer has forgotten.
     """
     metrics = Metrics()
-    apart = Api(await _connection(), metrics.answered)
+    apart = Api(await connection(), metrics.answered)
     lease = Lease(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-    api = Api(await _connection(), metrics.answered, lambda: lease.leading)
+    api = Api(await connection(), metrics.answered, lambda: lease.leading)
     health = Health(metrics, lease)
     stop = asyncio.Event()
     _heed(stop)
@@ -131,7 +106,7 @@ async def _serve(health: Health, port: int) -> web.AppRunner | None:
         return await health.serve(port) if port else None
     except OSError as error:
         mend = "set it to a free one, or to 0 for neither health nor metrics"
-        raise Unusable(f"{variable('port')}: nothing can listen on port {port} ({_said(error)}): {mend}.") from error
+        raise Unusable(f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}.") from error
 
 
 async def _lead(
@@ -187,37 +162,6 @@ async def _listed(api: Api, cache: Cache, settings: Settings) -> None:
         except (ApiAway, ApiError) as error:
             log.warning("not everything could be listed yet: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _connection() -> client.ApiClient:
-    """To the API server as the pod's service account sees it, or as KUBECONFIG says."""
-    settings = client.Configuration()
-    untyped: Any = config
-    paths = os.environ.get(KUBECONFIG)
-    mend = f"set {KUBECONFIG} to the path of a kubeconfig file"
-    if paths and not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        raise Unusable(f"{KUBECONFIG} is {paths}, and no file is there: {mend}.")
-    try:
-        if paths:
-            await untyped.load_kube_config(paths, client_configuration=settings)
-        else:
-            untyped.load_incluster_config(client_configuration=settings)
-        if not urlsplit(settings.host).hostname:
-            raise config.ConfigException("Expected key server in the cluster of the current context")
-        return client.ApiClient(settings)
-    except Exception as error:  # whatever reading somebody's file may lead to
-        if paths:
-            raise Unusable(f"{KUBECONFIG} is {paths}, which cannot be used ({_said(error)}): {mend}.") from error
-        why = str(error).rstrip(".")
-        raise Unusable(f"{KUBECONFIG} is not set, and this is no pod ({why}): {mend}.") from error
-
-
-def _said(error: Exception) -> str:
-    """What an error says, as far as it is sure not to quote a file: a kubeconfig holds a secret."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    missing = re.search(r"Expected (key|object with name) \S+", str(error))
-    return missing[0] if missing else type(error).__name__
 
 
 def _parser() -> argparse.ArgumentParser:
