@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,23 @@ def test_a_status_is_checked_when_it_is_changed() -> None:
 
 decimals = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,4})?(e-?[0-9])?", fullmatch=True)
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
+
+
+def test_of_very_many_problems_the_first_are_told_and_soon() -> None:
+    manifest = yaml.safe_load(SHORTEST)
+    manifest["spec"]["cluster"] |= {f"wrker{number}": 1 for number in range(64 * 1024 // 10)}
+    manifest["spec"]["training"] = {"steps": 1, "epochs": "1"}
+    began = time.process_time()
+    with pytest.raises(ManifestError) as refusal:
+        parse_job(manifest)
+    assert time.process_time() - began < 0.5
+    problems = str(refusal.value).splitlines()
+    assert problems[0] == "spec.cluster.wrker0: unknown field: did you mean worker?"
+    assert problems[-2].startswith("spec.training: training takes one of epochs and steps")
+    assert problems[-1] == "and 6503 more"
+    assert len(problems) == 52
+
+
 words = st.text(min_size=1, max_size=12).filter(lambda text: re.fullmatch(r"\S(.*\S)?", text, re.ASCII))
 texts = st.text(max_size=30)
 maps = st.dictionaries(texts, texts, max_size=3)
