@@ -78,6 +78,7 @@ JOBS = Kind(
         Column("Target", "string", ".spec.privacy.targetEpsilon", "Epsilon that must not be exceeded"),
         Column("Workers", "integer", ".status.workers.ready", "Workers at work"),
         Column("Age", "date", ".metadata.creationTimestamp", "Time since the job was made"),
+        Column("Spent", "string", ".status.privacy.epsilonSpent", "Epsilon of the steps charged so far", 1),
         Column("Checkpoint", "string", ".status.checkpoints[-1:].uri", "Newest checkpoint", 1),
     ),
     status_default={"observedGeneration": -1},

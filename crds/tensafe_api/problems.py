@@ -25,21 +25,26 @@ from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.values import STRING_ERROR
 
 Location = tuple[str | int, ...]
+MOST_PROBLEMS = 50
+"""Of wrong fields, and of broken rules. Nobody reads more at once, and the nearest name takes time to find."""
+_UNKNOWN = "extra_forbidden"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where (a field's path such as `spec.privacy.targetDelta`), and what to do about it."""
+    """One thing that is wrong: where (a field's path such as `spec.privacy.targetDelta`, or nowhere), and what to do
+    about it.
+    """
 
     path: str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return f"{self.path}: {self.message}" if self.path else self.message
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be run as it is; `problems` holds every reason, `str()` one line for each."""
+    """A manifest that cannot be run as it is; `problems` holds the reasons, `str()` one line for each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))
@@ -50,7 +55,7 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
     """The job that a mapping describes. Keys are camelCase; absent and null mean the same, as for the API server.
 
     Raises:
-        ManifestError: with every problem of the mapping.
+        ManifestError: with every problem of the mapping; of very many, with the first ones and how many more there are.
     """
     sound = without_nulls(data)
     strange = _strange_kind(sound)
@@ -60,11 +65,13 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
         job = TenSafeTrainingJob.model_validate(sound, by_alias=True, by_name=False)
     except ValidationError as error:
         details = [detail for detail in error.errors(include_url=False) if detail["type"] != RULE_ERROR]
-        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in details]
-        wrong = frozenset(detail["loc"] for detail in details)
-        raise ManifestError(
-            [*_missing_head(sound), *problems, *_broken_rules(TenSafeTrainingJob, sound, (), wrong)]
-        ) from None
+        wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
+        broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
+        told = details[:MOST_PROBLEMS]
+        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in told] + broken[:MOST_PROBLEMS]
+        if more := len(details) + len(broken) - len(problems):
+            problems.append(Problem("", f"and {more} more"))
+        raise ManifestError([*_missing_head(sound), *problems]) from None
     if missing := _missing_head(sound):
         raise ManifestError(missing)
     return job
@@ -124,6 +131,8 @@ class _Readable:
         inner = block_of(field.annotation)
         if inner and isinstance(value, Mapping):
             return _Readable(inner, value, at, self._wrong)
+        if inner and isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+            return [_Readable(inner, item, (*at, number), self._wrong) for number, item in enumerate(value)]
         if any(location[: len(at)] == at for location in self._wrong):
             return _Wrong()
         return value

@@ -11,7 +11,6 @@ Only public figures enter: `unit.atLeast`, never the true number of units.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -141,7 +140,6 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         grid).
     """
     spec = job.spec
-    _check_claims(job)
     at_least = spec.dataset.unit.at_least
     batch = spec.training.expected_batch_size or max(1, min(512, at_least // 20))
     if batch > at_least:
@@ -252,20 +250,6 @@ MOST_PLD_STEPS, LEAST_PLD_SIGMA, MOST_PLD_EPSILON = 100_000, 0.3, 100
 """Within these an ε takes three seconds at most, and to find σ a minute."""
 
 
-def _check_claims(job: TenSafeTrainingJob) -> None:
-    """A pvc:// address must begin with a name that a volume can have."""
-    spec = job.spec
-    places = {"dataset": spec.dataset.uri, "checkpoint": spec.checkpoint.uri}
-    places |= {"evaluation": spec.evaluation.uri} if spec.evaluation else {}
-    for name, uri in places.items():
-        if uri.startswith("pvc://") and not re.fullmatch(_CLAIM, uri):
-            raise _problem(
-                f"spec.{name}.uri",
-                f"{uri} names no claim that can be mounted: write pvc://claim/path, with a claim of lower-case "
-                "letters, digits and -",
-            )
-
-
 def _calibrated(
     job: TenSafeTrainingJob,
     target: float,
@@ -337,9 +321,6 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
     if spec.evaluation:
         update["evaluation"] = spec.evaluation.model_copy(update={"every_steps": plan.evaluate_every})
     return job.model_copy(update={"spec": spec.model_copy(update=update)})
-
-
-_CLAIM = r"pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0-9])?(/.*)?"
 
 
 def _problem(path: str, message: str) -> ManifestError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -82,7 +84,7 @@ def test_ranges(kind: object, inside: list[str], outside: list[str]) -> None:
     ("kind", "value", "sentence"),
     [
         (values.PositiveDecimal, "-1", '"-1" must be above 0'),
-        (values.GradNorm, "-0.5", '"-0.5" must be above 0'),
+        (values.GradNorm, "-0.5", '"-0.5" must be from 1e-6'),
         (values.NonNegativeDecimal, "-1e3", '"-1e3" must not be below 0'),
         (values.PositiveDecimal, "-x", '"-x" is not a decimal number'),
         (values.PositiveDecimal, "NaN", '"NaN" is not a decimal number'),
@@ -120,19 +122,78 @@ def test_what_is_no_quantity(text: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "right", "wrong"),
     [
-        (values.Memory, ["8Gi", "512M", "1.5Gi", "1000"], ["0", "0Gi", "500m", "8GB", "8 Gi"]),
+        (values.Memory, ["8Gi", "512M", "1.5Gi", "256Mi"], ["0", "1", "255Mi", "500m", "8GB", "8 Gi"]),
+        (values.Size, ["1Mi", "10Gi"], ["1", "1000k", "10GB"]),
         (values.Cpus, ["8", "500m", "0.5"], ["0", "0m", "8Gi", "two"]),
         (values.JobName, ["a", "claims-triage", "a" * 40], ["", "A", "1a", "a-", "a_b", "a.b", "a" * 41]),
-        (values.ObjectName, ["a", "1a", "a.b-c"], ["", "A", "-a", "a_b"]),
-        (values.OptionalName, ["", "gpu-queue"], [" ", "A"]),
+        (values.ObjectName, ["a", "1a", "a.b-c"], ["", "A", "-a", "a_b", "a..b", "a.-b"]),
+        (values.OptionalName, ["", "gpu-queue"], [" ", "A", "a."]),
+        (values.QueueName, ["", "gpu-queue", "a" * 63], ["A", "a" * 64]),
+        (values.QualifiedName, ["zone", "Zone_1.a", "example.com/zone", "a/b"], ["", "a b", "-a", "a/", "/a", "a/b/c"]),
+        (values.LabelValue, ["", "a", "A_1.b", "a" * 63], ["-a", "a b", "a" * 64]),
+        (values.DataKey, ["HF_TOKEN", "a.b", ".netrc", "-"], ["", ".", "..", "..a", "a b", "a/b"]),
         (
             values.URI,
-            ["s3://b/k/", "gs://b", "file:///a b", "pvc://claim/p", "hf://a/b", "data.csv", "../d/*.csv", "/a/b"],
-            ["", "s3:/b", "S3://b", "s3://", "c:\\data", "a\nb"],
+            [
+                "s3://b/k/",
+                "gs://b",
+                "file:///a b",
+                "pvc://claim/p",
+                "pvc://claim",
+                "hf://a/b",
+                "memory://a",
+                "../d/*.csv",
+            ],
+            [
+                "",
+                "s3:/b",
+                "S3://b",
+                "s3://",
+                "s3:///b",
+                "pvc://",
+                "pvc:///a",
+                "pvc://A/b",
+                "az://b",
+                "c:\\data",
+                "a\nb",
+            ],
         ),
+        (values.StoreURI, ["s3://b/k/", "pvc://claim/p", "out"], ["hf://a/b", "memory://a", "https://a/b"]),
         (values.Endpoint, ["https://minio:9000", "http://a/b"], ["minio:9000", "s3://a", "https://", "https://a b"]),
-        (values.ResourceName, ["nvidia.com/gpu", "amd.com/gpu"], ["gpu", "nvidia.com/"]),
-        (values.MountPath, ["/", "/mnt/data"], ["mnt", "", "/a:b"]),
+        (
+            values.ResourceName,
+            ["nvidia.com/gpu", "amd.com/gpu"],
+            ["gpu", "nvidia.com/", "kubernetes.io/gpu", "a.kubernetes.io/gpu"],
+        ),
+        (
+            values.Image,
+            ["a", "a:1", "registry.example:5000/team/a_b:0.1-cu12", f"a/b@sha256:{'0' * 64}", f"a:1@sha256:{'0' * 64}"],
+            ["", " a", "a b", "https://a/b", "a:", "a@sha256:0"],
+        ),
+        (
+            values.RayVersion,
+            ["2.52.0", "2.60.0", "2.52.0rc1", "2.100.1", "3.0.0", "10.1.0"],
+            ["2.51.9", "2.5.0", "1.99.0", "2.60", "v2.60.0", "2.60.0-py311", "latest"],
+        ),
+        (values.VolumeName, ["a", "data-1", "jobs", "a" * 63], ["job", "key", "run", "pvc-a", "a.b", "A", "a" * 64]),
+        (
+            values.MountPath,
+            ["/mnt", "/mnt/data", "/etc/tensafe2", "/var/lib", "/a.b/..c"],
+            [
+                "/",
+                "mnt",
+                "",
+                "/a:b",
+                "/a/",
+                "//a",
+                "/a/../b",
+                "/a/.",
+                "/etc",
+                "/etc/tensafe/x",
+                "/var/run",
+                "/run/secrets",
+            ],
+        ),
         (values.EnvName, ["HF_TOKEN", "_a"], ["1A", "A-B", ""]),
         (values.Word, ["a", "two words"], ["", " a", "a ", "a\nb"]),
         (values.Timestamp, ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00.123+01:00"], ["2026-01-31", "now"]),
@@ -141,3 +202,9 @@ def test_what_is_no_quantity(text: str) -> None:
 def test_forms(kind: object, right: list[str], wrong: list[str]) -> None:
     assert [text for text in right if not accepts(kind, text)] == []
     assert [text for text in wrong if accepts(kind, text)] == []
+
+
+def test_the_chart_asks_for_the_same_versions_of_ray() -> None:
+    schema = json.loads((Path(__file__).parents[2] / "charts/tensafe/values.schema.json").read_text())
+    pattern = schema["properties"]["trainer"]["properties"]["rayVersion"]["pattern"]
+    assert pattern == f"^({values.RAY_VERSION})$"

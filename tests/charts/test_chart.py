@@ -45,6 +45,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("image.pullPolicy", "Sometimes", "pullPolicy"),
     ("image.repository", "", "repository"),
     ("trainer.rayVersion", "latest", "rayVersion"),
+    ("trainer.rayVersion", "2.51.2", "rayVersion"),
     ("trainer.rayVersion", 2.6, "rayVersion"),
     ("namespaces", ["Clinic"], "namespaces"),
     ("namespaces", ["clinic", "clinic"], "namespaces"),

@@ -35,10 +35,34 @@ def test_more_is_refused(changes: dict[str, Any], control_plane: ControlPlane) -
     assert apply(control_plane, changed(MINIMAL, changes))
 
 
-@pytest.mark.parametrize("changes", [changes for changes, _ in BAD_INPUT], ids=str)
-def test_bad_input_is_refused_at_its_field(changes: dict[str, Any], control_plane: ControlPlane) -> None:
+@pytest.mark.parametrize(("changes", "sentence"), BAD_INPUT, ids=[str(changes) for changes, _ in BAD_INPUT])
+def test_bad_input_is_refused_at_its_field(
+    changes: dict[str, Any], sentence: str | None, control_plane: ControlPlane
+) -> None:
     said = apply(control_plane, changed(MINIMAL, changes))
     assert said
     (path,) = changes
-    if path not in ("apiVersion", "kind"):  # of which kubectl says that it knows no such kind
-        assert path.rsplit(".", 1)[-1] in said
+    if path in ("apiVersion", "kind"):
+        return  # kubectl says that it knows no such kind
+    assert path.rsplit(".", 1)[-1] in said
+    assert "should match" not in said  # the form of a string, told as a regular expression
+    if sentence and f'"{changes[path]}" ' in sentence and "none of" not in sentence:
+        assert sentence.removeprefix(f'{path}: "{changes[path]}" ') in said
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("spec.cluster.workers", 3, "spec.cluster.workers cannot change, since the noise is shared out over them"),
+        ("spec.cluster.serviceAccountName", "another", "since the ledger lets it alone charge: make a new job"),
+        ("spec.cluster.serviceAccountName", None, "since the ledger lets it alone charge: make a new job"),
+        ("spec.lora.rank", 8, "spec.lora cannot change: make a new job with another name"),
+    ],
+)
+def test_what_cannot_change_does_not_change_in_suspension_either(
+    path: str, value: Any, says: str, control_plane: ControlPlane, namespace: str
+) -> None:
+    job = changed(MINIMAL, {"metadata.namespace": namespace, "spec.suspend": True})
+    control_plane.kubectl("apply", "-f", "-", text=json.dumps(job))
+    assert says in apply(control_plane, changed(job, {path: value}))
+    assert apply(control_plane, changed(job, {"spec.cluster.priorityClassName": "high"})) == ""

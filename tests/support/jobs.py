@@ -49,6 +49,10 @@ TEXT = {"text": "note"}
 SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
+def volume(path: str, name: str = "v") -> dict[str, Any]:
+    return {"name": name, "mountPath": path, "pvc": "p"}
+
+
 @dataclass(frozen=True)
 class Example:
     """Changes to the shortest manifest that break one rule and no other, and changes that come close but keep it."""
@@ -203,6 +207,80 @@ EXAMPLES = [
         "cluster.rayVersion is needed with an image of your own: write the version of Ray in it",
         {"spec.cluster.image": "registry/trainer:1", "spec.cluster.rayVersion": "2.60.0"},
     ),
+    Example(
+        {"spec.checkpoint.uri": "s3://clinic/claims"},
+        "spec.checkpoint.uri",
+        "checkpoint.uri must not be dataset.uri or evaluation.uri, since checkpoints would lie among the data: write a "
+        "place of their own",
+        {"spec.checkpoint.uri": "s3://clinic/claims/adapter"},
+    ),
+    Example(
+        {"spec.dataset.uri": "pvc://claims/a.csv", "spec.cluster.volumes": [volume("/mnt/claims")]},
+        "spec.cluster.volumes",
+        "cluster.volumes must not hide /mnt/claim, where the claim of a pvc:// URI is mounted by itself: choose "
+        "another mountPath, or leave the volume out",
+        {"spec.dataset.uri": "pvc://claims/a.csv", "spec.cluster.volumes": [volume("/mnt/claims2")]},
+    ),
+    Example(
+        {"spec.model.tokenSecret": {"name": "s", "key": "k"}, "spec.cluster.env": [{"name": "HF_TOKEN", "value": "t"}]},
+        "spec.cluster.env",
+        "cluster.env must not have HF_TOKEN beside model.tokenSecret, which sets it: leave one of them out",
+        {"spec.cluster.env": [{"name": "HF_TOKEN", "value": "t"}]},
+    ),
+    Example(
+        {"spec.cluster.env": [{"name": "RAY_ADDRESS", "value": "x"}]},
+        "spec.cluster.env[0].name",
+        "env takes no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: leave it out",
+        {"spec.cluster.env": [{"name": "XRAY_ADDRESS", "value": "x"}]},
+    ),
+    Example(
+        {"spec.cluster.volumes": [volume("/a", "one"), volume("/a", "two")]},
+        "spec.cluster.volumes",
+        "cluster.volumes must not have a mountPath twice: choose another one for each volume",
+        {"spec.cluster.volumes": [volume("/a", "one"), volume("/a/b", "two")]},
+    ),
+    Example(
+        {"spec.cluster.tolerations": [{"operator": "Equal", "value": "a"}]},
+        "spec.cluster.tolerations[0].key",
+        "tolerations needs a key, but for Exists: write the key of the taint, or operator: Exists for every taint",
+        {"spec.cluster.tolerations": [{"operator": "Exists"}, {"key": "a", "value": "b"}]},
+    ),
+    Example(
+        {"spec.cluster.tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+        "spec.cluster.tolerations[0].value",
+        "tolerations takes no value with Exists: leave it out, or write operator: Equal",
+        {"spec.cluster.tolerations": [{"key": "a", "operator": "Equal", "value": "b"}]},
+    ),
+    Example(
+        {"spec.cluster.tolerations": [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 9}]},
+        "spec.cluster.tolerations[0].tolerationSeconds",
+        "tolerations.tolerationSeconds belongs to NoExecute: write effect: NoExecute, or leave it out",
+        {"spec.cluster.tolerations": [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 9}]},
+    ),
+    Example(
+        {"spec.cluster.securityContext.runAsUser": 0},
+        "spec.cluster.securityContext.runAsUser",
+        "securityContext.runAsUser must be above 0, since pods never run as root: write another user's id, or leave it "
+        "out for the image's",
+        {"spec.cluster.securityContext": {"runAsUser": 1, "fsGroup": 0}},
+    ),
+    *(
+        Example(
+            {f"spec.cluster.{name}": {"two words": "a"}},
+            f"spec.cluster.{name}",
+            f"cluster.{name} must have keys such as zone or example.com/zone, with at most 63 letters, digits, -, _ "
+            "and . after the /: mend the key",
+            {f"spec.cluster.{name}": {"Zone_1": "a", f"example.com/{'a' * 63}": "b"}},
+        )
+        for name in ("nodeSelector", "podLabels", "podAnnotations")
+    ),
+    Example(
+        {"spec.cluster.podLabels": {"tensafe.io/job-uid": "another"}},
+        "spec.cluster.podLabels",
+        "cluster.podLabels must not have app.kubernetes.io/managed-by, tensafe.io/ or ray.io/, since the operator and "
+        "KubeRay set those: leave them out",
+        {"spec.cluster.podLabels": {"app.kubernetes.io/part-of": "claims"}},
+    ),
 ]
 
 MORE_REFUSED = [
@@ -226,13 +304,43 @@ MORE_REFUSED = [
     {"spec.evaluation": {"uri": "file:///data/a/", "visibility": "Public"}, "spec.dataset.uri": "/data/a"},
     {"spec.evaluation": {"uri": "/data/a", "visibility": "Public"}, "spec.dataset.uri": "file:///data/a/"},
     {"spec.cluster.workers": 1, "spec.aggregation.colludingWorkers": 1},
+    {"spec.dataset.uri": "/data/a", "spec.checkpoint.uri": "file:///data/a/"},
+    {"spec.evaluation": {"uri": "s3://e", "visibility": "Private"}, "spec.checkpoint.uri": "s3://e/"},
+    {"spec.checkpoint.uri": "pvc://m/a", "spec.cluster.volumes": [volume("/mnt/m/a")]},
+    {
+        "spec.evaluation": {"uri": "pvc://m", "visibility": "Private"},
+        "spec.cluster.volumes": [volume("/mnt/v", "one"), volume("/mnt", "two")],
+    },
+    {"spec.cluster.env": [{"name": "A", "value": ""}, {"name": "TENSAFE_POD_UID", "value": "x"}]},
+    {"spec.cluster.env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "two words"}}}]},
+    {"spec.cluster.image": "my image", "spec.cluster.rayVersion": "2.60.0"},
+    {"spec.cluster.image": "https://registry.example/a", "spec.cluster.rayVersion": "2.60.0"},
+    {"spec.cluster.podLabels": {"ray.io/cluster": "x"}},
+    {"spec.cluster.podLabels": {"app.kubernetes.io/managed-by": "x"}},
+    {"spec.cluster.podLabels": {"-a": "x"}},
+    {"spec.cluster.podLabels": {"Example.com/a": "x"}},
+    {"spec.cluster.nodeSelector": {"a" * 64: "x"}},
+    {"spec.cluster.tolerations": [{"key": "two words"}]},
+    {"spec.cluster.tolerations": [{"key": "a", "tolerationSeconds": 9}]},
+    {"spec.cluster.tolerations": [{"key": "a", "value": "two words"}]},
+    {"spec.cluster.volumes": [volume("/v", "run")]},
+    {"spec.cluster.volumes": [volume("/v", "a.b")]},
+    {"spec.cluster.volumes": [volume("/etc/tensafe/job")]},
+    {"spec.cluster.volumes": [volume("/var")]},
+    {"spec.cluster.volumes": [volume("/")]},
+    {"spec.cluster.volumes": [volume("/a/../etc")]},
+    {"spec.cluster.volumes": [{"name": "v", "mountPath": "/v", "emptyDir": "1"}]},
 ]
 
 DECIMAL = 'is not a decimal number such as "8", "0.05" or "2e-4"'
+DATA = (
+    "is not a place of data: s3://bucket/path/, gs://bucket/path/, file:///path, pvc://claim/path, "
+    "hf://datasets/owner/name or a path"
+)
 BAD_INPUT: list[tuple[dict[str, Any], str | None]] = [
     (
         {"spec.privacy.targetEpsilon": 8},
-        'spec.privacy.targetEpsilon: is a bare number: write targetEpsilon: "8", quoted',
+        'spec.privacy.targetEpsilon: is a bare number: write "8", quoted',
     ),
     ({"spec.privacy.targetEpsilon": "NaN"}, f'spec.privacy.targetEpsilon: "NaN" {DECIMAL}'),
     ({"spec.privacy.targetEpsilon": "inf"}, f'spec.privacy.targetEpsilon: "inf" {DECIMAL}'),
@@ -248,7 +356,7 @@ BAD_INPUT: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.privacy.targetDelta": "1"}, 'spec.privacy.targetDelta: "1" must be below 1'),
     (
         {"spec.privacy.targetEpsilon": True},
-        "spec.privacy.targetEpsilon: is read as a truth value: write targetEpsilon as a decimal number such as "
+        "spec.privacy.targetEpsilon: is read as a truth value: write a decimal number such as "
         '"8", "0.05" or "2e-4", quoted',
     ),
     ({"spec.lora.rank": float("nan")}, "spec.lora.rank: must be a whole number without quotes, not NaN"),
@@ -263,6 +371,45 @@ BAD_INPUT: list[tuple[dict[str, Any], str | None]] = [
     ({"spec.retry.xyz": 1}, "spec.retry.xyz: unknown field: spec.retry has maxAttempts, maxRestarts"),
     ({"spec.privacy.hideStepTime": True}, None),
     ({"spec.dataset.uri": "s3:/clinic"}, None),
+    ({"spec.dataset.uri": "pvc://My_Claim/train.jsonl"}, f'spec.dataset.uri: "pvc://My_Claim/train.jsonl" {DATA}'),
+    ({"spec.dataset.uri": "pvc:///train.jsonl"}, f'spec.dataset.uri: "pvc:///train.jsonl" {DATA}'),
+    ({"spec.dataset.uri": "az://clinic/claims"}, f'spec.dataset.uri: "az://clinic/claims" {DATA}'),
+    (
+        {"spec.checkpoint.uri": "hf://clinic/claims"},
+        'spec.checkpoint.uri: "hf://clinic/claims" is not a place of checkpoints: s3://bucket/path/, '
+        "gs://bucket/path/, file:///path, pvc://claim/path or a path",
+    ),
+    ({"spec.checkpoint.uri": "pvc://../other"}, None),
+    (
+        {"spec.cluster.worker.memory": "1"},
+        'spec.cluster.worker.memory: "1" must be at least 256Mi: write its unit, as in "8Gi"',
+    ),
+    (
+        {"spec.cluster.head.memory": "8"},
+        'spec.cluster.head.memory: "8" must be at least 256Mi: write its unit, as in "8Gi"',
+    ),
+    (
+        {"spec.cluster.worker.gpuResource": "kubernetes.io/gpu"},
+        'spec.cluster.worker.gpuResource: "kubernetes.io/gpu" is no name of a device, since kubernetes.io is '
+        "Kubernetes' own: write one such as nvidia.com/gpu",
+    ),
+    (
+        {"spec.cluster.rayVersion": "2.9.0"},
+        'spec.cluster.rayVersion: "2.9.0" is not a version of Ray such as 2.60.0, at least 2.52.0, whose clusters ask '
+        "for a token",
+    ),
+    ({"spec.cluster.rayVersion": "2.60.0-py311"}, None),
+    (
+        {"spec.cluster.queueName": "q" * 64},
+        "spec.cluster.queueName: is 64 characters long: write at most 63",
+    ),
+    ({"spec.cluster.schedulerName": "a..b"}, None),
+    (
+        {"spec.cluster.nodeSelector": {"zone": "two words"}},
+        'spec.cluster.nodeSelector.zone: "two words" is not the value of a label: at most 63 letters, digits, -, _ and '
+        "., a letter or digit first and last",
+    ),
+    ({"spec.cluster.nodeSelector": {"zone": 1}}, 'spec.cluster.nodeSelector.zone: is a bare number: write "1", quoted'),
     (
         {"spec.training": {"steps": 1, "schedule": "linear"}},
         'spec.training.schedule: "linear" is none of Linear, Cosine, Constant: did you mean Linear?',
@@ -275,7 +422,7 @@ BAD_INPUT: list[tuple[dict[str, Any], str | None]] = [
         {"spec.cluster.worker.memory": "8GB"},
         'spec.cluster.worker.memory: "8GB" is not a size such as "8Gi" or "512Mi"',
     ),
-    ({"spec.cluster.worker.cpus": 8}, 'spec.cluster.worker.cpus: is a bare number: write cpus: "8", quoted'),
+    ({"spec.cluster.worker.cpus": 8}, 'spec.cluster.worker.cpus: is a bare number: write "8", quoted'),
     ({"spec.lora": [1]}, "spec.lora: must be a mapping of names to values, not [1]"),
     ({"spec.lora.targetModules": "q"}, 'spec.lora.targetModules: must be a list such as [a, b], not "q"'),
     ({"spec.lora.targetModules": ["q", "q"]}, 'spec.lora.targetModules: has "q" twice: keep one of them'),
@@ -307,8 +454,6 @@ ARITHMETIC: list[tuple[dict[str, Any], str]] = [
     ({"spec.privacy.accountant": "PLD", "spec.training": {"steps": 2_000_000}}, "spec.privacy.accountant: "),
     ({"spec.privacy.accountant": "PLD", "spec.privacy.targetEpsilon": "101"}, "spec.privacy.accountant: "),
     ({"spec.training": {"epochs": "1000000000"}}, "spec.training.epochs: "),
-    ({"spec.dataset.uri": "pvc://My_Claim/train.jsonl"}, "spec.dataset.uri: "),
-    ({"spec.checkpoint.uri": "pvc://../other"}, "spec.checkpoint.uri: "),
     (
         {"spec.dataset.unit.atLeast": 2_000_000_000, "spec.training": {"expectedBatchSize": 1_000_000_000, "steps": 2}},
         "spec.training.expectedBatchSize: ",

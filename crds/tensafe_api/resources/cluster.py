@@ -8,26 +8,39 @@ Kubernetes users know are kept.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tensafe_api.resources.block import Block, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
 from tensafe_api.resources.values import (
+    QUALIFIED,
     Count,
     Cpus,
     EnvName,
     Flag,
+    Image,
     LabelMap,
+    Labels,
+    LabelValue,
     Memory,
     MountPath,
     ObjectName,
     OptionalName,
+    QualifiedName,
+    QueueName,
+    RayVersion,
     ResourceName,
+    Size,
     Text,
-    Word,
+    VolumeName,
+    matches,
 )
+
+_OURS = ("RAY_", "TENSAFE_")
 
 
 def _one_of(*values: object) -> bool:
@@ -75,11 +88,11 @@ class Toleration(Block):
     It has no defaults of its own: one that the API server fills into a list looks like drift to Argo CD.
     """
 
-    key: Text | None = Field(None, description="Key of the taint; absent with Exists: every taint.")
+    key: QualifiedName | None = Field(None, description="Key of the taint; absent with Exists: every taint.")
     operator: Literal["Exists", "Equal"] | None = Field(
         None, description="Whether the value counts; default: Equal, as in pods."
     )
-    value: Text | None = Field(None, description="Value of the taint, for Equal.")
+    value: LabelValue | None = Field(None, description="Value of the taint, for Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Effect of the taint; default: every effect."
     )
@@ -87,12 +100,45 @@ class Toleration(Block):
         None, description="How long a NoExecute taint is put up with, in seconds; default: for ever."
     )
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.key) || has(self.operator) && self.operator == 'Exists'",
+            "tolerations needs a key, but for Exists: write the key of the taint, or operator: Exists for every taint",
+            lambda toleration: toleration.key is not None or toleration.operator == "Exists",
+            ".key",
+        ),
+        Rule(
+            "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
+            "tolerations takes no value with Exists: leave it out, or write operator: Equal",
+            lambda toleration: toleration.value is None or toleration.operator != "Exists",
+            ".value",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || has(self.effect) && self.effect == 'NoExecute'",
+            "tolerations.tolerationSeconds belongs to NoExecute: write effect: NoExecute, or leave it out",
+            lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
+            ".tolerationSeconds",
+        ),
+    )
+
 
 class SecurityContext(Block):
     """Under which ids the containers run."""
 
-    run_as_user: Count | None = Field(None, description="User id of the processes; default: the image's.")
+    run_as_user: Count | None = Field(
+        None, description="User id of the processes, not 0, since pods never run as root; default: the image's."
+    )
     fs_group: Count | None = Field(None, description="Group id that owns the volumes; default: none.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.runAsUser) || self.runAsUser > 0",
+            "securityContext.runAsUser must be above 0, since pods never run as root: write another user's id, or "
+            "leave it out for the image's",
+            lambda context: context.run_as_user is None or context.run_as_user > 0,
+            ".runAsUser",
+        ),
+    )
 
 
 class EnvSource(Block):
@@ -113,7 +159,9 @@ class EnvSource(Block):
 class EnvVar(Block):
     """An environment variable of the workers."""
 
-    name: EnvName = Field(description="Name of the variable.")
+    name: EnvName = Field(
+        description="Name of the variable; none that begins with RAY_ or TENSAFE_, which KubeRay and the operator set."
+    )
     value: Text | None = Field(None, description="Its value; or valueFrom.")
     value_from: EnvSource | None = Field(None, description="Where its value comes from; or value.")
 
@@ -122,6 +170,12 @@ class EnvVar(Block):
             "has(self.value) != has(self.valueFrom)",
             "env takes exactly one of value and valueFrom for each name: write one of them",
             lambda variable: _one_of(variable.value, variable.value_from),
+        ),
+        Rule(
+            f"!{list(_OURS)}.exists(prefix, self.name.startsWith(prefix))",
+            "env takes no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: leave it out",
+            lambda variable: not variable.name.startswith(_OURS),
+            ".name",
         ),
     )
 
@@ -144,13 +198,19 @@ class EnvFrom(Block):
 class Volume(Block):
     """A volume of the workers, and where it appears."""
 
-    name: ObjectName = Field(description="Name of the volume, different for each.")
-    mount_path: MountPath = Field(description="Directory where the volume appears.")
+    name: VolumeName = Field(
+        description="Name of the volume, different for each; not job, key, run, shared-mem or pvc-..., which are the "
+        "pods' own."
+    )
+    mount_path: MountPath = Field(
+        description="Directory where the volume appears, different for each; not one that holds or lies in "
+        "/etc/tensafe, /var/run/tensafe or /var/run/secrets."
+    )
     read_only: Flag = Field(False, description="Whether the volume cannot be written to.")
     pvc: ObjectName | None = Field(None, description="A PersistentVolumeClaim, by name.")
     secret: ObjectName | None = Field(None, description="A Secret, by name.")
     config_map: ObjectName | None = Field(None, description="A ConfigMap, by name.")
-    empty_dir: Memory | None = Field(None, description="An empty directory of at most this size, such as 10Gi.")
+    empty_dir: Size | None = Field(None, description="An empty directory of at most this size, such as 10Gi.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -161,19 +221,31 @@ class Volume(Block):
     )
 
 
+def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
+    return Rule(
+        f"!has(self.{name}) || self.{name}.all(key, {matches('key', QUALIFIED)})",
+        f"cluster.{name} must have keys such as zone or example.com/zone, with at most 63 letters, digits, -, _ and . "
+        "after the /: mend the key",
+        lambda cluster: all(re.fullmatch(QUALIFIED, key) for key in labels(cluster)),
+        f".{name}",
+    )
+
+
 class Cluster(Block):
-    """The workers and the head. It may change while the job is suspended, except for workers."""
+    """The workers and the head. It may change while the job is suspended, except for workers and serviceAccountName."""
 
     workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
         description="How many workers share the work, from 1 to 16. One alone has nothing to mask."
     )
     worker: Worker = Field(default_factory=Worker, description="What each worker gets.")
     head: Head = Field(default_factory=Head, description="What the head gets.")
-    image: Word | None = Field(
+    image: Image | None = Field(
         None, description="Image of workers and head, with rayVersion; default: the operator's release has its own."
     )
-    ray_version: Word | None = Field(
-        None, description="Version of Ray in the image, with image; default: the operator's release has its own."
+    ray_version: RayVersion | None = Field(
+        None,
+        description="Version of Ray in the image, with image, at least 2.52.0; default: the operator's release has its "
+        "own.",
     )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="When the image is pulled."
@@ -183,19 +255,24 @@ class Cluster(Block):
     )
     service_account_name: OptionalName = Field(
         "",
-        description="Service account of the pods, which alone may charge the ledger; default: the namespace's own.",
+        description="Service account of the workers, which alone may charge the ledger; it cannot change. Default: the "
+        "operator makes one of the job's own, named as the job.",
     )
-    queue_name: OptionalName = Field("", description="Kueue queue that the job waits in; default: none.")
+    queue_name: QueueName = Field("", description="Kueue queue that the job waits in; default: none.")
     priority_class_name: OptionalName = Field("", description="Priority class of the pods; default: the cluster's.")
     runtime_class_name: OptionalName = Field("", description="Runtime class of the pods; default: the cluster's.")
     scheduler_name: OptionalName = Field("", description="Scheduler of the pods; default: the cluster's.")
-    node_selector: LabelMap = Field(
+    node_selector: Labels = Field(
         default_factory=dict, description="Labels of the nodes that the pods may run on; default: any node."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
         (), description="Taints that the pods put up with; default: none."
     )
-    pod_labels: LabelMap = Field(default_factory=dict, description="Further labels of the pods.")
+    pod_labels: Labels = Field(
+        default_factory=dict,
+        description="Further labels of the pods; none of tensafe.io/, ray.io/ and app.kubernetes.io/managed-by, which "
+        "the operator and KubeRay set.",
+    )
     pod_annotations: LabelMap = Field(
         default_factory=dict,
         description="Further annotations of the pods, on top of those that keep autoscalers and meshes away.",
@@ -219,6 +296,29 @@ class Cluster(Block):
             "cluster.rayVersion is needed with an image of your own: write the version of Ray in it",
             lambda cluster: cluster.image is None or cluster.ray_version is not None,
             ".rayVersion",
+        ),
+        _qualified("nodeSelector", lambda cluster: cluster.node_selector),
+        _qualified("podLabels", lambda cluster: cluster.pod_labels),
+        _qualified("podAnnotations", lambda cluster: cluster.pod_annotations),
+        Rule(
+            "!has(self.podLabels) || !self.podLabels.exists(key, key == 'app.kubernetes.io/managed-by' || "
+            "key.startsWith('tensafe.io/') || key.startsWith('ray.io/'))",
+            "cluster.podLabels must not have app.kubernetes.io/managed-by, tensafe.io/ or ray.io/, since the operator "
+            "and KubeRay set those: leave them out",
+            lambda cluster: (
+                not any(
+                    key == "app.kubernetes.io/managed-by" or key.startswith(("tensafe.io/", "ray.io/"))
+                    for key in cluster.pod_labels
+                )
+            ),
+            ".podLabels",
+        ),
+        Rule(
+            "!has(self.volumes) || "
+            "self.volumes.all(one, self.volumes.exists_one(other, other.mountPath == one.mountPath))",
+            "cluster.volumes must not have a mountPath twice: choose another one for each volume",
+            lambda cluster: len({volume.mount_path for volume in cluster.volumes}) == len(cluster.volumes),
+            ".volumes",
         ),
     )
 

@@ -20,7 +20,18 @@ from tensafe_api.resources.data import Dataset, Evaluation
 from tensafe_api.resources.learning import Aggregation, Checkpoint, Privacy, Storage, Training
 from tensafe_api.resources.model import Lora, Model
 from tensafe_api.resources.status import Status
-from tensafe_api.resources.values import Count, Flag, JobName, LabelMap, ObjectName, Positive, Text, Timestamp
+from tensafe_api.resources.values import (
+    DECIMAL,
+    Count,
+    Flag,
+    JobName,
+    LabelMap,
+    ObjectName,
+    Positive,
+    Text,
+    Timestamp,
+    matches,
+)
 
 GROUP = "tensafe.io"
 VERSION = "v1alpha1"
@@ -41,6 +52,10 @@ class Metadata(Block):
     generation: Count | None = Field(None, description="Number of the spec's last change, given by the API server.")
     resource_version: Text | None = Field(None, description="Version of the object, given by the API server.")
     creation_timestamp: Timestamp | None = Field(None, description="When the job was made.")
+
+
+_ACCOUNT = "(has({0}.cluster.serviceAccountName) ? {0}.cluster.serviceAccountName : '')"
+"""In CEL. `orValue` would be shorter, but the API server's estimate of its cost knows no bounds."""
 
 
 def _immutable(name: str, *, optional: bool) -> Transition:
@@ -64,6 +79,26 @@ def _spellings(uri: str) -> set[str]:
 
 def _spellings_in_cel(uri: str) -> str:
     return f"[{uri}, {uri} + '/', 'file://' + {uri}, 'file://' + {uri} + '/']"
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two URIs name one place: those that differ by file:// or a slash at the end have a spelling in common."""
+    return not _spellings(one).isdisjoint(_spellings(other))
+
+
+def _same_in_cel(one: str, other: str) -> str:
+    # A chain of `map` would say it more directly, but the API server's estimate of its cost is above the budget of a
+    # whole CRD.
+    return f"{_spellings_in_cel(one)}.exists(uri, uri in {_spellings_in_cel(other)})"
+
+
+def _hides(path: str, uri: str) -> bool:
+    """Whether a volume mounted at `path` would hide what is at a pvc:// URI: a claim is mounted at /mnt/claim."""
+    return uri.startswith("pvc://") and f"{uri.replace('pvc:/', '/mnt')}/".startswith(f"{path}/")
+
+
+def _hides_in_cel(path: str, uri: str) -> str:
+    return f"{uri}.startsWith('pvc://') && ({uri}.replace('pvc:/', '/mnt') + '/').startsWith({path} + '/')"
 
 
 class Spec(Block):
@@ -91,7 +126,8 @@ class Spec(Block):
     children_ttl_seconds: Count = Field(
         3600,
         alias="childrenTTLSeconds",
-        description="How long pods and RayJobs stay after the end, in seconds. The job itself is never removed.",
+        description="How long RayJobs stay after the end, in seconds; their pods go at once, and the logs with them. "
+        "The job itself is never removed.",
     )
     suspend: Flag = Field(
         False, description="Stop at a checkpoint and wait. A job made suspended shows its noise and epsilon at once."
@@ -99,7 +135,7 @@ class Spec(Block):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.privacy.targetDelta) || "
+            f"!has(self.privacy.targetDelta) || !{matches('self.privacy.targetDelta', DECIMAL)} || "
             "double(self.privacy.targetDelta) * double(self.dataset.unit.atLeast) < 1.0",
             "privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it out for "
             "1 / (10 x unit.atLeast)",
@@ -138,19 +174,53 @@ class Spec(Block):
             ".model.chatTemplate",
         ),
         Rule(
-            # Two URIs that differ by file:// or a slash at the end have a spelling in common. A chain of `map` would
-            # say it more directly, but the API server's estimate of its cost is above the budget of a whole CRD.
             "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
-            f"!{_spellings_in_cel('self.evaluation.uri')}.exists(uri, "
-            f"uri in {_spellings_in_cel('self.dataset.uri')})",
+            f"!{_same_in_cel('self.evaluation.uri', 'self.dataset.uri')}",
             "evaluation.visibility must not be Public where evaluation.uri is dataset.uri, since the status would show "
             "exact losses of the private data: write Private, or the uri of a public set",
             lambda spec: (
                 spec.evaluation is None
                 or spec.evaluation.visibility != "Public"
-                or _spellings(spec.evaluation.uri).isdisjoint(_spellings(spec.dataset.uri))
+                or not _same(spec.evaluation.uri, spec.dataset.uri)
             ),
             ".evaluation.visibility",
+        ),
+        Rule(
+            f"!{_same_in_cel('self.checkpoint.uri', 'self.dataset.uri')} && "
+            f"(!has(self.evaluation) || !{_same_in_cel('self.checkpoint.uri', 'self.evaluation.uri')})",
+            "checkpoint.uri must not be dataset.uri or evaluation.uri, since checkpoints would lie among the data: "
+            "write a place of their own",
+            lambda spec: (
+                not _same(spec.checkpoint.uri, spec.dataset.uri)
+                and (spec.evaluation is None or not _same(spec.checkpoint.uri, spec.evaluation.uri))
+            ),
+            ".checkpoint.uri",
+        ),
+        Rule(
+            "!has(self.cluster.volumes) || !self.cluster.volumes.exists(volume, "
+            f"{_hides_in_cel('volume.mountPath', 'self.dataset.uri')} || "
+            f"{_hides_in_cel('volume.mountPath', 'self.checkpoint.uri')} || "
+            f"has(self.evaluation) && {_hides_in_cel('volume.mountPath', 'self.evaluation.uri')})",
+            "cluster.volumes must not hide /mnt/claim, where the claim of a pvc:// URI is mounted by itself: choose "
+            "another mountPath, or leave the volume out",
+            lambda spec: (
+                not any(
+                    _hides(volume.mount_path, part.uri)
+                    for volume in spec.cluster.volumes
+                    for part in (spec.dataset, spec.checkpoint, spec.evaluation)
+                    if part is not None
+                )
+            ),
+            ".cluster.volumes",
+        ),
+        Rule(
+            "!has(self.model.tokenSecret) || !has(self.cluster.env) || "
+            "!self.cluster.env.exists(variable, variable.name == 'HF_TOKEN')",
+            "cluster.env must not have HF_TOKEN beside model.tokenSecret, which sets it: leave one of them out",
+            lambda spec: (
+                spec.model.token_secret is None or all(variable.name != "HF_TOKEN" for variable in spec.cluster.env)
+            ),
+            ".cluster.env",
         ),
     )
     transitions: ClassVar[tuple[Transition, ...]] = (
@@ -174,6 +244,11 @@ class Spec(Block):
             "self.cluster.workers == oldSelf.cluster.workers",
             "spec.cluster.workers cannot change, since the noise is shared out over them: make a new job",
             ".cluster.workers",
+        ),
+        Transition(
+            f"{_ACCOUNT.format('self')} == {_ACCOUNT.format('oldSelf')}",
+            "spec.cluster.serviceAccountName cannot change, since the ledger lets it alone charge: make a new job",
+            ".cluster.serviceAccountName",
         ),
         _in_suspension("retry"),
     )

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from tensafe_api.resources.block import Block, Rule
 from tensafe_api.resources.values import (
-    URI,
     Count,
     Delta,
     Endpoint,
@@ -25,6 +24,7 @@ from tensafe_api.resources.values import (
     ObjectName,
     Positive,
     PositiveDecimal,
+    StoreURI,
     WeightDecay,
     Word,
 )
@@ -137,8 +137,9 @@ class Aggregation(Block):
 class Checkpoint(Block):
     """Where the adapter goes."""
 
-    uri: URI = Field(
-        description="Directory of the checkpoints, written as dataset.uri is. Each holds the adapter, the optimiser's "
+    uri: StoreURI = Field(
+        description="Directory of the checkpoints, as s3://, gs://, file://, pvc://claim/path or a path; not one of "
+        "data. Each holds the adapter, the optimiser's "
         "state and the privacy statement."
     )
     every_steps: Positive | None = Field(

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.resources.block import Block, Rule, Unique
-from tensafe_api.resources.values import Count, Flag, ObjectName, Positive, Share, Template, Word
+from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, Positive, Share, Template, Word
 
 Task = Literal["CausalLM", "SequenceClassification"]
 
@@ -20,7 +20,7 @@ class ObjectKey(Block):
     """One key of a Secret or ConfigMap in the job's namespace."""
 
     name: ObjectName = Field(description="Name of the Secret or ConfigMap.")
-    key: Word = Field(description="Key in its data.")
+    key: DataKey = Field(description="Key in its data.")
 
 
 class Model(Block):

@@ -4,22 +4,23 @@ In comes one value as YAML or JSON read it; out goes the same value, or one sent
 how to write it. `block` and the classes beside it act next.
 
 Numbers with a privacy meaning stay **strings** from the manifest to the ledger: a float would be rounded on the way,
-and an epsilon rounded down is a false claim. `number` gives the float where one is computed with. The patterns are
-needed although CEL checks the ranges: CEL's `double()` lets `inf`, `+5` and `0x1p-2` through. A bare number in such a
-field is refused, because the API server would refuse it too (the field's type is string).
+and an epsilon rounded down is a false claim. `number` gives the float where one is computed with. The forms are needed
+although CEL checks the ranges: CEL's `double()` lets `inf`, `+5` and `0x1p-2` through. A bare number in such a field is
+refused, because the API server would refuse it too (the field's type is string).
+
+A form is a rule in CEL as well, not the schema's `pattern`: of a pattern the API server says the regular expression,
+and no mend.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import Field, GetJsonSchemaHandler, ValidationInfo
-from pydantic.alias_generators import to_camel
+from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -57,54 +58,60 @@ def quantity(value: str) -> float:
     return float(Decimal(match["digits"]) * _SUFFIXES[match["suffix"] or ""])
 
 
+def matches(value: str, pattern: str) -> str:
+    """In CEL: whether the string `value` is of the form `pattern`, a regular expression without anchors and quotes."""
+    return f"{value}.matches(r'^({pattern})$')"
+
+
 @dataclass(frozen=True)
 class Written:
     """Annotation of a string: the form that it is written in.
 
     Attributes:
-        pattern: regular expression, the same in Python and RE2, without anchors.
+        pattern: regular expression, the same in Python and RE2, without anchors and single quotes.
         form: completes the sentence "... is not".
         max_length: in characters.
-        rules: further conditions, checked once the pattern matched.
-        hint: what to say of a string that does not match the pattern, where more can be said than the form.
+        rules: further conditions on strings of this form.
         format: OpenAPI format that the schema names, if any.
     """
 
     pattern: str
     form: str
     max_length: int = 253
-    rules: tuple[Rule, ...] = field(default=())
+    rules: tuple[Rule, ...] = ()
     format: str = ""
-    hint: Callable[[str], str] = field(default=lambda _: "")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.with_info_before_validator_function(self._read, core_schema.str_schema(strict=True))
+        return core_schema.no_info_before_validator_function(self._read, core_schema.str_schema(strict=True))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        written: JsonSchemaValue = {"type": "string", "maxLength": self.max_length, "pattern": f"^({self.pattern})$"}
-        if self.format:
-            written["format"] = self.format
-        if self.rules:
-            written["x-kubernetes-validations"] = [rule.schema() for rule in self.rules]
+        written: JsonSchemaValue = {"type": "string", "maxLength": self.max_length}
+        if self.format:  # to CEL no string, but what it stands for
+            return written | {"format": self.format, "pattern": f"^({self.pattern})$"}
+        form = matches("self", self.pattern)
+        written["x-kubernetes-validations"] = [
+            {"rule": form, "message": f"is not {self.form}"},
+            *(rule.schema() | {"rule": f"!{form} || {rule.cel}"} for rule in self.rules),
+        ]
         return written
 
-    def _read(self, value: Any, info: ValidationInfo) -> Any:
+    def _read(self, value: Any) -> Any:
         if not isinstance(value, str):
-            raise _refusal(self._quoting(value, to_camel(info.field_name or "it")))
+            raise _refusal(self._quoting(value))
         if len(value) > self.max_length:
             raise _refusal(f"is {len(value)} characters long: write at most {self.max_length}")
         if not re.fullmatch(self.pattern, value, re.ASCII):
-            raise _refusal(f'"{value}" {self.hint(value) or f"is not {self.form}"}')
+            raise _refusal(f'"{value}" is not {self.form}')
         for rule in self.rules:
             if not rule.holds(value):
                 raise _refusal(f'"{value}" {rule.message}')
         return value
 
-    def _quoting(self, value: Any, name: str) -> str:
+    def _quoting(self, value: Any) -> str:
         if isinstance(value, bool):
-            return f"is read as a truth value: write {name} as {self.form}, quoted"
+            return f"is read as a truth value: write {self.form}, quoted"
         if isinstance(value, (int, float)) and math.isfinite(value):
-            return f'is a bare number: write {name}: "{value}", quoted'
+            return f'is a bare number: write "{value}", quoted'
         return f"{value if isinstance(value, float) else 'it'} is not {self.form}"
 
 
@@ -119,8 +126,12 @@ _SUFFIXES |= {letter: Decimal(1000) ** power for power, letter in enumerate("kMG
 _SUFFIXES |= {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGT", start=1)}
 
 
+DECIMAL = rf"-?{_DECIMAL}"
+"""Form of a decimal string. A sign is read, and then refused by what the number must be above."""
+
 _FINITE = Rule("double(self) < 1e300", "must be below 1e300", lambda text: float(text) < 1e300)
 _POSITIVE = Rule("double(self) > 0.0", "must be above 0", lambda text: float(text) > 0)
+_NOT_NEGATIVE = Rule("!self.startsWith('-')", "must not be below 0", lambda text: not text.startswith("-"))
 _LEAST_DELTA = Rule(
     f"double(self) >= {LEAST_DELTA}", f"must be at least {LEAST_DELTA}", lambda text: float(text) >= LEAST_DELTA
 )
@@ -129,12 +140,7 @@ _UP_TO_ONE = Rule("double(self) <= 1.0", "must be at most 1", lambda text: float
 
 
 def _decimal(*rules: Rule) -> Written:
-    least = "must be above 0" if _POSITIVE in rules else "must not be below 0"
-
-    def hint(text: str) -> str:
-        return least if text.startswith("-") and re.fullmatch(_DECIMAL, text[1:], re.ASCII) else ""
-
-    return Written(_DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules, hint=hint)
+    return Written(DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules)
 
 
 PositiveDecimal = Annotated[str, _decimal(_POSITIVE, _FINITE)]
@@ -157,13 +163,13 @@ LearningRate = Annotated[
 ]
 """A decimal string above 0, up to 100."""
 WeightDecay = Annotated[
-    str, _decimal(Rule("double(self) <= 100.0", "must be at most 100", lambda text: float(text) <= 100))
+    str,
+    _decimal(_NOT_NEGATIVE, Rule("double(self) <= 100.0", "must be at most 100", lambda text: float(text) <= 100)),
 ]
 """A decimal string from 0 to 100."""
 GradNorm = Annotated[
     str,
     _decimal(
-        _POSITIVE,
         Rule(
             "double(self) >= 1e-6 && double(self) <= 1e6",
             "must be from 1e-6 to 1e6, where float32 gradients still have their digits",
@@ -175,7 +181,6 @@ GradNorm = Annotated[
 LossScale = Annotated[
     str,
     _decimal(
-        _POSITIVE,
         Rule(
             "double(self) >= 1.0 && double(self) <= 16777216.0",
             "must be from 1 to 16777216",
@@ -184,45 +189,67 @@ LossScale = Annotated[
     ),
 ]
 """A decimal string from 1 to 2^24."""
-NonNegativeDecimal = Annotated[str, _decimal(_FINITE)]
-"""A decimal string of 0 or more (the pattern has no sign)."""
+NonNegativeDecimal = Annotated[str, _decimal(_NOT_NEGATIVE, _FINITE)]
+"""A decimal string of 0 or more."""
 Delta = Annotated[str, _decimal(_LEAST_DELTA, _BELOW_ONE)]
 """A decimal string from 1e-300 to below 1."""
-Share = Annotated[str, _decimal(_BELOW_ONE)]
+Share = Annotated[str, _decimal(_NOT_NEGATIVE, _BELOW_ONE)]
 """A decimal string from 0 to below 1."""
 Rate = Annotated[str, _decimal(_POSITIVE, _UP_TO_ONE)]
 """A decimal string above 0, up to 1."""
-Fraction = Annotated[str, _decimal(_UP_TO_ONE)]
+Fraction = Annotated[str, _decimal(_NOT_NEGATIVE, _UP_TO_ONE)]
 """A decimal string from 0 to 1."""
 
-_SOME = Rule(
-    "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
-    "must be above 0",
-    lambda text: quantity(text) > 0,
-)
-Memory = Annotated[
-    str, Written(r"[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?", 'a size such as "8Gi" or "512Mi"', 32, (_SOME,))
-]
-"""A Kubernetes quantity of bytes above 0."""
+_SOME = Rule("quantity(self).isGreaterThan(quantity('0'))", "must be above 0", lambda text: quantity(text) > 0)
+
+
+def _size(least: str) -> Written:
+    enough = Rule(
+        f"quantity(self).compareTo(quantity('{least}')) >= 0",
+        f'must be at least {least}: write its unit, as in "8Gi"',
+        lambda text: quantity(text) >= quantity(least),
+    )
+    return Written(r"[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?", 'a size such as "8Gi" or "512Mi"', 32, (enough,))
+
+
+Memory = Annotated[str, _size("256Mi")]
+"""A Kubernetes quantity of bytes, at least what Ray starts with: its object store, of which a pod gives three tenths,
+takes 75Mi."""
+Size = Annotated[str, _size("1Mi")]
+"""A Kubernetes quantity of bytes on a disk."""
 Cpus = Annotated[str, Written(r"[0-9]+(\.[0-9]+)?m?", 'a number of cores such as "8" or "500m"', 32, (_SOME,))]
 """A Kubernetes quantity of CPU cores above 0."""
 
-ObjectName = Annotated[
-    str,
-    Written(
-        r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?",
-        "the name of a Kubernetes object: lower-case letters, digits, - and .",
-    ),
-]
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
+_OBJECT = "the name of a Kubernetes object: lower-case letters, digits, - and ., a letter or digit around each ."
+
+ObjectName = Annotated[str, Written(_SUBDOMAIN, _OBJECT)]
 """Name of a Kubernetes object (DNS-1123 subdomain)."""
-OptionalName = Annotated[
+OptionalName = Annotated[str, Written(f"({_SUBDOMAIN})?", _OBJECT)]
+"""Name of a Kubernetes object, or the empty string for the cluster's default."""
+QueueName = Annotated[
+    str, Written(f"({_SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
+]
+"""Name of a Kueue queue, which is the value of a label; or the empty string for none."""
+QUALIFIED = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+"""Form of the key of a label, an annotation or a taint."""
+QualifiedName = Annotated[str, Written(QUALIFIED, "a key such as zone or example.com/zone", 317)]
+"""Key of a taint."""
+LabelValue = Annotated[
     str,
     Written(
-        r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?",
-        "the name of a Kubernetes object: lower-case letters, digits, - and .",
+        f"({_WORD})?",
+        "the value of a label: at most 63 letters, digits, -, _ and ., a letter or digit first and last",
+        63,
     ),
 ]
-"""Name of a Kubernetes object, or the empty string for the cluster's default."""
+"""Value of a label or a taint."""
+DataKey = Annotated[
+    str, Written(r"\.?[-_A-Za-z0-9][-_.A-Za-z0-9]*", "a key of a Secret or ConfigMap: letters, digits, -, _ and .")
+]
+"""Key in the data of a Secret or ConfigMap."""
 JobName = Annotated[
     str,
     Written(
@@ -232,15 +259,18 @@ JobName = Annotated[
     ),
 ]
 """Name of a job: a DNS-1035 label of at most 40 characters, because longer ones wedge KubeRay."""
+_STORES = r"(s3|gs)://[^/\s].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0-9])?(/.*)?|[^:\r\n]+"
+_IN_STORES = "s3://bucket/path/, gs://bucket/path/, file:///path, pvc://claim/path"
 URI = Annotated[
     str,
     Written(
-        r"[a-z][a-z0-9+.-]*://.+|[^:\r\n]+",
-        "a URI such as s3://bucket/path/, file:///path, pvc://claim/path or hf://owner/name, or a path",
-        1024,
+        rf"{_STORES}|hf://.+|memory://.+", f"a place of data: {_IN_STORES}, hf://datasets/owner/name or a path", 1024
     ),
 ]
-"""A place: a URI of any scheme, or a path (a relative one is relative to the manifest, and for local runs only)."""
+"""Where data is read: a URI, or a path (a relative one is relative to the manifest, and for local runs only). memory://
+is how a job names a data set that Python handed over."""
+StoreURI = Annotated[str, Written(_STORES, f"a place of checkpoints: {_IN_STORES} or a path", 1024)]
+"""Where checkpoints are written: a URI, or a path."""
 Address = Annotated[str, Field(strict=True, min_length=1, max_length=8192)]
 """Where something lies that was written: a URI of any length that a path can come to."""
 Endpoint = Annotated[str, Written(r"https?://[^\s/]+(/\S*)?", "an address such as https://minio.example:9000", 1024)]
@@ -260,10 +290,86 @@ Word = Annotated[str, Written(r"\S(.*\S)?", "text that begins and ends with a vi
 EnvName = Annotated[str, Written(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 """Name of an environment variable."""
 ResourceName = Annotated[
-    str, Written(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*", "the name of a device such as nvidia.com/gpu")
+    str,
+    Written(
+        rf"{_SUBDOMAIN}/[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?",
+        "the name of a device such as nvidia.com/gpu",
+        rules=(
+            Rule(
+                "!self.contains('kubernetes.io/')",
+                "is no name of a device, since kubernetes.io is Kubernetes' own: write one such as nvidia.com/gpu",
+                lambda text: "kubernetes.io/" not in text,
+            ),
+        ),
+    ),
 ]
 """Name of an extended Kubernetes resource."""
-MountPath = Annotated[str, Written(r"/[^:\r\n]*", "an absolute path such as /mnt/data", 1024)]
+Image = Annotated[
+    str,
+    Written(
+        r"[A-Za-z0-9][-_.A-Za-z0-9]*(:[0-9]+)?(/[-_.a-z0-9]+)*(:[-_.A-Za-z0-9]+)?(@[a-z0-9]+:[0-9a-f]{32,})?",
+        "an image such as registry.example/tensafe-trainer:0.1, without blanks and https://",
+        512,
+    ),
+]
+"""Name of a container image."""
+RAY_VERSION = r"(2\.(5[2-9]|[6-9][0-9]|[1-9][0-9]{2})|([3-9]|[1-9][0-9])\.[0-9]{1,3})\.[0-9]{1,3}"
+"""Form of a version of Ray whose clusters can ask for a token. The chart's schema has the same."""
+RayVersion = Annotated[
+    str,
+    Written(
+        rf"{RAY_VERSION}(rc[0-9]+)?",
+        "a version of Ray such as 2.60.0, at least 2.52.0, whose clusters ask for a token",
+        32,
+    ),
+]
+"""Version of Ray, as KubeRay reads it: without what an image's tag adds."""
+
+_VOLUMES = ("job", "key", "run", "shared-mem")
+VolumeName = Annotated[
+    str,
+    Written(
+        _LABEL,
+        "the name of a volume: at most 63 lower-case letters, digits and -",
+        63,
+        (
+            Rule(
+                f"!(self in {list(_VOLUMES)}) && !self.startsWith('pvc-')",
+                f"is a name of the pods' own volumes ({', '.join(_VOLUMES)}, pvc-...): choose another name",
+                lambda text: text not in _VOLUMES and not text.startswith("pvc-"),
+            ),
+        ),
+    ),
+]
+"""Name of a volume of a pod."""
+_PLACES = ("/etc/tensafe", "/var/run/tensafe", "/var/run/secrets", "/run/tensafe", "/run/secrets")
+
+
+def _free(path: str) -> bool:
+    return not any(f"{place}/".startswith(f"{path}/") or f"{path}/".startswith(f"{place}/") for place in _PLACES)
+
+
+MountPath = Annotated[
+    str,
+    Written(
+        r"(/[^/:\r\n]+)+",
+        "an absolute path below / such as /mnt/data, without / at its end",
+        1024,
+        (
+            Rule(
+                r"!self.matches(r'/\.\.?(/|$)')",
+                "must not lead through . or ..: write the path that it comes to",
+                lambda text: not re.search(r"/\.\.?(/|$)", text),
+            ),
+            Rule(
+                f"!{list(_PLACES)}.exists(place, (place + '/').startsWith(self + '/') || "
+                "(self + '/').startsWith(place + '/'))",
+                f"covers what the pods mount themselves ({', '.join(_PLACES)}): choose a place such as /mnt/data",
+                _free,
+            ),
+        ),
+    ),
+]
 """Where a volume appears in a container."""
 
 Text = Annotated[str, Field(strict=True, max_length=1024)]
@@ -278,3 +384,5 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 """A whole number of 1 or more."""
 LabelMap = Annotated[dict[str, Text], Field(max_length=64)]
 """A map from strings to strings, at most 64 entries."""
+Labels = Annotated[dict[str, LabelValue], Field(max_length=64)]
+"""A map from keys to values of labels, at most 64 entries."""

@@ -207,14 +207,13 @@ def _own_environment(job_digest: str) -> list[Manifest]:
 
 
 def _environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:
-    """Ours first: what a job adds may not stand in for it, since the API server takes the last of two."""
+    """What the job adds, and ours. The schema refuses names that we set."""
     own = _own_environment(job_digest)
     own.append({"name": "TENSAFE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}})
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
         own.append({"name": "HF_TOKEN", "valueFrom": reference})
-    reserved = {each["name"] for each in own}
-    return [_env(each) for each in job.spec.cluster.env if each.name not in reserved] + own
+    return [_env(each) for each in job.spec.cluster.env] + own
 
 
 def _env(variable: EnvVar) -> Manifest:
@@ -241,12 +240,16 @@ def _volume(volume: Volume) -> Manifest:
 
 
 def _claims(job: TenSafeTrainingJob) -> list[Volume]:
-    """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to."""
+    """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to. Their names
+    are ours alone, so the schema would refuse them.
+    """
     written = {_claim(job.spec.checkpoint.uri)}
     uris = [job.spec.dataset.uri, job.spec.checkpoint.uri, job.spec.evaluation.uri if job.spec.evaluation else ""]
     claims = dict.fromkeys(claim for uri in uris if (claim := _claim(uri)))
     return [
-        Volume(name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim not in written, pvc=claim)
+        Volume.model_construct(
+            name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim not in written, pvc=claim
+        )
         for claim in claims
     ]
 

@@ -12,7 +12,7 @@ from controlplane import ControlPlane
 from gotools import source
 from jobs import MINIMAL, changed
 
-from tensafe_api.manifest import load_manifest, parse_job
+from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
@@ -35,10 +35,10 @@ WHOLE = {
         "schedulerName": "volcano",
         "nodeSelector": {"gpu": "a100"},
         "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "podLabels": {"team": "triage", "tensafe.io/job-uid": "another"},
+        "podLabels": {"team": "triage"},
         "podAnnotations": {"linkerd.io/inject": "enabled"},
         "securityContext": {"runAsUser": 1001, "fsGroup": 2000},
-        "env": [{"name": "A", "value": "1"}, {"name": "TENSAFE_POD_UID", "value": "forged"}],
+        "env": [{"name": "A", "value": "1"}],
         "envFrom": [{"secretRef": {"name": "more"}}],
         "volumes": [
             {"name": "scratch", "mountPath": "/scratch", "emptyDir": "10Gi"},
@@ -96,9 +96,27 @@ def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
     assert worker["spec"]["serviceAccountName"] == "federated"
 
 
+def refused(cluster: dict[str, Any]) -> bool:
+    try:
+        admitted({"spec.cluster": {"workers": 1, **cluster}})
+    except ManifestError:
+        return True
+    return False
+
+
 def test_what_a_job_adds_does_not_stand_in_for_ours() -> None:
-    _, worker = pods(admitted(WHOLE))
-    assert "forged" not in text_of(worker)
+    head, worker = pods(admitted(WHOLE))
+    for pod in (head, worker):
+        container = pod["spec"]["containers"][0]
+        for variable in container["env"]:
+            if variable["name"] not in ("A", "HF_TOKEN"):
+                assert refused({"env": [{"name": variable["name"], "value": "x"}]}), variable
+        for mount in container["volumeMounts"]:
+            if mount["name"] in ("job", "key", "run"):
+                assert refused({"volumes": [{**mount, "mountPath": "/v", "pvc": "p"}]}), mount
+                assert refused({"volumes": [{**mount, "name": "v", "pvc": "p"}]}), mount
+        for label in pod["metadata"]["labels"]:
+            assert refused({"podLabels": {label: "x"}}) or label == "team", label
     assert worker["metadata"]["labels"]["tensafe.io/job-uid"] == "11111111-2222"
     assert worker["metadata"]["labels"]["team"] == "triage"
     assert worker["metadata"]["annotations"]["linkerd.io/inject"] == "enabled"

@@ -289,7 +289,7 @@ def test_a_ledger_that_was_cut_during_the_run_is_not_believed_at_its_end(folder:
 
 
 @pytest.mark.parametrize(
-    "spelt", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "local://DATA", "."]
+    "spelt", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "file://DATA", "."]
 )
 def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(folder: Folder, spelt: str) -> None:
     (folder.place / "x").mkdir()

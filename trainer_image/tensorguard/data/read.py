@@ -46,7 +46,7 @@ def read(
 ) -> ray.data.Dataset:
     """The named columns of the files at `uri`, lazily.
 
-    uri: a path (relative ones start at base_dir), `file://`, or any fsspec scheme (`s3://`, `hf://datasets/...`); a
+    uri: a path (relative ones start at base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a
     file, a directory (searched through and through; names that start with "." or "_" are left out) or a glob.
     columns: role -> column name (`columns_of`). storage: endpoint and region; credentials come from the environment.
     format: parquet, jsonl, csv or tsv, needed only where names do not tell. Raises DataError: unreadable, no files, a

@@ -90,7 +90,7 @@ class TenSafeTrainingConfig(_Fields):
     mixed_precision: of the base weights: no or fp32, bf16, or fp16 (with a static loss scale of 1024, undone before
         clipping); what is trained is fp32 in all of them.
     checkpoint_frequency: in steps; default: a fiftieth of all. Evaluations keep its time.
-    checkpoint_dir: a path, or s3:// and any other fsspec scheme.
+    checkpoint_dir: a path, or s3:// or gs://.
     ray_timeout: seconds that workers may wait for each other; default 300.
     enable_audit_logging: each charge, checkpoint, evaluation and end is told to the logger `tensafe.audit`, as JSON.
     unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which thereby is public.
