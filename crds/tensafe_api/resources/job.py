@@ -253,6 +253,11 @@ class Spec(Block):
         _in_suspension("retry"),
     )
 
+    def places(self) -> dict[str, str]:
+        """The URIs that the job reads and writes, by the name of their block."""
+        blocks = {"dataset": self.dataset, "checkpoint": self.checkpoint, "evaluation": self.evaluation}
+        return {name: block.uri for name, block in blocks.items() if block is not None}
+
 
 class TenSafeTrainingJob(Block):
     """Fine-tunes a language model with LoRA under differential privacy, and says what that cost."""

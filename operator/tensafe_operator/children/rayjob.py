@@ -243,12 +243,12 @@ def _claims(job: TenSafeTrainingJob) -> list[Volume]:
     """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to. Their names
     are ours alone, so the schema would refuse them.
     """
-    written = {_claim(job.spec.checkpoint.uri)}
-    uris = [job.spec.dataset.uri, job.spec.checkpoint.uri, job.spec.evaluation.uri if job.spec.evaluation else ""]
-    claims = dict.fromkeys(claim for uri in uris if (claim := _claim(uri)))
+    places = job.spec.places()
+    written = _claim(places["checkpoint"])
+    claims = dict.fromkeys(claim for uri in places.values() if (claim := _claim(uri)))
     return [
         Volume.model_construct(
-            name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim not in written, pvc=claim
+            name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim != written, pvc=claim
         )
         for claim in claims
     ]

@@ -66,10 +66,8 @@ def _admitted(text: str) -> Admitted | Refused:
 def _local(job: TenSafeTrainingJob) -> str:
     """What only a run on one's own machine can have: places relative to the manifest. Paths on volumes are absolute."""
     spec = job.spec
-    places = {"spec.dataset.uri": spec.dataset.uri, "spec.checkpoint.uri": spec.checkpoint.uri}
-    if spec.evaluation is not None:
-        places["spec.evaluation.uri"] = spec.evaluation.uri
-    relative = [f"{path}: {uri}" for path, uri in places.items() if "://" not in uri and not uri.startswith("/")]
+    places = spec.places().items()
+    relative = [f"spec.{name}.uri: {uri}" for name, uri in places if "://" not in uri and not uri.startswith("/")]
     if spec.model.name.startswith("."):
         relative.append(f"spec.model.name: {spec.model.name}")
     mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"

@@ -141,10 +141,9 @@ class Mounted:
     def _with_claims(self, job: TenSafeTrainingJob) -> TenSafeTrainingJob:
         """pvc://claim/path is mounted at /mnt/claim."""
         spec = job.spec
-        parts = {"dataset": spec.dataset, "checkpoint": spec.checkpoint, "evaluation": spec.evaluation}
         update = {
-            name: part.model_copy(update={"uri": str(self.mounts / part.uri.removeprefix(CLAIM))})
-            for name, part in parts.items()
-            if part is not None and part.uri.startswith(CLAIM)
+            name: getattr(spec, name).model_copy(update={"uri": str(self.mounts / uri.removeprefix(CLAIM))})
+            for name, uri in spec.places().items()
+            if uri.startswith(CLAIM)
         }
         return job.model_copy(update={"spec": spec.model_copy(update=update)})
