@@ -63,6 +63,8 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
     parser.add_argument("--keep", type=Path, help="a folder for the servers' and operators' logs (default: none kept)")
     options = parser.parse_args()
+    if options.keep is not None and options.keep.is_dir() and any(options.keep.iterdir()):
+        parser.error(f"--keep {options.keep}: is not empty, and the servers would go on from what an earlier run left")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
     with tempfile.TemporaryDirectory() as aside:
         bed = Bed(options.keep or Path(aside))

@@ -23,7 +23,7 @@ from tensafe_api.guard import KEPT, admission_policies
 from tensafe_api.resources.block import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
-from tensafe_api.schema import schema_of
+from tensafe_api.schema import schema_of, with_patterns
 
 DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
 _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
@@ -142,6 +142,7 @@ def open_api_schema(kind: Kind) -> dict[str, Any]:
     # Of the metadata a CRD may say something about the name alone, and only by form.
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {"type": "object", "properties": {"name": name_schema}}
+    properties["status"] = with_patterns(properties["status"])
     if kind.status_default:
         properties["status"]["default"] = dict(kind.status_default)
     schema["required"] = ["metadata", "spec"]

@@ -106,16 +106,17 @@ class Reconciler:
                     seen = replace(seen, ledger=ledger, kuberay=await self._api.knows("RayJob"))
                     planned = await self._plan(seen)
                     continue
-                ray_jobs = tuple(each for each in made if each["kind"] == "RayJob")
                 stored = await write_status(self._api, seen.job, planned.status, self._clock())
                 if stored is not None:
                     self._learn(stored)
-                if not planned.grave or (stored is None and not ray_jobs):
+                if any(each["kind"] == "RayJob" for each in made):
+                    return self._clock()  # it has begun: to say since when can wait until others have, too
+                if not planned.grave or stored is None:
                     return planned.wake
                 attempts = planned.status.attempts
                 if not attempts or attempts[-1].end_time is not None:
                     return self._clock()  # what has ended is looked at anew
-                seen = replace(seen, job=stored or seen.job, ray_jobs=(*seen.ray_jobs, *ray_jobs))
+                seen = replace(seen, job=stored)
                 planned = await self._plan(seen)
         except NotYet as reason:
             if reason.refused is not None:

@@ -260,15 +260,17 @@ class Operator:
                     return  # the job has changed meanwhile, and is looked at again
                 if written:
                     world.job["status"] = status
-                new = tuple(copy.deepcopy(world.ray_jobs[name]) for name in world.made if name not in made)
-                if not planned.grave or not (written or new):
+                if world.made != made:
+                    self.wake = world.now  # it has begun: since when is said later
+                    return
+                if not planned.grave or not written:
                     return
                 attempts = planned.status.attempts
                 if not attempts or attempts[-1].end_time is not None:
                     self.wake = world.now  # what has ended is looked at anew
                     return
                 job = {**seen.job, "status": status}
-                seen = replace(seen, job=copy.deepcopy(job), ray_jobs=(*seen.ray_jobs, *new))
+                seen = replace(seen, job=copy.deepcopy(job))
             meanwhile()
             planned = plan(seen, world.now, SETTINGS)
 

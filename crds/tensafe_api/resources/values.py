@@ -63,6 +63,13 @@ def matches(value: str, pattern: str) -> str:
     return f"{value}.matches(r'^({pattern})$')"
 
 
+def form_of(cel: str) -> str | None:
+    """The form that a rule on a string asks for, where it asks for nothing else."""
+    start, end = matches("self", "|").split("|")
+    pattern = cel.removeprefix(start).removesuffix(end)
+    return pattern if cel == matches("self", pattern) else None
+
+
 @dataclass(frozen=True)
 class Written:
     """Annotation of a string: the form that it is written in.
