@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resolve import Claim
-from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus, PrivacyLedgerSpec
+from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
@@ -25,6 +25,7 @@ from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
 from tensafe_operator.plan.attempts import State, Verdict, judge
 from tensafe_operator.plan.conditions import set_conditions
 from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Object, Observed, Planned
+from tensafe_operator.plan.reading import has_ended, ledger_spec, ledger_status, terminal
 from tensafe_operator.plan.spent import fold_ledger
 from tensafe_operator.plan.times import seconds_of, text_of
 from tensafe_operator.plan.waiting import obstacle, ready
@@ -40,7 +41,6 @@ LOOK_SECONDS = 10.0
 """How often what nobody tells of is looked for."""
 _LONGEST_BACKOFF = 300.0
 _PHASES = {State.QUEUED: Phase.QUEUED, State.STARTING: Phase.STARTING, State.RUNNING: Phase.RUNNING}
-_ENDED = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 _UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
 """How an attempt may end without having failed."""
 
@@ -72,7 +72,7 @@ class _Reconcile:
             self._clean_up()
             return self._done()  # nothing is ever done for it again
         known, made = self.status.ledger_uid, self.seen.ledger
-        if known is not None and (_ledger_spec(made) is None or made is None or made["metadata"]["uid"] != known):
+        if known is not None and (made is None or made["metadata"]["uid"] != known):
             return self._lost()
         found = admit(self.seen.job, begun=known is not None)
         if isinstance(found, Refused):
@@ -84,10 +84,10 @@ class _Reconcile:
         release, which no longer takes what an older one took.
         """
         phase = Phase.PENDING
-        opened, record = _ledger_spec(self.seen.ledger), _ledger_status(self.seen.ledger)
+        opened, record = ledger_spec(self.seen.ledger), ledger_status(self.seen.ledger)
         if self.status.ledger_uid is not None and opened is not None:
             fold_ledger(self.status, Claim.of(opened), record)
-            if record is not None and _has_ended(record):
+            if record is not None and has_ended(record):
                 return self._ended(record)
             phase = Phase(self.status.phase or phase)
         self._say(phase, refused.reason, refused.message, accepted=False, stalled=True)
@@ -97,8 +97,7 @@ class _Reconcile:
         """A job has one ledger for its life: made once, and known by its UID before anything is spent."""
         name = names.ledger_name(admitted.job.metadata.name, admitted.job.metadata.uid or "")
         made, known = self.seen.ledger, self.status.ledger_uid
-        spec = _ledger_spec(made)
-        if made is None or spec is None:
+        if made is None:
             fold_ledger(self.status, admitted.plan, None)
             if self._suspended(admitted):
                 return self._done()  # its author lets it begin
@@ -107,11 +106,16 @@ class _Reconcile:
             self.actions += [Create(key), Create(ledger.ledger(admitted.job, admitted.plan, key))]
             self._starting(Phase.PENDING)
             return self._done()  # the API server tells of the new ledger
+        spec = ledger_spec(made)
+        if spec is None:
+            message = f"PrivacyLedger {name} is of another release: run the release of the operator that made it"
+            self._say(Phase(self.status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
+            return self._done()  # somebody installs that release
         if spec.job_uid != admitted.job.metadata.uid:
             self._say(Phase.PENDING, Reason.NAME_TAKEN, f"PrivacyLedger {name} is of another job", stalled=True)
             return self._done()  # somebody removes what stands in the way
         admitted = frozen(admitted, spec)
-        record = _ledger_status(made)
+        record = ledger_status(made)
         self.status.ledger_name, self.status.ledger_uid = name, made["metadata"]["uid"]
         fold_ledger(self.status, admitted.plan, record)
         self.status.workers = WorkerCount(
@@ -226,7 +230,7 @@ class _Reconcile:
         attempt = attempt.model_copy(update=ended)
         self._record(attempt)
         ray_job = self._ray_job(attempt.ray_job_name)
-        if ray_job is not None and not _terminal(ray_job):
+        if ray_job is not None and not terminal(ray_job):
             self._delete(ray_job)
         match verdict.state:
             case State.SUCCEEDED:
@@ -253,7 +257,7 @@ class _Reconcile:
 
     def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Planned:
         """No attempt is open: record the next one, once it may be."""
-        if record is not None and _has_ended(record):
+        if record is not None and has_ended(record):
             return self._ended(record)
         if self._suspended(admitted):
             return self._done()
@@ -291,7 +295,7 @@ class _Reconcile:
         self.grave = True
         name = self.status.ledger_name
         for ray_job in self.seen.ray_jobs:
-            if not _terminal(ray_job):
+            if not terminal(ray_job):
                 self._delete(ray_job)
         mend = Reason.LEDGER_LOST.mend
         self._say(Phase.FAILED, Reason.LEDGER_LOST, f"PrivacyLedger {name}: {Reason.LEDGER_LOST.sentence} {mend}")
@@ -315,7 +319,7 @@ class _Reconcile:
             if name == open_name or ended is None:
                 continue
             due = ended + (max(keep, KEPT_SECONDS) if name in failed else keep)
-            if not _terminal(ray_job) or due <= self.now:
+            if not terminal(ray_job) or due <= self.now:
                 self._delete(ray_job)
             else:
                 self.wakes.append(due)
@@ -394,27 +398,3 @@ class _Reconcile:
 def _over_for_good(status: Status) -> bool:
     """Whether the job has come to an end: from then on nothing is done for it but cleaning up."""
     return Phase(status.phase or Phase.PENDING).final
-
-
-def _terminal(ray_job: Object) -> bool:
-    """Whether KubeRay ends it by itself."""
-    status = ray_job.get("status") or {}
-    ended = status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED")
-    return ended or status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
-
-
-def _has_ended(record: LedgerStatus) -> bool:
-    """Whether the job's last word is recorded."""
-    return record.outcome in _ENDED and any(release.final for release in record.releases)
-
-
-def _ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
-    try:
-        return PrivacyLedgerSpec.model_validate(made["spec"], by_alias=True, by_name=False) if made else None
-    except ValueError:
-        return None
-
-
-def _ledger_status(made: Object | None) -> LedgerStatus | None:
-    status = made.get("status") if made else None
-    return LedgerStatus.model_validate(status, by_alias=True, by_name=False) if status else None

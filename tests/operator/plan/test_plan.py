@@ -358,6 +358,17 @@ def test_a_lost_ledger_ends_the_job(how: str) -> None:
     assert world.status["privacy"]["epsilonSpent"] == spent
 
 
+def test_a_ledger_that_another_release_has_made_is_not_lost() -> None:
+    world, operator = running()
+    before = (world.status["privacy"], set(world.ray_jobs))
+    assert world.ledger is not None
+    world.ledger["spec"]["madeByANewerRelease"] = True
+    operator.settle()
+    assert (world.status["privacy"], set(world.ray_jobs)) == before
+    assert (world.status["phase"], condition(world, "Stalled")["status"]) == ("Running", "True")
+    assert "run the release of the operator that made it" in condition(world, "Stalled")["message"]
+
+
 def test_without_kuberay_it_waits_and_then_goes_on() -> None:
     world = World.with_job()
     world.kuberay = False
