@@ -117,18 +117,27 @@ class Plane:
         names = ("get", "rayjob", "-o", "jsonpath={.items[*].metadata.name}")
         return sorted(self.plane.kubectl("-n", "clinic", *names).stdout.split())
 
-    def begun(self, name: str) -> bool:
-        return self.get("rayjob", f"{name}-a1") is not None
+    def begun(self, name: str, attempt: int = 1) -> bool:
+        return self.get("rayjob", f"{name}-a{attempt}") is not None
+
+    def through(self, wire: Wire) -> Path:
+        """The operator's kubeconfig, by way of a wire."""
+        path = self.folder / "through-the-wire.kubeconfig"
+        path.write_text(self.kubeconfig.read_text().replace(self.plane.url, wire.url))
+        path.chmod(0o600)
+        return path
 
 
 class Wire:
-    """Carries connections to the API server, and can freeze those that are open."""
+    """Carries connections to the API server, and can freeze those that are open, or be cut."""
 
     def __init__(self, url: str) -> None:
         self._target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
         self._epoch = 0
+        self.cut = False
+        """Whether new connections come to nothing."""
         self._open: list[socket.socket] = []
 
     def __enter__(self) -> Wire:
@@ -149,6 +158,9 @@ class Wire:
                 near, _ = self._listener.accept()
             except OSError:
                 return  # closed
+            if self.cut:
+                near.close()
+                continue
             far = socket.create_connection(self._target)
             self._open += [near, far]
             for pair in ((near, far), (far, near)):
@@ -313,10 +325,7 @@ def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane
 def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
     """A load balancer that forgets a connection tells nobody. New connections go through."""
     with Wire(plane.plane.url) as wire:
-        text = plane.kubeconfig.read_text().replace(plane.plane.url, wire.url)
-        through = plane.folder / "through-the-wire.kubeconfig"
-        through.write_text(text)
-        through.chmod(0o600)
+        through = plane.through(wire)
         process, port = plane.operator(through, before="import tensafe_operator.watch as w; w.INACTIVITY_SECONDS = 5.0")
         plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
         plane.apply("before")
@@ -325,6 +334,33 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
         plane.apply("after")
         plane.until(lambda: plane.begun("after"))
         assert process.poll() is None, "the Lease was renewed over new connections"
+
+
+CUT_SECONDS = 60.0
+
+
+@pytest.mark.timeout(300)
+def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what_was_missed(plane: Plane) -> None:
+    with Wire(plane.plane.url) as wire:
+        through = plane.through(wire)
+        process, port = plane.operator(through)
+        plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+        plane.apply("before")
+        plane.until(lambda: plane.begun("before"))
+        wire.cut = True
+        wire.freeze()
+        since = time.monotonic()
+        assert process.wait(30) == 1, "without a Lease it must not act; its pod is started again"
+        process, port = plane.operator(through)
+        plane.apply("meanwhile")
+        plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "before-a1")
+        plane.until(lambda: time.monotonic() > since + CUT_SECONDS)
+        assert "tensafe_leading 0.0" in metrics(port) and not plane.begun("meanwhile")
+        wire.cut = False
+        plane.until(lambda: plane.begun("meanwhile"))
+        plane.until(lambda: plane.begun("before", attempt=2))
+        assert plane.ray_jobs() == ["before-a2", "meanwhile-a1"]
+        assert process.poll() is None
 
 
 def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
