@@ -82,7 +82,7 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
         raise ManifestError([Problem(name, "holds what is no text in UTF-8: give the YAML file of a job")])
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "nothing"
-        raise ManifestError([Problem(name, f"holds {count}: a manifest describes one job")])
+        raise ManifestError([Problem(name, f"holds {count}: a manifest describes one job, so give its document alone")])
     if not isinstance(documents[0], dict):
         raise ManifestError(
             [Problem(name, "is not a mapping: a manifest begins with apiVersion, kind, metadata, spec")]

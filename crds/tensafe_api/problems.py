@@ -208,6 +208,10 @@ def _sentence(detail: ErrorDetails) -> str:
             return "is empty: write it, or leave it out"
         case "tuple_type":
             return f"must be a list such as [a, b], not {_shown(value)}"
+        case "model_type" | "model_attributes_type" if isinstance(value, str) and "name" in fields_of(
+            _block_at(detail["loc"])
+        ):
+            return f"must be a mapping, not {_shown(value)}: write {{name: {value}}}"
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping of names to values, not {_shown(value)}"
     return str(detail["msg"])

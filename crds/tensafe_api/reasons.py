@@ -131,7 +131,7 @@ class Reason(StrEnum):
     INVALID_MANIFEST = (
         "InvalidManifest",
         "The manifest asks for something that cannot be run.",
-        "Change the fields that the message names.",
+        "Change the fields that the message names; where kubectl says that one cannot change, delete the job first.",
     )
     CONFIGURATION_CHANGED = (
         "ConfigurationChanged",

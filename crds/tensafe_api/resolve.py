@@ -11,7 +11,7 @@ Only public figures enter: `unit.atLeast`, never the true number of units.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
 
@@ -70,8 +70,9 @@ class Claim:
         return MOST_REPETITIONS * (self.steps + self.reserve_steps)
 
     def epsilon(self, charged: int) -> float:
-        """ε of `charged` steps."""
-        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
+        """ε of `charged` steps. Far beyond the plan PLD would take gigabytes: there it is RDP's, which is larger."""
+        near = charged <= 2 * (self.steps + self.reserve_steps)
+        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant if near else "RDP")
 
     def affordable(self, charged: int, wanted: int) -> int:
         """How many of `wanted` further steps can be charged on top of `charged` before ε passes the target."""
@@ -131,6 +132,11 @@ class Plan(Claim):
     evaluate_every: int
     warmup_steps: int
 
+    @property
+    def claim(self) -> Claim:
+        """The claim alone."""
+        return Claim(**{each.name: getattr(self, each.name) for each in fields(Claim)})
+
 
 def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     """The job with every default filled in, and its plan.
@@ -166,18 +172,12 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             f"PLD is computed by FFT, whose rounding counts at a delta of {delta}: leave it out for RDP, or raise "
             f"spec.privacy.targetDelta to {accounting.LEAST_PLD_DELTA:g} or more",
         )
-    if spec.privacy.accountant == "PLD" and (
-        steps + reserve > MOST_PLD_STEPS
-        or float(spec.privacy.noise_multiplier or 1) < LEAST_PLD_SIGMA
-        or target > MOST_PLD_EPSILON
-    ):
-        raise _problem(
-            "spec.privacy.accountant",
-            f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps, below a noise multiplier of "
-            f"{LEAST_PLD_SIGMA} or above a target of {MOST_PLD_EPSILON}: leave it out for RDP",
-        )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
+    if accountant == "PLD" and (steps + reserve > MOST_PLD_STEPS or target > MOST_PLD_EPSILON):
+        raise _beyond_pld()
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
+    if accountant == "PLD" and float(sigma) < LEAST_PLD_SIGMA:
+        raise _beyond_pld()
 
     workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
     mechanism = Mechanism(
@@ -246,8 +246,16 @@ def round_down_delta(value: Decimal) -> str:
     return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
 
 
-MOST_PLD_STEPS, LEAST_PLD_SIGMA, MOST_PLD_EPSILON = 100_000, 0.3, 100
-"""Within these an ε takes three seconds at most, and to find σ a minute."""
+MOST_PLD_STEPS, LEAST_PLD_SIGMA, MOST_PLD_EPSILON = 20_000, 0.3, 20
+"""Within these an ε takes two seconds at most, and to find σ half a minute and 450 MB."""
+
+
+def _beyond_pld() -> ManifestError:
+    return _problem(
+        "spec.privacy.accountant",
+        f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps, below a noise multiplier of "
+        f"{LEAST_PLD_SIGMA} or above a target of {MOST_PLD_EPSILON}: leave it out for RDP",
+    )
 
 
 def _calibrated(

@@ -80,7 +80,7 @@ class Cache:
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Keep a child, and say whose it is; None where it is nobody's that is known, or nothing of it is new."""
-        uid = names.job_uid_of(kind, body)
+        uid = names.job_uid_of(kind, body) or self._owners.get(body["metadata"]["uid"], "")
         if not uid or not self._is_news(body["metadata"]["uid"], body):
             return None
         self._owned[kind][uid][body["metadata"]["uid"]] = _kept(body)
@@ -107,7 +107,7 @@ class Cache:
                         self.drop(kind, body)
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        uid = names.job_uid_of(kind, body)
+        uid = names.job_uid_of(kind, body) or self._owners.get(body["metadata"]["uid"], "")
         self._clusters.pop((body.get("status") or {}).get("rayClusterName") or "", None)
         self._owned[kind].get(uid, {}).pop(body["metadata"]["uid"], None)
         self._owners.pop(body["metadata"]["uid"], None)

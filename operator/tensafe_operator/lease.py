@@ -49,7 +49,11 @@ class Lease:
 
     async def acquire(self) -> None:
         """Return once this process leads."""
+        waited = False
         while not await self._try():
+            if not waited:
+                log.info("waiting for the lease, which another operator holds", extra={"identity": self._identity})
+            waited = True
             await asyncio.sleep(RETRY_SECONDS)
         log.info("leading", extra={"identity": self._identity})
 

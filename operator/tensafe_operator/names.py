@@ -43,6 +43,12 @@ def attempt_of(body: Mapping[str, Any]) -> int | None:
     return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MOST_ATTEMPTS else None
 
 
+def attempt_named(job: str, ray_job: str) -> int:
+    """The attempt that a RayJob of this name is of; 0 for a name that is none of the job's."""
+    found = re.fullmatch(rf"{re.escape(job)}-a([1-9][0-9]?)", ray_job)
+    return int(found[1]) if found else 0
+
+
 def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
     """UID of the job that an object of this kind belongs to; empty where it belongs to none."""
     match kind:

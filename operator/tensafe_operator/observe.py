@@ -62,7 +62,7 @@ async def _ray_jobs(api: Api, namespace: str, job: Object) -> list[Manifest]:
     there = {each["metadata"]["name"] for each in found}
     for attempt in (job.get("status") or {}).get("attempts") or ():
         name = attempt.get("rayJobName")
-        if "startTime" in attempt and "endTime" not in attempt and name and name not in there:
+        if "endTime" not in attempt and name and name not in there:
             named = await api.get("RayJob", namespace, name)
             found += [named] if named else []
     return [each for each in found if names.job_uid_of("RayJob", each) == uid]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tensafe_operator.act import NotYet, act, write_status
 from tensafe_operator.announce import of
-from tensafe_operator.api import Api, ApiAway, ApiError
+from tensafe_operator.api import INVALID, Api, ApiAway, ApiError
 from tensafe_operator.children import Manifest
 from tensafe_operator.observe import observe
 from tensafe_operator.plan import plan
@@ -59,9 +59,11 @@ class Reconciler:
             return None  # garbage collection removes what it owned; its ledger stays
         try:
             return await self._pass(namespace, name, seen, look_again=cached is not None)
-        except (ApiAway, ApiError):
+        except ApiAway:
             raise  # it goes by
         except Exception as error:
+            if isinstance(error, ApiError) and error.status != INVALID:
+                raise
             await self._confess(seen.job, error)
             raise
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import BAD_INPUT
+from jobs import BAD_INPUT, MINIMAL, changed
 
 from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -225,8 +225,8 @@ def test_null_means_absent(manifest_with: ManifestWith) -> None:
     ("text", "problem"),
     [
         ("a: [\n", "manifest: is no YAML: line 2, column 1: expected the node content, but found '<stream end>'"),
-        ("a: 1\n---\nb: 2\n", "manifest: holds 2 documents: a manifest describes one job"),
-        ("# nothing\n", "manifest: holds nothing: a manifest describes one job"),
+        ("a: 1\n---\nb: 2\n", "manifest: holds 2 documents: a manifest describes one job, so give its document alone"),
+        ("# nothing\n", "manifest: holds nothing: a manifest describes one job, so give its document alone"),
         ("- a\n- b\n", "manifest: is not a mapping: a manifest begins with apiVersion, kind, metadata, spec"),
     ],
 )
@@ -373,3 +373,13 @@ def test_writing_and_reading_gives_the_same_job(changes: dict[str, Any], as_json
     text = dump_manifest(job, "json" if as_json else "yaml")
     assert load_manifest(text) == job
     assert TenSafeTrainingJob.model_validate(yaml.safe_load(text)) == job, "PyYAML alone reads the same"
+
+
+def test_what_is_written_where_a_mapping_belongs_is_shown_in_one() -> None:
+    with pytest.raises(ManifestError, match=r"spec\.model: must be a mapping.*: write \{name: Qwen/Qwen3-0\.6B\}"):
+        parse_job(changed(MINIMAL, {"spec.model": "Qwen/Qwen3-0.6B"}))
+
+
+def test_a_bare_size_is_told_to_take_a_unit() -> None:
+    with pytest.raises(ManifestError, match="is a bare number: write a size such as"):
+        parse_job(changed(MINIMAL, {"spec.cluster.worker": {"memory": 64}}))

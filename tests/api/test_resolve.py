@@ -329,3 +329,9 @@ def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
     plan: Plan = resolve(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
     assert plan.epsilon(60) == epsilon(sample_rate=0.05, noise_multiplier=0.9, steps=60, delta=job_delta("0.00002"))
     assert plan.epsilon(0) == 0.0
+
+
+def test_far_beyond_the_plan_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
+    plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.training": {"steps": 20}}))[1]
+    near, far = 2 * (plan.steps + plan.reserve_steps), 2**31 - 1
+    assert plan.epsilon(near) <= plan.epsilon(near + 1) <= plan.epsilon(far)

@@ -9,6 +9,8 @@ import pytest
 from controlplane import ControlPlane
 from ledgers import SPEC, LedgerObject, Pod, make_pod, status_of
 
+from tensafe_operator.plan.reading import ledger_status
+
 pytestmark = pytest.mark.cluster
 
 RELEASE = {
@@ -87,6 +89,20 @@ def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObj
     assert "a new release was charged" in ledger.write(later, pod)
     later["releases"][1]["stepsCharged"] = 30
     assert ledger.write(later, pod) == ""
+
+
+def test_a_ledger_begins_with_a_claim(control_plane: ControlPlane, namespace: str, pod: Pod) -> None:
+    ledger = LedgerObject(control_plane, namespace)
+    first = status_of(pod, releases=[{**RELEASE, "stepsCharged": 0}])
+    assert "the first entry of a ledger is a claim" in ledger.write(first, pod)
+    assert ledger.write(status_of(pod), pod) == ""
+
+
+@pytest.mark.parametrize("head", ["\x0b", " ", "\u00a0"])
+def test_a_head_that_python_cannot_read_is_refused_or_counted(ledger: LedgerObject, pod: Pod, head: str) -> None:
+    refused = ledger.write(status_of(pod, charges=[charge(pod, 1, 11)], head=head), pod)
+    read = ledger_status(ledger.get())
+    assert read is not None and read.charges[0].steps == (10 if refused else 11)
 
 
 def test_more_steps_than_a_job_can_tell_of_are_not_charged(ledger: LedgerObject, pod: Pod) -> None:

@@ -210,9 +210,9 @@ EXAMPLES = [
     Example(
         {"spec.checkpoint.uri": "s3://clinic/claims"},
         "spec.checkpoint.uri",
-        "checkpoint.uri must not be dataset.uri or evaluation.uri, since checkpoints would lie among the data: write a "
-        "place of their own",
-        {"spec.checkpoint.uri": "s3://clinic/claims/adapter"},
+        "checkpoint.uri must not be or lie in dataset.uri or evaluation.uri, since checkpoints would be read as data: "
+        "write a place of their own",
+        {"spec.checkpoint.uri": "s3://clinic/claims-adapter"},
     ),
     Example(
         {"spec.dataset.uri": "pvc://claims/a.csv", "spec.cluster.volumes": [volume("/mnt/claims")]},
@@ -230,7 +230,8 @@ EXAMPLES = [
     Example(
         {"spec.cluster.env": [{"name": "RAY_ADDRESS", "value": "x"}]},
         "spec.cluster.env[0].name",
-        "env takes no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: leave it out",
+        "env takes no BASH_ENV and no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: "
+        "leave it out",
         {"spec.cluster.env": [{"name": "XRAY_ADDRESS", "value": "x"}]},
     ),
     Example(

@@ -52,15 +52,21 @@ class Rule:
 
 @dataclass(frozen=True)
 class Transition:
-    """One condition on an update, for the API server alone: `oldSelf` is the value before it."""
+    """One condition on an update, for the API server alone: `oldSelf` is the value before it.
+
+    Attributes:
+        also_first: whether it holds where there was no value before as well: `oldSelf` is an optional then.
+    """
 
     cel: str
     message: str
     path: str = ""
+    also_first: bool = False
 
-    def schema(self) -> dict[str, str]:
+    def schema(self) -> dict[str, Any]:
         """The transition as an entry of `x-kubernetes-validations`."""
-        return _validation(self.cel, self.message, self.path) | {"reason": "FieldValueForbidden"}
+        written: dict[str, Any] = _validation(self.cel, self.message, self.path) | {"reason": "FieldValueForbidden"}
+        return written | {"optionalOldSelf": True} if self.also_first else written
 
 
 @dataclass(frozen=True)

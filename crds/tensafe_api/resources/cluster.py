@@ -40,7 +40,7 @@ from tensafe_api.resources.values import (
     matches,
 )
 
-_OURS = ("RAY_", "TENSAFE_")
+_OURS = ("RAY_", "TENSAFE_", "BASH_ENV")
 
 
 def _one_of(*values: object) -> bool:
@@ -160,7 +160,8 @@ class EnvVar(Block):
     """An environment variable of the workers."""
 
     name: EnvName = Field(
-        description="Name of the variable; none that begins with RAY_ or TENSAFE_, which KubeRay and the operator set."
+        description="Name of the variable; not BASH_ENV, and none that begins with RAY_ or TENSAFE_, which KubeRay and "
+        "the operator set."
     )
     value: Text | None = Field(None, description="Its value; or valueFrom.")
     value_from: EnvSource | None = Field(None, description="Where its value comes from; or value.")
@@ -173,7 +174,8 @@ class EnvVar(Block):
         ),
         Rule(
             f"!{list(_OURS)}.exists(prefix, self.name.startsWith(prefix))",
-            "env takes no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: leave it out",
+            "env takes no BASH_ENV and no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: "
+            "leave it out",
             lambda variable: not variable.name.startswith(_OURS),
             ".name",
         ),
@@ -327,7 +329,9 @@ class Retry(Block):
     """How often it is tried again. It may change while the job is suspended."""
 
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        3, description="Most attempts of the whole job, each with new workers, which resume at the last checkpoint."
+        3,
+        description="How many attempts may fail before the job does; each has new workers, which resume at the last "
+        "checkpoint. Suspended ones do not count, but of all together there are at most 64.",
     )
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         5, description="Most restarts of the workers within one attempt."

@@ -7,12 +7,12 @@ make, and every privacy figure rests on them.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from tensafe_api.resources.block import Block, Rule
-from tensafe_api.resources.values import URI, Positive, Word
+from tensafe_api.resources.values import URI, Positive, UnitCount, Word
 
 FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]
 LossOn = Literal["Completion", "Assistant", "All"]
@@ -82,7 +82,7 @@ class Unit(Block):
         description="Most records of one user that are trained on; for User only, default 8 there. It bounds the "
         "work that one user causes, and is applied once, when the data is read.",
     )
-    at_least: Annotated[int, Field(strict=True, ge=1, le=2**40)] = Field(
+    at_least: UnitCount = Field(
         description="A public lower bound of the number of units. The true number is private. Too high a bound makes "
         "the batches smaller than said; far too low a one makes them larger and slower."
     )

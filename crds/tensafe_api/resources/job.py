@@ -92,6 +92,19 @@ def _same_in_cel(one: str, other: str) -> str:
     return f"{_spellings_in_cel(one)}.exists(uri, uri in {_spellings_in_cel(other)})"
 
 
+def _within(inner: str, outer: str) -> bool:
+    """Whether one URI names the place of another, or one in it."""
+    inner, outer = (uri.removeprefix("file://").removesuffix("/") + "/" for uri in (inner, outer))
+    return inner.startswith(outer)
+
+
+def _within_in_cel(inner: str, outer: str) -> str:
+    def bare(uri: str) -> str:
+        return f"({uri}.startsWith('file://') ? {uri}.substring(7) : {uri})"
+
+    return f"({bare(inner)} + '/').startsWith({bare(outer)}.endsWith('/') ? {bare(outer)} : {bare(outer)} + '/')"
+
+
 def _hides(path: str, uri: str) -> bool:
     """Whether a volume mounted at `path` would hide what is at a pvc:// URI: a claim is mounted at /mnt/claim."""
     return uri.startswith("pvc://") and f"{uri.replace('pvc:/', '/mnt')}/".startswith(f"{path}/")
@@ -186,13 +199,13 @@ class Spec(Block):
             ".evaluation.visibility",
         ),
         Rule(
-            f"!{_same_in_cel('self.checkpoint.uri', 'self.dataset.uri')} && "
-            f"(!has(self.evaluation) || !{_same_in_cel('self.checkpoint.uri', 'self.evaluation.uri')})",
-            "checkpoint.uri must not be dataset.uri or evaluation.uri, since checkpoints would lie among the data: "
-            "write a place of their own",
+            f"!{_within_in_cel('self.checkpoint.uri', 'self.dataset.uri')} && "
+            f"(!has(self.evaluation) || !{_within_in_cel('self.checkpoint.uri', 'self.evaluation.uri')})",
+            "checkpoint.uri must not be or lie in dataset.uri or evaluation.uri, since checkpoints would be read as "
+            "data: write a place of their own",
             lambda spec: (
-                not _same(spec.checkpoint.uri, spec.dataset.uri)
-                and (spec.evaluation is None or not _same(spec.checkpoint.uri, spec.evaluation.uri))
+                not _within(spec.checkpoint.uri, spec.dataset.uri)
+                and (spec.evaluation is None or not _within(spec.checkpoint.uri, spec.evaluation.uri))
             ),
             ".checkpoint.uri",
         ),

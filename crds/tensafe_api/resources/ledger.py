@@ -29,6 +29,7 @@ from tensafe_api.resources.values import (
     Positive,
     PositiveDecimal,
     Text,
+    UnitCount,
     Word,
 )
 
@@ -62,7 +63,7 @@ class LedgerSpec(Block):
     )
     lineage: Word | None = Field(None, description="A declared name for the same people.")
     mechanism: Mechanism = Field(description="One step of DP-SGD.")
-    unit_at_least: Positive = Field(description="The public lower bound of the number of units.")
+    unit_at_least: UnitCount = Field(description="The public lower bound of the number of units.")
     planned_steps: Positive = Field(description="Steps of the plan.")
     reserve_steps: Count = Field(description="Steps that the noise allows for beyond the planned ones.")
     target_epsilon: PositiveDecimal = Field(description="Epsilon that must not be exceeded.")
@@ -159,6 +160,12 @@ class LedgerStatus(StatusBlock):
         ),
     )
     transitions: ClassVar[tuple[Transition, ...]] = (
+        Transition(
+            "oldSelf.hasValue() || !has(self.releases) || self.releases.size() == 0",
+            "the first entry of a ledger is a claim: record releases after it",
+            ".releases",
+            also_first=True,
+        ),
         Transition(
             "self.attempt >= oldSelf.attempt", "a lower attempt than the one that claimed is fenced", ".attempt"
         ),

@@ -118,7 +118,10 @@ class Written:
         if isinstance(value, bool):
             return f"is read as a truth value: write {self.form}, quoted"
         if isinstance(value, (int, float)) and math.isfinite(value):
-            return f'is a bare number: write "{value}", quoted'
+            fits = re.fullmatch(self.pattern, str(value), re.ASCII) and all(
+                rule.holds(str(value)) for rule in self.rules
+            )
+            return "is a bare number: write " + (f'"{value}"' if fits else self.form) + ", quoted"
         return f"{value if isinstance(value, float) else 'it'} is not {self.form}"
 
 
@@ -240,7 +243,7 @@ QueueName = Annotated[
     str, Written(f"({_SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
 ]
 """Name of a Kueue queue, which is the value of a label; or the empty string for none."""
-QUALIFIED = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+QUALIFIED = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?"
 """Form of the key of a label, an annotation or a taint."""
 QualifiedName = Annotated[str, Written(QUALIFIED, "a key such as zone or example.com/zone", 317)]
 """Key of a taint."""
@@ -266,7 +269,9 @@ JobName = Annotated[
     ),
 ]
 """Name of a job: a DNS-1035 label of at most 40 characters, because longer ones wedge KubeRay."""
-_STORES = r"(s3|gs)://[^/\s].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0-9])?(/.*)?|[^:\r\n]+"
+_VISIBLE = r"[^\s\x0b]"
+"""What is no blank: to RE2, the API server's, a vertical tab is none."""
+_STORES = r"(s3|gs)://[^/\s\x0b].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0-9])?(/.*)?|[^:\r\n]+"
 _IN_STORES = "s3://bucket/path/, gs://bucket/path/, file:///path, pvc://claim/path"
 URI = Annotated[
     str,
@@ -280,7 +285,9 @@ StoreURI = Annotated[str, Written(_STORES, f"a place of checkpoints: {_IN_STORES
 """Where checkpoints are written: a URI, or a path."""
 Address = Annotated[str, Field(strict=True, min_length=1, max_length=8192)]
 """Where something lies that was written: a URI of any length that a path can come to."""
-Endpoint = Annotated[str, Written(r"https?://[^\s/]+(/\S*)?", "an address such as https://minio.example:9000", 1024)]
+Endpoint = Annotated[
+    str, Written(rf"https?://[^\s\x0b/]+(/{_VISIBLE}*)?", "an address such as https://minio.example:9000", 1024)
+]
 """Address of an HTTP service."""
 Timestamp = Annotated[
     str,
@@ -292,7 +299,7 @@ Timestamp = Annotated[
     ),
 ]
 """A time as RFC 3339 writes it."""
-Word = Annotated[str, Written(r"\S(.*\S)?", "text that begins and ends with a visible character")]
+Word = Annotated[str, Written(rf"{_VISIBLE}(.*{_VISIBLE})?", "text that begins and ends with a visible character")]
 """One line of text: a name, a column, a revision."""
 EnvName = Annotated[str, Written(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 """Name of an environment variable."""
@@ -387,6 +394,8 @@ Flag = Annotated[bool, Field(strict=True)]
 """true or false."""
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 """A whole number of 0 or more."""
+UnitCount = Annotated[int, Field(strict=True, ge=1, le=2**40)]
+"""A number of units, of 1 or more."""
 Positive = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 """A whole number of 1 or more."""
 LabelMap = Annotated[dict[str, Text], Field(max_length=64)]

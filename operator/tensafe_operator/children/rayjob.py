@@ -34,6 +34,8 @@ _STORE_SHARE = 0.3
 _AGENT_PORT = 52365
 _HEALTH_SINCE = (2, 53)
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": ""}
+"""What no Secret that a job takes its environment from may decide: where mounts are looked for, what a shell runs."""
 _ANNOTATIONS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -203,7 +205,7 @@ def _pod_security(cluster: Cluster) -> Manifest:
 
 def _own_environment(job_digest: str) -> list[Manifest]:
     """What every pod is told."""
-    return [{"name": name, "value": value} for name, value in {**_QUIET, DIGEST: job_digest}.items()]
+    return [{"name": name, "value": value} for name, value in {**_QUIET, **_FIXED, DIGEST: job_digest}.items()]
 
 
 def _environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:

@@ -40,6 +40,7 @@ FORGOTTEN_SECONDS = 300
 LOOK_SECONDS = 10.0
 """How often what nobody tells of is looked for."""
 _LONGEST_BACKOFF = 300.0
+_LONGEST_NAME = 253
 _PHASES = {State.QUEUED: Phase.QUEUED, State.STARTING: Phase.STARTING, State.RUNNING: Phase.RUNNING}
 _UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
 """How an attempt may end without having failed."""
@@ -74,7 +75,7 @@ class _Reconcile:
         known, made = self.status.ledger_uid, self.seen.ledger
         if known is not None and (made is None or made["metadata"]["uid"] != known):
             return self._lost()
-        found = admit(self.seen.job, begun=known is not None)
+        found = admit(self.seen.job, ledger_spec(made) if known is not None else None)
         if isinstance(found, Refused):
             return self._refused(found)
         return self._with_ledger(found)
@@ -114,8 +115,12 @@ class _Reconcile:
         if spec.job_uid != admitted.job.metadata.uid:
             self._say(Phase.PENDING, Reason.NAME_TAKEN, f"PrivacyLedger {name} is of another job", stalled=True)
             return self._done()  # somebody removes what stands in the way
-        admitted = frozen(admitted, spec)
         record = ledger_status(made)
+        if known is None and record is None and Claim.of(spec) != admitted.plan.claim:
+            message = f"PrivacyLedger {name} was made by somebody else, with other figures than the job's"
+            self._say(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
+            return self._done()  # somebody removes it
+        admitted = frozen(admitted, spec)
         self.status.ledger_name, self.status.ledger_uid = name, made["metadata"]["uid"]
         fold_ledger(self.status, admitted.plan, record)
         self.status.workers = WorkerCount(
@@ -143,6 +148,9 @@ class _Reconcile:
         """Make the attempt that the status has recorded: what it needs, then its RayJob."""
         if self._suspended(admitted):
             return self._done()
+        for ray_job in self.seen.ray_jobs:
+            if not terminal(ray_job):
+                self._delete(ray_job)  # the status does not know it any more: somebody has cleared it
         if self._in_the_way(attempt.number):
             self._say(Phase.STARTING, Reason.RETRYING, "waiting until the pods of the last attempt are gone")
             return self._done()  # the pods' end wakes us
@@ -173,7 +181,7 @@ class _Reconcile:
         began = ray_job["metadata"].get("creationTimestamp") or text_of(self.now)
         changes = {"start_time": attempt.start_time or began, "restarts": self._restarts(record, attempt.number)}
         if cluster := status.get("rayClusterName"):
-            changes["ray_cluster_name"] = cluster
+            changes["ray_cluster_name"] = cluster[:_LONGEST_NAME]
         attempt = attempt.model_copy(update=changes)
         self._record(attempt)
         verdict = judge(ray_job, record, attempt.number, self.now, self.settings.stall_seconds)
@@ -280,9 +288,9 @@ class _Reconcile:
 
     def _open(self, record: LedgerStatus | None) -> None:
         known = [attempt.number for attempt in self.status.attempts]
-        seen = [names.attempt_of(each) or 0 for each in self.seen.ray_jobs]
-        number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
         name = self.seen.job["metadata"]["name"]
+        seen = [names.attempt_named(name, each["metadata"]["name"]) for each in self.seen.ray_jobs]
+        number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
         self.grave = True
         if number > MOST_ATTEMPTS:
             message = f"{MOST_ATTEMPTS} attempts were made, suspended ones among them"
@@ -325,7 +333,11 @@ class _Reconcile:
                 self.wakes.append(due)
 
     def _in_the_way(self, number: int) -> bool:
-        """Whether a pod is left of an earlier attempt, or of this one's RayJob that was deleted before it was seen."""
+        """Whether a RayJob goes on, or a pod is left of an earlier attempt, or of this one's RayJob that was deleted
+        before it was seen.
+        """
+        if any(not terminal(each) for each in self.seen.ray_jobs):
+            return True
         for pod in self.seen.pods:
             of = names.attempt_of(pod)
             going = seconds_of(pod["metadata"].get("deletionTimestamp"))

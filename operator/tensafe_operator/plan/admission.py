@@ -15,7 +15,7 @@ from typing import Any
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve
-from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
+from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
@@ -42,13 +42,21 @@ class Refused:
     message: str
 
 
-def admit(job: Object, *, begun: bool = False) -> Admitted | Refused:
-    """The job completed, or why it is not accepted. What was dropped from a later apply does not matter to a job that
-    has `begun`: whatever ε depends on cannot change any more, and what it spends must go on being counted.
+def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Refused:
+    """The job completed, or why it is not accepted.
+
+    Args:
+        opened: what the ledger of a job that has begun was opened with. Its noise is not looked for again, and what was
+            dropped from a later apply does not matter: whatever ε depends on cannot change any more, and what it spends
+            must go on being counted.
     """
-    if not begun and (dropped := _dropped(job)):
+    if opened is None and (dropped := _dropped(job)):
         return Refused(Reason.UNKNOWN_FIELD, dropped)
-    return _admitted(json.dumps(_plain(job)))
+    plain = _plain(job)
+    if opened is not None:
+        privacy = {**plain["spec"]["privacy"], "noiseMultiplier": opened.mechanism.noise_multiplier}
+        plain["spec"] = {**plain["spec"], "privacy": privacy}
+    return _admitted(json.dumps(plain))
 
 
 @functools.lru_cache(maxsize=64)
@@ -68,10 +76,24 @@ def _local(job: TenSafeTrainingJob) -> str:
     spec = job.spec
     places = spec.places().items()
     relative = [f"spec.{name}.uri: {uri}" for name, uri in places if "://" not in uri and not uri.startswith("/")]
+    if relative:
+        mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
+        return f"{'; '.join(relative)}: is relative to the manifest, which pods do not see; {mend}"
     if spec.model.name.startswith("."):
-        relative.append(f"spec.model.name: {spec.model.name}")
-    mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
-    return f"{'; '.join(relative)}: is relative to the manifest, which pods do not see; {mend}" if relative else ""
+        mend = "in a cluster write a hub id, or an absolute path in the image or on one of spec.cluster.volumes"
+        return f"spec.model.name: {spec.model.name}: is relative to the manifest, which pods do not see; {mend}"
+    checkpoint = spec.checkpoint.uri
+    if not checkpoint.removeprefix("file://").startswith("/") or _kept(checkpoint.removeprefix("file://"), spec):
+        return ""
+    mend = "write s3://bucket/path/ or pvc://claim/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
+    return f"spec.checkpoint.uri: {checkpoint}: would be lost with its pod; {mend}"
+
+
+def _kept(path: str, spec: Spec) -> bool:
+    """Whether what is written to a path in a pod stays when the pod goes."""
+    above = [volume for volume in spec.cluster.volumes if f"{path}/".startswith(f"{volume.mount_path}/")]
+    nearest = max(above, key=lambda volume: len(volume.mount_path), default=None)
+    return nearest is not None and nearest.pvc is not None and not nearest.read_only
 
 
 def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
@@ -123,4 +145,6 @@ def _dropped(job: Object) -> str:
         parse_job(_plain({**job, "spec": spec}))
     except ManifestError as error:
         return "; ".join(str(problem) for problem in error.problems if problem.message.startswith("unknown field"))
+    except RecursionError:
+        return ""  # nested too deep to be told of
     return ""

@@ -49,7 +49,7 @@ def _of_attempts(before: Status, after: Status) -> Iterator[News]:
     known = {each.number: each for each in before.attempts}
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
-        if earlier is None:
+        if attempt.start_time is not None and (earlier is None or earlier.start_time is None):
             yield News(Told.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
         if _ended(attempt) and not (earlier is not None and _ended(earlier)) and attempt.reason not in _WELL:
             yield News(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
@@ -62,7 +62,7 @@ def _of_the_result(before: Status, after: Status) -> Iterator[News]:
 
 
 def _begun(before: Status, after: Status) -> bool:
-    """Whether it starts because an attempt begins, which is told as such."""
+    """Whether it starts because an attempt is to begin, which is told once its RayJob is there."""
     return after.phase == Phase.STARTING.value and len(after.attempts) > len(before.attempts)
 
 

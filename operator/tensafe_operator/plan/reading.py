@@ -6,6 +6,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
+_UNREADABLE = "unreadable"
 _ENDED = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 
 
@@ -30,6 +31,17 @@ def ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
 
 
 def ledger_status(made: Object | None) -> LedgerStatus | None:
-    """What a ledger records; None before the first claim."""
+    """What a ledger records; None before the first claim. Of a record that cannot be read whole, what was charged: that
+    must go on being counted.
+    """
     status = made.get("status") if made else None
-    return LedgerStatus.model_validate(status, by_alias=True, by_name=False) if status else None
+    if not status:
+        return None
+    try:
+        return LedgerStatus.model_validate(status, by_alias=True, by_name=False)
+    except ValueError:
+        told = {name: status[name] for name in ("attempt", "chargedThrough", "length")}
+        charges = [{**charge, "podUID": _UNREADABLE} for charge in status["charges"]]
+        return LedgerStatus.model_validate(
+            {**told, "charges": charges, "head": _UNREADABLE}, by_alias=True, by_name=False
+        )

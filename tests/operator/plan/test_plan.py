@@ -369,6 +369,66 @@ def test_a_ledger_that_another_release_has_made_is_not_lost() -> None:
     assert "run the release of the operator that made it" in condition(world, "Stalled")["message"]
 
 
+def test_of_a_record_that_cannot_be_read_the_charges_are_counted() -> None:
+    world, operator = running()
+    world.charge(5)
+    assert world.ledger is not None
+    world.ledger["status"] |= {"head": "\x0b", "releases": "what a newer release writes"}
+    operator.settle()
+    assert world.status["privacy"]["stepsCharged"] == 10
+
+
+def test_a_ledger_that_somebody_made_beforehand_with_other_figures_is_not_the_jobs() -> None:
+    world = World.with_job()
+    operator = Operator(world)
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=2)
+    assert world.ledger is not None
+    world.ledger["spec"]["mechanism"]["sampleRate"] = "0.0000001"
+    operator.settle()
+    assert (world.status.get("ledgerUID"), world.made) == (None, [])
+    assert condition(world, "Stalled")["reason"] == "NameTaken"
+
+
+def test_a_status_that_was_cleared_while_an_attempt_starts_begins_none_beside_it() -> None:
+    world, operator = begun()
+    world.job["status"] = {}
+    for _ in range(3):
+        operator.settle()
+        assert len(world.live()) <= 1
+    assert list(world.ray_jobs) == ["claims-triage-a2"]
+
+
+def test_the_number_of_an_attempt_is_in_its_name_and_not_in_a_label() -> None:
+    world, operator = running()
+    world.ray_jobs["claims-triage-a1"]["metadata"]["labels"][names.ATTEMPT] = "64"
+    world.end_ray_job("FAILED")
+    operator.settle()
+    world.pods = {}
+    world.now += 60
+    operator.settle()
+    assert [each["number"] for each in world.status["attempts"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("uri", "volumes", "taken"),
+    [
+        ("/ckpt", [], False),
+        ("file:///ckpt/adapter", [], False),
+        ("/ckpt", [{"name": "c", "mountPath": "/ckpt", "emptyDir": "1Gi"}], False),
+        ("/ckpt", [{"name": "c", "mountPath": "/ckpt", "pvc": "models", "readOnly": True}], False),
+        ("/ckpt/adapter", [{"name": "c", "mountPath": "/ckpt", "pvc": "models"}], True),
+        ("pvc://models/adapter", [], True),
+        ("s3://models/adapter", [], True),
+    ],
+)
+def test_a_checkpoint_must_outlive_its_pod(uri: str, volumes: list[dict[str, Any]], taken: bool) -> None:
+    world = World.with_job(spec__checkpoint__uri=uri, spec__cluster__volumes=volumes)
+    Operator(world).settle()
+    assert (condition(world, "Accepted")["status"] == "True") is taken
+    assert taken or "would be lost with its pod" in condition(world, "Stalled")["message"]
+
+
 def test_without_kuberay_it_waits_and_then_goes_on() -> None:
     world = World.with_job()
     world.kuberay = False
