@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from tensafe_operator.api import Api, ApiAway, ApiError
+from tensafe_operator.api import FORBIDDEN, Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
 from tensafe_operator.connection import KUBECONFIG, connection, said
 from tensafe_operator.health import Health
@@ -74,12 +74,18 @@ async def operate(settings: Settings) -> int:
                 log.info("new kinds of objects are there: beginning anew")
                 code = BEGIN_ANEW
         _hush()
+        unusable = None
         for task in (*tasks, acquiring, stopping):
             if task.done() and not task.cancelled() and (error := task.exception()):
-                log.error("the operator ends: %s", error, exc_info=error)
+                if isinstance(error, Unusable):
+                    unusable = error
+                else:
+                    log.error("the operator ends: %s", error, exc_info=error)
             task.cancel()
         await asyncio.gather(*tasks, acquiring, stopping, return_exceptions=True)
         await lease.release()
+        if unusable is not None:
+            raise unusable
         return 0 if stop.is_set() else code
     finally:
         if runner is not None:
@@ -155,11 +161,20 @@ async def _lead(
 
 
 async def _listed(api: Api, cache: Cache, settings: Settings) -> None:
-    """Return when everything is in the cache; a kind that is new to the API server makes it ask for patience."""
+    """Return when everything is in the cache; a kind that is new to the API server makes it ask for patience.
+
+    Raises:
+        Unusable: where the operator may not look.
+    """
     while True:
         try:
             return await relist(api, cache, settings)
         except (ApiAway, ApiError) as error:
+            if isinstance(error, ApiError) and error.status == FORBIDDEN:
+                name = variable("namespaces")
+                looks = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set, which means all"
+                mend = "name the namespaces that the chart's value `namespaces` has, which gives the rights"
+                raise Unusable(f"{name} {looks}, and not all of it may be looked at ({error}): {mend}.") from error
             log.warning("not everything could be listed yet: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -27,7 +27,7 @@ REQUEST_SECONDS = 10.0
 KNOWN_SECONDS = 10.0
 """For so long a kind that was there is believed to be there still: without it, making an object fails and says so."""
 FIELD_MANAGER = "tensafe-operator"
-NOT_FOUND, CONFLICT, INVALID = 404, 409, 422
+FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _TOO_MANY = 429
 PAGE = 200
 _LONGEST = 512

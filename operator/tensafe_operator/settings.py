@@ -6,12 +6,16 @@ Everything has a default that suits a local run against a cluster (`python -m te
 from __future__ import annotations
 
 import importlib.metadata
+import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
+from tensafe_api.resources.values import IMAGE, RAY_VERSION
+
 _PREFIX = "TENSAFE_"
+_FORMS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
 _WHOLE = {"stall_seconds": range(1, 2**31), "port": range(2**16)}
 
 
@@ -58,7 +62,20 @@ class Settings:
         for name, allowed in _WHOLE.items():
             if name in given:
                 values[name] = _whole(variable(name), given[name], allowed)
+        for name, (form, example) in _FORMS.items():
+            if name in given and not re.fullmatch(form, given[name]):
+                raise Unusable(f"{variable(name)} is {given[name]!r}: set it to one such as {example}.")
+        for cidr in values.get("egress_cidrs", ()):  # type: ignore[attr-defined]
+            _network(cidr)
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _network(cidr: str) -> None:
+    try:
+        ipaddress.ip_network(cidr)
+    except ValueError as error:
+        mend = "set it to networks such as 10.1.0.0/16, separated by commas"
+        raise Unusable(f"{variable('egress_cidrs')} has {cidr!r}, which is no network: {mend}.") from error
 
 
 def variable(name: str) -> str:

@@ -52,6 +52,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("kuberayNamespace", "", "kuberayNamespace"),
     ("stallSeconds", 5, "stallSeconds"),
     ("jobs.egressCIDRs", ["10.0.0.1"], "egressCIDRs"),
+    ("jobs.egressCIDRs", ["10.0.0.0/99"], "egressCIDRs"),
     ("crds.enabled", "yes", "enabled"),
     ("crd", {"enabled": False}, "crd"),
     ("metrics.port", 80, "port"),

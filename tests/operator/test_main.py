@@ -110,3 +110,16 @@ def test_as_a_process_it_says_one_line() -> None:
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "KUBECONFIG" in done.stderr
     assert subprocess.run([sys.executable, "-m", "tensafe_operator", "more"], capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("TENSAFE_EGRESS_CIDRS", "10.1.0.0/16, 10.0.0", "has '10.0.0', which is no network"),
+        ("TENSAFE_RAY_VERSION", "2.1", "set it to one such as 2.60.0"),
+        ("TENSAFE_IMAGE", "bad image", "set it to one such as registry.example/tensafe-trainer:0.1"),
+    ],
+)
+def test_what_would_only_fail_in_every_job_is_refused_at_once(name: str, value: str, says: str) -> None:
+    with pytest.raises(Unusable, match=f"{name} .*{says}"):
+        Settings.from_environment({name: value})

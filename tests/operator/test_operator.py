@@ -336,6 +336,17 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
         assert process.poll() is None, "the Lease was renewed over new connections"
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"), [("clinic,nowhere", "is clinic,nowhere"), ("", "is not set, which means all")]
+)
+def test_who_may_not_look_at_a_namespace_says_which_setting_names_it(bare: Plane, asked: str, says: str) -> None:
+    bare.start(namespaces=["clinic"])
+    process, _ = bare.operator(TENSAFE_NAMESPACES=asked)
+    assert process.wait(30) == 1
+    assert f"TENSAFE_NAMESPACES {says}, and not all of it may be looked at" in bare.logs()
+    assert "Traceback" not in bare.logs()
+
+
 CUT_SECONDS = 60.0
 
 

@@ -318,10 +318,12 @@ ResourceName = Annotated[
     ),
 ]
 """Name of an extended Kubernetes resource."""
+IMAGE = r"[A-Za-z0-9][-_.A-Za-z0-9]*(:[0-9]+)?(/[-_.a-z0-9]+)*(:[-_.A-Za-z0-9]+)?(@[a-z0-9]+:[0-9a-f]{32,})?"
+"""Form of the name of a container image."""
 Image = Annotated[
     str,
     Written(
-        r"[A-Za-z0-9][-_.A-Za-z0-9]*(:[0-9]+)?(/[-_.a-z0-9]+)*(:[-_.A-Za-z0-9]+)?(@[a-z0-9]+:[0-9a-f]{32,})?",
+        IMAGE,
         "an image such as registry.example/tensafe-trainer:0.1, without blanks and https://",
         512,
     ),
