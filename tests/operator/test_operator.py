@@ -118,7 +118,9 @@ class Plane:
         return sorted(self.plane.kubectl("-n", "clinic", *names).stdout.split())
 
     def begun(self, name: str, attempt: int = 1) -> bool:
-        return self.get("rayjob", f"{name}-a{attempt}") is not None
+        """Whether the status tells since when this attempt runs, which is the last that is said of a beginning."""
+        status = (self.get("tsj", name) or {}).get("status") or {}
+        return any(each["number"] == attempt and "startTime" in each for each in status.get("attempts", ()))
 
     def through(self, wire: Wire) -> Path:
         """The operator's kubeconfig, by way of a wire."""

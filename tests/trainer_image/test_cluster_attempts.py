@@ -203,4 +203,5 @@ def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, node
     told = f"Interrupted: stopped on request after step {sealed['step']} of 20000.\n"
     assert (driver.returncode, out, status["outcome"]) == (0, told, "Suspended")
     assert 0 < sealed["step"] <= status["charges"][0]["steps"] < 20_000
-    assert CheckpointStore(str(nodes.head.parent / "checkpoints")).read(f"step-{sealed['step']}", sealed["digest"])
+    store = CheckpointStore(str(nodes.head.parent / "checkpoints"))
+    assert store.read(sealed["uri"].rsplit("/", 1)[1], sealed["digest"])
