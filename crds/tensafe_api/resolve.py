@@ -70,9 +70,8 @@ class Claim:
         return MOST_REPETITIONS * (self.steps + self.reserve_steps)
 
     def epsilon(self, charged: int) -> float:
-        """ε of `charged` steps. Far beyond the plan PLD would take gigabytes: there it is RDP's, which is larger."""
-        near = charged <= 2 * (self.steps + self.reserve_steps)
-        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant if near else "RDP")
+        """ε of `charged` steps."""
+        return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
 
     def affordable(self, charged: int, wanted: int) -> int:
         """How many of `wanted` further steps can be charged on top of `charged` before ε passes the target."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensafe_api import accounting
 from tensafe_api.accounting import epsilon, job_delta
+from tensafe_api.events import Event
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resolve import MOST_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
@@ -331,7 +334,21 @@ def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
     assert plan.epsilon(0) == 0.0
 
 
-def test_far_beyond_the_plan_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
-    plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.training": {"steps": 20}}))[1]
-    near, far = 2 * (plan.steps + plan.reserve_steps), 2**31 - 1
-    assert plan.epsilon(near) <= plan.epsilon(near + 1) <= plan.epsilon(far)
+def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
+    """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
+    plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
+    reach, far = accounting.PLD_REACH_STEPS, 2**31 - 1
+    spent = [plan.privacy_status(charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
+    for figure in ("epsilon_spent", "epsilon_claimed", "epsilon_against_outsider"):
+        within, beyond, furthest = (float(getattr(status, figure)) for status in spent)
+        assert within < beyond < furthest, figure
+    rdp = replace(plan, accountant="RDP").privacy_status(charged=far, recharged=0)
+    assert rdp == spent[-1].model_copy(update={"accountant": "RDP"})
+
+
+def test_an_epsilon_out_of_its_reach_is_rdps_too(job: Job) -> None:
+    plan = resolve(job({"spec.privacy.accountant": "PLD"}))[1]
+    events = [Event(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
+    by_rdp = accounting.epsilon_of_events(events, 1e-5)
+    assert by_rdp > accounting.PLD_REACH_EPSILON
+    assert accounting.epsilon_of_events(events, 1e-5, "PLD") == by_rdp

@@ -18,9 +18,10 @@ from tensorguard.engine.events import Event, EventReader, Started, Stepped
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 
+CHECKPOINT_STEPS = 10
 OVERRIDES = (
     "spec.training.steps=300",
-    "spec.checkpoint.everySteps=10",
+    f"spec.checkpoint.everySteps={CHECKPOINT_STEPS}",
     "spec.checkpoint.keep=2",
     "spec.privacy.noiseMultiplier=4",
     "spec.cluster.workers=1",  # each more costs every start a quarter of a minute
@@ -80,8 +81,8 @@ class Command:
         return FileLedger(self.output).read()
 
     def kill_rank_0(self) -> None:
-        """SIGKILL of the worker that holds the ledger."""
-        kill_rank_0(self.ledger())
+        """SIGKILL of the worker that holds the ledger, at a moment that costs steps."""
+        kill_rank_0(self.output)
 
     def kill_driver(self) -> None:
         self.process.kill()
@@ -97,9 +98,23 @@ class Command:
         return Path(self.stderr.name).read_text()[-4000:]
 
 
-def kill_rank_0(ledger: LedgerState) -> None:
-    """SIGKILL of the worker that was last charged: a holder is its machine and process id."""
-    os.kill(int(ledger.charges[-1].holder.rsplit("/", 1)[1]), signal.SIGKILL)
+def kill_rank_0(run: Path) -> None:
+    """SIGKILL of the worker that was last charged, at a moment that costs steps: it was charged beyond a checkpoint.
+
+    Between a checkpoint and the next charge a kill is free. The worker is stopped while that is looked up, and goes on
+    if it was such a moment.
+    """
+    while True:
+        # A holder is its machine and process id.
+        process = int(FileLedger(run).read().charges[-1].holder.rsplit("/", 1)[1])
+        os.kill(process, signal.SIGSTOP)
+        while "T (stopped)" not in Path(f"/proc/{process}/status").read_text():
+            time.sleep(0.001)  # nobody is told of it: the worker is Ray's child
+        if FileLedger(run).read().charged_through % CHECKPOINT_STEPS:
+            os.kill(process, signal.SIGKILL)
+            return
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.05)
 
 
 def processes_of(temporary: Path) -> list[str]:

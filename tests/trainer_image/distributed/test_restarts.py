@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from command import kill_rank_0
+from command import CHECKPOINT_STEPS, kill_rank_0
 from harness import make_model, records
 
 from tensorguard.distributed import DistributedDPConfig, TenSafeCallback, TenSafeTrainer, TenSafeTrainingConfig
@@ -40,7 +40,7 @@ def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_p
                 os.kill(os.getpid(), signal.SIGTERM)
             if step >= 14 and not self.killed_at:
                 self.killed_at = ledger.steps_charged
-                kill_rank_0(ledger)
+                kill_rank_0(run_folder)
 
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(
@@ -51,7 +51,7 @@ def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_p
         gradient_accumulation_steps=2,
         max_seq_length=16,
         checkpoint_dir=tmp_path / "models",
-        checkpoint_frequency=10,
+        checkpoint_frequency=CHECKPOINT_STEPS,
         unit_at_least=200,
         dp_config=DistributedDPConfig(target_epsilon=20.0),
     )
