@@ -73,25 +73,6 @@ def _in_suspension(name: str) -> Transition:
     )
 
 
-def _spellings(uri: str) -> set[str]:
-    return {start + uri + end for start in ("", "file://") for end in ("", "/")}
-
-
-def _spellings_in_cel(uri: str) -> str:
-    return f"[{uri}, {uri} + '/', 'file://' + {uri}, 'file://' + {uri} + '/']"
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two URIs name one place: those that differ by file:// or a slash at the end have a spelling in common."""
-    return not _spellings(one).isdisjoint(_spellings(other))
-
-
-def _same_in_cel(one: str, other: str) -> str:
-    # A chain of `map` would say it more directly, but the API server's estimate of its cost is above the budget of a
-    # whole CRD.
-    return f"{_spellings_in_cel(one)}.exists(uri, uri in {_spellings_in_cel(other)})"
-
-
 def _within(inner: str, outer: str) -> bool:
     """Whether one URI names the place of another, or one in it."""
     inner, outer = (uri.removeprefix("file://").removesuffix("/") + "/" for uri in (inner, outer))
@@ -188,13 +169,15 @@ class Spec(Block):
         ),
         Rule(
             "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
-            f"!{_same_in_cel('self.evaluation.uri', 'self.dataset.uri')}",
+            f"!{_within_in_cel('self.evaluation.uri', 'self.dataset.uri')} || "
+            f"!{_within_in_cel('self.dataset.uri', 'self.evaluation.uri')}",
             "evaluation.visibility must not be Public where evaluation.uri is dataset.uri, since the status would show "
             "exact losses of the private data: write Private, or the uri of a public set",
             lambda spec: (
                 spec.evaluation is None
                 or spec.evaluation.visibility != "Public"
-                or not _same(spec.evaluation.uri, spec.dataset.uri)
+                or not _within(spec.evaluation.uri, spec.dataset.uri)
+                or not _within(spec.dataset.uri, spec.evaluation.uri)
             ),
             ".evaluation.visibility",
         ),
