@@ -1,41 +1,64 @@
 # syntax=docker/dockerfile:1
-# The trainer's image: the pinned packages of requirements/trainer.txt and this project, for workers and Ray's head.
+# Two images of one release, each with the pinned packages of its file in requirements/ and this project:
 #
-#   docker build --target trainer --tag tensafe-trainer .
+#   operator   what the chart's Deployment runs; without torch or Ray
+#   trainer    what Ray's head and workers run
+#
+# `make images` builds both with docker, podman or buildah.
 #
 # BASE_IMAGE is any image with Python 3.11 or newer, its venv module and bash. A site's own certificates can be mounted
-# over /etc/ssl/certs during the build: uv is told to use them.
+# over /etc/ssl/certs during the build: uv is told to use them. Nothing that builds is left in an image: uv lives in the
+# cache that is mounted while packages are installed. Bytecode is compiled then, since the user who runs it may not
+# write there, and by hash, so that the same sources make the same layers.
 ARG BASE_IMAGE=python:3.11-slim
 
-FROM ${BASE_IMAGE} AS trainer
-ENV UV_SYSTEM_CERTS=1 \
-    UV_LINK_MODE=copy \
-    VIRTUAL_ENV=/opt/tensafe \
+FROM ${BASE_IMAGE} AS base
+ENV VIRTUAL_ENV=/opt/tensafe \
     PATH=/opt/tensafe/bin:/usr/local/bin:/usr/bin:/bin \
-    PYTHONUNBUFFERED=1
+    HOME=/home/tensafe \
+    PYTHONUNBUFFERED=1 \
+    UV_SYSTEM_CERTS=1 \
+    UV_LINK_MODE=copy \
+    UV_COMPILE_BYTECODE=1 \
+    PYC_INVALIDATION_MODE=UNCHECKED_HASH
+# KubeRay starts its processes through /bin/bash; the user has a home, where Ray and Hugging Face keep their caches.
+RUN echo 'tensafe:x:1000:1000::/home/tensafe:/bin/bash' >> /etc/passwd && \
+    echo 'tensafe:x:1000:' >> /etc/group && \
+    install -d -o 1000 -g 1000 /home/tensafe && \
+    python3 -m venv --without-pip "$VIRTUAL_ENV"
+WORKDIR /home/tensafe
 
 # Packages first, the project after them: a change of the code then rebuilds only the last layer.
+FROM base AS operator
+COPY requirements/operator.txt /tmp/requirements.txt
+RUN --mount=type=cache,target=/root/.cache \
+    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv && \
+    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
+COPY pyproject.toml README.md LICENSE /tmp/tensafe/
+COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
+COPY operator/tensafe_operator /tmp/tensafe/operator/tensafe_operator
+RUN --mount=type=cache,target=/root/.cache \
+    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
+    rm -r /tmp/tensafe /tmp/requirements.txt && \
+    python -m tensafe_operator --help > /dev/null
+LABEL org.opencontainers.image.title="TenSafe operator" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER 1000:1000
+CMD ["python", "-m", "tensafe_operator"]
+
+FROM base AS trainer
 COPY requirements/trainer.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
-    python3 -m venv "$VIRTUAL_ENV" && \
-    pip install --quiet --disable-pip-version-check uv && \
-    uv pip install --requirement /tmp/requirements.txt && \
-    rm /tmp/requirements.txt
-
-COPY pyproject.toml README.md LICENSE /src/
-COPY crds /src/crds
-COPY trainer_image /src/trainer_image
+    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv && \
+    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
+COPY pyproject.toml README.md LICENSE /tmp/tensafe/
+COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
+COPY trainer_image/tensorguard /tmp/tensafe/trainer_image/tensorguard
 RUN --mount=type=cache,target=/root/.cache \
-    uv pip install --no-deps /src && \
-    rm -r /src
-
-# KubeRay starts its processes through /bin/bash; the user has a home, where Ray and Hugging Face keep their caches.
-RUN mkdir -p /home/tensafe && \
-    echo 'tensafe:x:1000:1000::/home/tensafe:/bin/bash' >> /etc/passwd && \
-    echo 'tensafe:x:1000:' >> /etc/group && \
-    chown 1000:1000 /home/tensafe && \
+    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
+    rm -r /tmp/tensafe /tmp/requirements.txt && \
     ray --version && tensafe --help > /dev/null
+LABEL org.opencontainers.image.title="TenSafe trainer" \
+      org.opencontainers.image.licenses="Apache-2.0"
 USER 1000:1000
-ENV HOME=/home/tensafe
-WORKDIR /home/tensafe
 CMD ["tensafe", "--help"]

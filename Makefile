@@ -8,14 +8,14 @@ QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
-FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model and not cluster"
+FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model and not cluster and not e2e"
 # Each of the two has a control plane of its own; the first run on a machine builds it from Go modules (ten minutes).
 CLUSTER := $(PY) -m pytest -n 2 -m cluster --timeout 1800
 # Each file's tests share a Ray cluster. While one of them waits for its processes to start, another can go on.
 SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-cluster lint format crds crash mutants bench docs
+.PHONY: help setup quickstart test test-fast test-cluster e2e images lint format crds crash mutants bench docs
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,12 @@ test-fast: setup ## the tests that need neither a cluster nor Ray nor a real mod
 
 test-cluster: setup ## the tests on a real API server
 	$(CLUSTER)
+
+e2e: setup ## the scenarios on real pods: a cluster of this machine alone, as root (or on KUBECONFIG's)
+	$(PY) -m pytest tests/e2e -v -m e2e --timeout 1800
+
+images: ## build the images of operator and trainer, with docker, podman or buildah
+	scripts/images
 
 lint: setup ## check style, types, layers, and that the generated CRDs are current
 	$(VENV)/ruff check .

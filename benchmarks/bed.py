@@ -25,10 +25,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # the tests' control plane is the benchmark's as well
 
-from controlplane import ControlPlane  # noqa: E402
-from gotools import program, source  # noqa: E402
 from jobs import MINIMAL, changed  # noqa: E402
 from roles import install_roles  # noqa: E402
+
+from e2e.cluster.controlplane import ControlPlane  # noqa: E402
+from e2e.cluster.gotools import program, source  # noqa: E402
 
 __all__ = ["MINIMAL", "REFERENCE", "ROOT", "Account", "Bed", "Operator", "changed"]
 

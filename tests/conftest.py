@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controlplane import ControlPlane
 from roles import install_roles
+
+from e2e.cluster.controlplane import ControlPlane
 
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from controlplane import ControlPlane
 from jobs import MINIMAL, changed
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import yaml
 from argocd import ArgoCD, Repository
-from controlplane import ControlPlane
-from gotools import source
-from helm import CHART
 from jobs import MINIMAL, changed
 from ledgers import Pod, make_pod
 
+from e2e.cluster.controlplane import ControlPlane
+from e2e.cluster.gotools import source
+from e2e.cluster.helm import CHART
 from tensafe_operator import names
 
 pytestmark = pytest.mark.cluster

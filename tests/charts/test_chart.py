@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from controlplane import ControlPlane
-from helm import CHART, helm, rendered
 from jobs import MINIMAL, changed
 from ledgers import LedgerObject, make_pod, status_of
 
+from e2e.cluster.controlplane import ControlPlane
+from e2e.cluster.helm import CHART, helm, rendered
 from tensafe_operator import metrics, names
 from tensafe_operator.settings import Settings
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, install_kuberays_kinds
-from controlplane import ControlPlane
 from roles import install_roles
+
+from e2e.cluster.controlplane import ControlPlane
 
 
 @pytest.fixture(scope="session")

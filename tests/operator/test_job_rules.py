@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 import pytest
-from controlplane import ControlPlane
 from jobs import BAD_INPUT, EXAMPLES, MINIMAL, MORE_REFUSED, Example, changed
+
+from e2e.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

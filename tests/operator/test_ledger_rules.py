@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from controlplane import ControlPlane
 from ledgers import SPEC, LedgerObject, Pod, make_pod, status_of
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_operator.plan.reading import ledger_status
 
 pytestmark = pytest.mark.cluster

@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 from cluster import install_kuberays_kinds
-from controlplane import ControlPlane
 from jobs import ARITHMETIC, MINIMAL, changed
 from roles import install_roles
+
+from e2e.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

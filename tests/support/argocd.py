@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from controlplane import ControlPlane, free_ports
-from gotools import MODULES, program, source
-from helm import helm
+
+from e2e.cluster.controlplane import ControlPlane, free_ports
+from e2e.cluster.gotools import MODULES, program, source
+from e2e.cluster.helm import helm
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "charts" / "tensafe" / "argocd"
 CONFIG_MAP = SCRIPTS / "argocd-cm.yaml"

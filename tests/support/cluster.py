@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane
-from gotools import source
 from jobs import MINIMAL, changed
 from kubernetes.aio import client, config
 from ledgers import Pod, make_pod
 
+from e2e.cluster.controlplane import ControlPlane
+from e2e.cluster.gotools import source
 from tensafe_operator import names
 from tensafe_operator.api import Api, ApiAway
 from tensafe_operator.reconcile import Reconciler

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane
+from e2e.cluster.controlplane import ControlPlane
 
 _NUMBERS = itertools.count(1)
 

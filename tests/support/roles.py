@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from controlplane import ControlPlane
-from helm import rendered
+from e2e.cluster.controlplane import ControlPlane
+from e2e.cluster.helm import rendered
 
 OPERATOR = "tensafe-operator"
 _KINDS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")

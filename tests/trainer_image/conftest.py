@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import s3
 from s3fs import S3FileSystem
+
+from e2e.cluster import s3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from cluster import wait_until
-from controlplane import ControlPlane
 from harness import MANIFEST, free_port, make_model, records
 from ledgers import make_pod
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob

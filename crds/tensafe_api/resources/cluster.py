@@ -128,7 +128,9 @@ class SecurityContext(Block):
     run_as_user: Count | None = Field(
         None, description="User id of the processes, not 0, since pods never run as root; default: the image's."
     )
-    fs_group: Count | None = Field(None, description="Group id that owns the volumes; default: none.")
+    fs_group: Count | None = Field(
+        None, description="Group id that owns the volumes; default: 1000, the group of the image's user."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -25,6 +25,8 @@ KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
 DIGEST = "TENSAFE_JOB_DIGEST"
 """Environment variable: what the files below JOB_PATH must add up to (`configuration.digest`)."""
+OWN_GROUP = 1000
+"""Of the image's user."""
 PRE_RUNNING_SECONDS = 1800
 """How long the pods may take to be scheduled and started."""
 GRACE_SECONDS = 120
@@ -195,12 +197,14 @@ def _probe(ray_version: str) -> Manifest:
 
 
 def _pod_security(cluster: Cluster) -> Manifest:
+    """Under which ids the containers run. Files of volumes belong to root: without a group of their own the processes
+    could not read the key, nor write to a claim.
+    """
+    asked = cluster.security_context
     context: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    if cluster.security_context.run_as_user is not None:
-        context["runAsUser"] = cluster.security_context.run_as_user
-    if cluster.security_context.fs_group is not None:
-        context["fsGroup"] = cluster.security_context.fs_group
-    return context
+    if asked.run_as_user is not None:
+        context["runAsUser"] = asked.run_as_user
+    return {**context, "fsGroup": OWN_GROUP if asked.fs_group is None else asked.fs_group}
 
 
 def _own_environment(job_digest: str) -> list[Manifest]:

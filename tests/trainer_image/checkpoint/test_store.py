@@ -12,8 +12,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from s3 import BUCKET
 
+from e2e.cluster.s3 import BUCKET
 from tensafe_api.statement import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
 

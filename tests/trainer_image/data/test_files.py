@@ -15,9 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from s3 import BUCKET
 from s3fs import S3FileSystem
 
+from e2e.cluster.s3 import BUCKET
 from tensafe_api.resources.learning import Storage
 from tensorguard.data import listing
 from tensorguard.data.columns import check_types

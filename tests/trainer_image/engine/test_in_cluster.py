@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from controlplane import ControlPlane
 from harness import Alone, Job
 from ledgers import LedgerObject, Pod, make_pod
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.resolve import ledger_spec
 from tensorguard.engine.charging import Charging

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from harness import Alone, Job
-from s3 import BUCKET, S3
 from safetensors.torch import load
 
+from e2e.cluster.s3 import BUCKET, S3
 from tensafe_api.resources.ledger import Outcome
 from tensorguard.aggregation.channel import check_wraps
 from tensorguard.checkpoint.state import OPTIMIZER, dump_optimizer

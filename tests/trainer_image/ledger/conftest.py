@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controlplane import ControlPlane
 from kubernetes import client, config
 from ledgers import LedgerObject, make_pod
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.events import Mechanism
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controlplane import ControlPlane
 from kubernetes import client
 from roles import install_roles
 from urllib3.exceptions import ProtocolError
 
+from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerMissing, LedgerUnreachable, Release

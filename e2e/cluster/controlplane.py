@@ -1,7 +1,8 @@
 """A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager, with RBAC on.
 
-There is no kubelet, so pods are objects that tests make and change; everything else is what a cluster does: schemas,
-CEL rules, admission policies, service accounts with bound tokens, garbage collection. It is up in some seconds.
+There is no kubelet here (`cluster` adds one), so pods are objects that tests make and change; all else is as it is in a
+cluster: schemas, CEL rules, admission policies, service accounts with bound tokens, garbage collection. It is up in a
+few seconds.
 
 Servers are stopped by kill -9: on SIGTERM the API server drains for a minute.
 """
@@ -10,14 +11,14 @@ from __future__ import annotations
 
 import base64
 import datetime
+import functools
 import ipaddress
 import json
-import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from gotools import program
 
-VERSION = "v1.36.3"
+from e2e.cluster import versions
+from e2e.cluster.gotools import program
+from e2e.cluster.processes import Processes
+
 PATIENCE_SECONDS = 60
 AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are written down."""
+_SERVERS = ("controller-manager", "apiserver", "etcd")
 _CONTROLLERS = (
     "garbage-collector-controller",
     "namespace-controller",
@@ -43,32 +47,50 @@ _CONTROLLERS = (
 
 
 class ControlPlane:
-    """The servers, in one folder. `start` and `stop` also stop and start single ones, for faults."""
+    """The servers, in one folder. `start` and `stop` also stop and start single ones, for faults.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: keys, kubeconfigs, data, and, where no `processes` are given, logs.
+        ports: of etcd, its peers, the API server and the controller-manager; default: free ones.
+    """
+
+    address = "127.0.0.1"
+    """Where the API server listens, and what its clients are told."""
+    controllers: Sequence[str] = _CONTROLLERS
+
+    def __init__(self, folder: Path, *, ports: Sequence[int] | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._ports = dict(zip(("etcd", "peer", "api", "manager"), free_ports(4)))
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._authority = Authority(folder)
-        self.url = f"https://127.0.0.1:{self._ports['api']}"
+        self._ports = dict(zip(("etcd", "peer", "api", "manager"), ports or free_ports(4)))
+        self.url = f"https://{self.address}:{self._ports['api']}"
         self.admin = folder / "admin.kubeconfig"
         """Kubeconfig of a cluster administrator."""
 
+    @functools.cached_property
+    def processes(self) -> Processes:
+        return Processes(self.folder)
+
     @property
     def ca(self) -> Path:
-        return self._authority.certificate
+        return self.folder / "ca.crt"
 
     def start(self) -> None:
         """Start everything, and return when the API server is ready."""
-        self._authority.issue("apiserver", "kube-apiserver", server=True)
-        self._authority.issue("service-accounts", "service-accounts")
-        for name, groups in (("admin", ["system:masters"]), ("controller-manager", [])):
-            user = "admin" if name == "admin" else "system:kube-controller-manager"
-            self.kubeconfig(name, user, groups)
+        self.issue()
         self.start_etcd()
         self.start_api_server()
         self.start_controller_manager()
+
+    def issue(self) -> None:
+        """Make the certificates and kubeconfigs."""
+        self._authority.issue("apiserver", "kube-apiserver", server=self._server_names())
+        self._authority.issue("service-accounts", "service-accounts")
+        self.kubeconfig("admin", "admin", ["system:masters"])
+        self.kubeconfig("controller-manager", "system:kube-controller-manager", [])
+
+    def _server_names(self) -> list[str]:
+        """What the API server is called by its clients."""
+        return [self.address, "127.0.0.1", "localhost"]
 
     def start_etcd(self) -> None:
         self._start(
@@ -86,10 +108,18 @@ class ControlPlane:
         )
 
     def start_api_server(self) -> None:
-        flags = {
+        self._start("apiserver", self._built("kube-apiserver"), self._api_flags())
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
+            assert self.processes.running("apiserver"), self.log("apiserver")
+            assert time.monotonic() < deadline, self.log("apiserver")
+            time.sleep(0.1)  # nobody tells when a server has become ready
+
+    def _api_flags(self) -> dict[str, object]:
+        return {
             "etcd-servers": self._etcd,
-            "bind-address": "127.0.0.1",
-            "advertise-address": "127.0.0.1",
+            "bind-address": self.address,
+            "advertise-address": self.address,
             "secure-port": str(self._ports["api"]),
             "tls-cert-file": self.folder / "apiserver.crt",
             "tls-private-key-file": self.folder / "apiserver.key",
@@ -102,19 +132,13 @@ class ControlPlane:
             "audit-policy-file": self._audit_policy(),
             "audit-log-path": self.folder / "audit.jsonl",
         }
-        self._start("apiserver", self._built("kube-apiserver"), flags)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
-            assert self._processes["apiserver"].poll() is None, self.log("apiserver")
-            assert time.monotonic() < deadline, self.log("apiserver")
-            time.sleep(0.1)  # nobody tells when a server has become ready
 
     def start_controller_manager(self) -> None:
         flags = {
             "kubeconfig": self.folder / "controller-manager.kubeconfig",
             "service-account-private-key-file": self.folder / "service-accounts.key",
             "root-ca-file": self.ca,
-            "controllers": ",".join(_CONTROLLERS),
+            "controllers": ",".join(self.controllers),
             "leader-elect": "false",
             "use-service-account-credentials": "true",
             "secure-port": str(self._ports["manager"]),
@@ -124,13 +148,11 @@ class ControlPlane:
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one server; SIGKILL waits until it is gone, SIGSTOP freezes it until SIGCONT."""
-        self._processes[name].send_signal(number)
-        if number is signal.SIGKILL:
-            self._processes.pop(name).wait()
+        self.processes.kill(name, number)
 
     def stop(self) -> None:
-        for name in list(self._processes):
-            self.kill(name)
+        for name in _SERVERS:
+            self.processes.kill(name)
 
     def kubeconfig(self, name: str, user: str, groups: list[str]) -> Path:
         """A kubeconfig for a user who proves it by a client certificate."""
@@ -151,10 +173,7 @@ class ControlPlane:
         self, *arguments: str, text: str | None = None, kubeconfig: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl as an administrator, or with another kubeconfig; `text` is its standard input."""
-        command = [str(self._built("kubectl")), "--kubeconfig", str(kubeconfig or self.admin), *arguments]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert not (check and done.returncode), f"{' '.join(arguments)}: {done.stderr}"
-        return done
+        return kubectl(kubeconfig or self.admin, *arguments, text=text, check=check)
 
     def established(self) -> None:
         """Return when every CRD that was applied is served."""
@@ -173,7 +192,7 @@ class ControlPlane:
 
     def log(self, name: str) -> str:
         """The last lines that a server wrote."""
-        return (self.folder / f"{name}.log").read_text()[-4000:]
+        return self.processes.log(name)
 
     def _audit_policy(self) -> Path:
         written = self.folder / "audit.yaml"
@@ -188,18 +207,15 @@ class ControlPlane:
         return f"http://127.0.0.1:{self._ports['etcd']}"
 
     def _built(self, name: str) -> Path:
-        flags = f"-X k8s.io/component-base/version.gitVersion={VERSION}"
-        return program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", linker_flags=flags)
+        return built(name)
+
+    @functools.cached_property
+    def _authority(self) -> Authority:
+        return Authority(self.folder)
 
     def _start(self, name: str, command: Path, flags: Mapping[str, object]) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [str(command), *(f"--{flag}={value}" for flag, value in flags.items())],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env={**os.environ, "GOMAXPROCS": "2"},
-            )
+        given = [f"--{flag}={value}" for flag, value in flags.items()]
+        self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})
 
     def _write_kubeconfig(self, name: str, credentials: Mapping[str, str]) -> Path:
         cluster = {
@@ -220,6 +236,21 @@ class ControlPlane:
         return path
 
 
+def kubectl(
+    kubeconfig: Path, *arguments: str, text: str | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run kubectl; `text` is its standard input."""
+    command = [str(built("kubectl")), "--kubeconfig", str(kubeconfig), *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert not (check and done.returncode), f"kubectl {' '.join(arguments)}: {done.stderr}"
+    return done
+
+
+def built(name: str) -> Path:
+    """A program of Kubernetes' own."""
+    return program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", linker_flags=versions.KUBERNETES_FLAGS)
+
+
 class Authority:
     """A certificate authority for one control plane. Files: NAME.crt and NAME.key in its folder."""
 
@@ -236,13 +267,13 @@ class Authority:
         )
 
     def issue(
-        self, name: str, user: str, *, groups: list[str] | None = None, server: bool = False
+        self, name: str, user: str, *, groups: list[str] | None = None, server: Sequence[str] = ()
     ) -> tuple[Path, Path]:
-        """A certificate of `user` in `groups`, and its key."""
+        """A certificate of `user` in `groups`, and its key; of a server with these names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(_name(user, groups or []), key)
         if server:
-            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            names = [_alternative(each) for each in server]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         paths = self._folder / f"{name}.crt", self._folder / f"{name}.key"
@@ -271,6 +302,13 @@ class Authority:
 def _name(user: str, groups: list[str]) -> x509.Name:
     groups_of = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
     return x509.Name([*groups_of, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def free_ports(count: int) -> list[int]:

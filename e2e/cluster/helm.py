@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from gotools import program
 
-CHART = Path(__file__).parents[2] / "charts" / "tensafe"
+from e2e.cluster.gotools import program
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "tensafe"
 _PACKAGE = "helm.sh/helm/v3"
 _UTIL = f"{_PACKAGE}/pkg/chartutil"
 _KUBERNETES = f"-X {_UTIL}.k8sVersionMajor=1 -X {_UTIL}.k8sVersionMinor=36"

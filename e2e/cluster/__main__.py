@@ -1,0 +1,41 @@
+"""`python -m e2e.cluster up|down|status`: a Kubernetes of this machine alone, for tests and for trying things."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.gotools import NoGo
+from e2e.cluster.node import Unfit
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
+    parser.add_argument("verb", choices=("up", "down", "status"))
+    verb = parser.parse_args().verb
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    cluster = Cluster(say)
+    try:
+        match verb:
+            case "up":
+                cluster.up()
+                say("up")
+                print(f"export KUBECONFIG={cluster.kubeconfig}")
+            case "down":
+                cluster.down()
+            case "status":
+                print(cluster.status())
+    except (Unfit, NoGo) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

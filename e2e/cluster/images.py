@@ -1,0 +1,121 @@
+"""Images without a registry: built by buildah on a Debian base of our own, and handed to the node as archives.
+
+What was built is kept by buildah, and what was handed over by the node's containerd: a second call with the same
+sources takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from e2e.cluster import versions
+from e2e.cluster.gotools import program
+from e2e.cluster.node import PAUSE, Node, Unfit
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "localhost/"
+BASE = f"{PREFIX}tensafe-base:{versions.DEBIAN}"
+S3 = f"{PREFIX}versitygw:{versions.VERSITYGW}"
+KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
+_COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
+_PACKAGES = "python3,python3-venv,ca-certificates"
+Say = Callable[[str], None]
+
+
+def check() -> None:
+    """See whether images can be built here.
+
+    Raises:
+        Unfit: where they cannot.
+    """
+    if missing := {package for command, package in _COMMANDS.items() if not shutil.which(command)}:
+        raise Unfit(f"images need Debian's packages {', '.join(sorted(missing))}: apt-get install them")
+
+
+def build(say: Say) -> dict[str, str]:
+    """Build what is not there yet, and everything of ours: the ids of all images, by name."""
+    if not _id(BASE):
+        say("building the base image")
+        _base()
+    if not _id(PAUSE):
+        _on_base(PAUSE, None, ["/bin/sleep", "infinity"])
+    if not _id(KUBERAY):
+        say("building KubeRay's image")
+        _on_base(KUBERAY, program("kuberay", "github.com/ray-project/kuberay/ray-operator"), ["/manager"])
+    if not _id(S3):
+        say("building the S3 server's image")
+        _on_base(S3, program("s3", "github.com/versity/versitygw/cmd/versitygw"), ["/versitygw"])
+    say("building the images of operator and trainer")
+    environment = {"PREFIX": PREFIX, "BUILDER": "buildah", "BASE_IMAGE": BASE}
+    _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"))
+    names = (PAUSE, KUBERAY, S3, *ours())
+    return {name: _id(name) for name in names}
+
+
+def ours() -> tuple[str, str]:
+    """The names of the operator's and the trainer's image."""
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    version = next(line.split('"')[1] for line in lines if line.startswith("version ="))
+    return f"{PREFIX}tensafe-operator:{version}", f"{PREFIX}tensafe-trainer:{version}"
+
+
+def load(node: Node, built: dict[str, str], record: Path, say: Say) -> None:
+    """Hand the node what it does not have.
+
+    Args:
+        built: ids of images, by name.
+        record: file that tells the ids of what the node was given before.
+    """
+    known = json.loads(record.read_text()) if record.exists() else {}
+    there = node.images()
+    for name, identity in built.items():
+        if name in there and known.get(name) == identity:
+            continue
+        say(f"handing {name} to the node")
+        with tempfile.TemporaryDirectory(dir=record.parent) as folder:
+            archive = Path(folder, "image.tar")
+            _run("buildah", "push", "--quiet", "--disable-compression", name, f"oci-archive:{archive}:{name}")
+            node.load(archive)
+        known[name] = identity
+        record.write_text(json.dumps(known))
+
+
+def _base() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "root")
+        _run("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", versions.DEBIAN, str(root))
+        for leftover in ("var/cache/apt/archives", "var/lib/apt/lists"):
+            shutil.rmtree(root / leftover)
+            (root / leftover).mkdir()
+        container = _run("buildah", "from", "scratch").strip()
+        _run("buildah", "copy", "--quiet", container, str(root), "/")
+        _run("buildah", "config", "--env", "PATH=/usr/local/bin:/usr/bin:/bin", "--cmd", "/bin/bash", container)
+        _run("buildah", "commit", "--quiet", "--rm", container, BASE)
+
+
+def _on_base(name: str, binary: Path | None, entrypoint: list[str]) -> None:
+    """An image of the base and one program."""
+    container = _run("buildah", "from", BASE).strip()
+    if binary is not None:
+        _run("buildah", "copy", "--quiet", container, str(binary), entrypoint[0])
+    options = ("--entrypoint", json.dumps(entrypoint), "--cmd", "", "--user", "65532:65532")
+    _run("buildah", "config", *options, container)
+    _run("buildah", "commit", "--quiet", "--rm", container, name)
+
+
+def _id(name: str) -> str:
+    """An image's id; empty where there is none."""
+    command = ["buildah", "images", "--quiet", "--no-trunc", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unfit(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
+    return done.stdout

@@ -1,0 +1,74 @@
+"""A cluster with pods for tests that are marked `e2e`: this machine's own, or the one that KUBECONFIG names."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+from clinic import Clinic
+
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.gotools import home
+from e2e.cluster.node import Unfit
+
+_EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
+_NUMBERS = itertools.count(1)
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let the fixtures of a test know that it has failed."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session")
+def own_cluster(request: pytest.FixtureRequest) -> Cluster | None:
+    """This machine's cluster, up; None where the tests are pointed at another one."""
+    if os.environ.get("KUBECONFIG"):
+        return None
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(what: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n  {what}", end="", flush=True)
+
+    cluster = Cluster(say)
+    try:
+        cluster.up()
+    except Unfit as error:
+        pytest.skip(str(error))
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(own_cluster: Cluster | None) -> Path:
+    return own_cluster.kubeconfig if own_cluster else Path(os.environ["KUBECONFIG"])
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Invented intake notes: train.jsonl and eval.jsonl."""
+    folder = tmp_path_factory.mktemp("data")
+    subprocess.run([sys.executable, str(_EXAMPLE), "--rows", "700", "--out", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def clinic(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+    """A team's namespace. When a test fails, all about it is written down before it is deleted."""
+    made = Clinic(kubeconfig, f"clinic-{os.getpid()}-{next(_NUMBERS)}")
+    try:
+        made.open()
+        yield made
+    finally:
+        if request.node.stash.get(_FAILED, False):
+            made.dump(home() / "dumps" / request.node.name)
+        made.close()

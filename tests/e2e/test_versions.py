@@ -1,0 +1,26 @@
+"""The versions that the cluster is said to be made of are those that its Go modules pin."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from e2e.cluster import versions
+from e2e.cluster.gotools import MODULES
+
+PINNED = {
+    "kubernetes": {"k8s.io/kubernetes": versions.KUBERNETES, "go.etcd.io/etcd/server/v3": versions.ETCD},
+    "coredns": {"github.com/coredns/coredns": versions.COREDNS},
+    "helm": {"helm.sh/helm/v3": versions.HELM},
+    "kuberay": {"github.com/ray-project/kuberay/ray-operator": versions.KUBERAY},
+    "s3": {"github.com/versity/versitygw": versions.VERSITYGW},
+    "argocd": {"github.com/argoproj/argo-cd/v3": versions.ARGO_CD},
+}
+
+
+@pytest.mark.parametrize("module", sorted(path.parent.name for path in MODULES.glob("*/go.mod")))
+def test_what_a_module_builds_has_the_version_that_is_told(module: str) -> None:
+    text = (MODULES / module / "go.mod").read_text()
+    for package, version in PINNED[module].items():
+        assert re.findall(rf"^\t(?:{re.escape(package)}) (v\S+)", text, re.MULTILINE) == [version]

