@@ -191,6 +191,11 @@ class Node:
         done = self._ctr("images", "import", str(archive))
         assert not done.returncode, done.stderr
 
+    def tag(self, name: str, other: str) -> None:
+        """Let an image that is there have another name, too."""
+        done = self._ctr("images", "tag", "--force", name, other)
+        assert not done.returncode, done.stderr
+
     def stop(self) -> None:
         """End all that the node is made of. What is not there is no error."""
         if (init := self._init()) is not None:

@@ -10,7 +10,9 @@ KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begi
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import kopf
@@ -19,6 +21,7 @@ from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator import names
 from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
+from tensafe_operator.connection import KUBECONFIG
 from tensafe_operator.observe import warned
 from tensafe_operator.settings import Settings
 
@@ -32,6 +35,21 @@ IDLE_SECONDS = 0.5
 """For so long kopf holds on to the whole body of an object after its last event, with a task of its own."""
 
 
+def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """Where kopf's streams come from: the same API server, by the same address, as our own requests go to.
+
+    (By itself kopf asks DNS for the API server in a pod: while DNS is away, nothing would be heard.)
+    """
+    if os.environ.get(KUBECONFIG):
+        return kopf.login_with_kubeconfig(**arguments)
+    account = kopf.login_with_service_account(**arguments)
+    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+    if account is None or not host:
+        return account
+    host = f"[{host}]" if ":" in host else host
+    return replace(account, server=f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
+
+
 def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.OperatorRegistry:
     """The handlers: each puts what it is told into `cache` and touches the job that it is about.
 
@@ -40,9 +58,7 @@ def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.Oper
     """
     made = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=made)
-    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+    kopf.on.login(registry=made)(login)
 
     @kopf.on.event(GROUP, VERSION, "tensafetrainingjobs", registry=made)
     async def job(event: kopf.RawEvent, **_: Any) -> None:

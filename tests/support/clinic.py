@@ -58,8 +58,8 @@ JOB: dict[str, Any] = {
         "cluster": {
             "workers": 2,
             "serviceAccountName": "trainer",
-            "head": {"cpus": "250m", "memory": "2Gi"},
-            "worker": {"cpus": "650m", "memory": "3Gi"},
+            "head": {"cpus": "600m", "memory": "2Gi"},
+            "worker": {"cpus": "450m", "memory": "3Gi"},
             "volumes": [{"name": "models", "mountPath": "/models", "pvc": "models", "readOnly": True}],
         },
     },
@@ -174,6 +174,13 @@ class Clinic:
     def until_over(self, seconds: float, name: str = "triage") -> dict[str, Any]:
         """The status of a job that has come to its end."""
         return self.until(lambda status: status.get("phase") in FINAL, seconds, name)
+
+    def until_gone(self, left: Callable[[], object], seconds: float) -> None:
+        """Return once nothing is left."""
+        deadline = time.monotonic() + seconds
+        while found := left():
+            assert time.monotonic() < deadline, f"still there: {found}"
+            time.sleep(0.5)
 
     def dump(self, folder: Path) -> None:
         """Write down everything about the namespace: objects, events and logs."""

@@ -1,0 +1,68 @@
+"""What an author does to a job: suspend, resume and delete it, apply it again, and give it too small a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clinic import JOB, Clinic
+from jobs import changed
+
+from tensafe_api.problems import parse_job
+from tensafe_api.resolve import resolve
+from tensorguard.checkpoint.store import CheckpointStore
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+
+def budget_of(steps: int) -> dict[str, Any]:
+    """Changes to the job under which so many steps can be paid for, and not the next one."""
+    given = {"spec.privacy.noiseMultiplier": "1"}
+    plan = resolve(parse_job(changed(JOB, given)))[1]
+    return {**given, "spec.privacy.targetEpsilon": f"{(plan.epsilon(steps) + plan.epsilon(steps + 1)) / 2:.6f}"}
+
+
+def pods(clinic: Clinic) -> list[str]:
+    return clinic.kubectl("get", "pods", "-l", "tensafe.io/job=triage", "-o", "name").split()
+
+
+def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(clinic: Clinic, data: Path) -> None:
+    clinic.upload(data)
+    clinic.provide_model()
+    clinic.submit()
+    clinic.until(lambda status: (status.get("progress") or {}).get("step", 0) >= 6, 600)
+
+    # Suspended: a checkpoint is sealed, and no pod is left.
+    clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    sealed = clinic.until(lambda status: status["phase"] == "Suspended", 180)
+    clinic.until(lambda _: not pods(clinic), 180)
+    assert sealed["attempts"][0]["reason"] == "Interrupted"
+    assert sealed["checkpoints"][-1]["step"] == sealed["progress"]["step"] >= 6
+
+    # Resumed: the next attempt goes on from there, and ε with it.
+    clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    resumed = clinic.until(lambda status: status["progress"]["step"] > sealed["progress"]["step"], 600)
+    assert [attempt["number"] for attempt in resumed["attempts"]] == [1, 2]
+    assert resumed["privacy"]["stepsRecharged"] == 0
+    assert float(resumed["privacy"]["epsilonSpent"]) > float(sealed["privacy"]["epsilonSpent"])
+
+    # Deleted while it runs: the pods go, and what was spent stays.
+    clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
+    clinic.until_gone(lambda: pods(clinic), 180)
+    kept = clinic.get("privacyledger", resumed["ledgerName"])
+    assert kept is not None
+    assert sum(each["steps"] for each in kept["status"]["charges"]) >= resumed["privacy"]["stepsCharged"]
+
+    # The same name again is another job, with a ledger of its own; this one runs out of budget.
+    clinic.submit(**{path.replace(".", "__"): value for path, value in budget_of(12).items()})
+    over = clinic.until_over(600)
+    assert over["phase"] == "BudgetExhausted", json.dumps(over, indent=1)
+    assert over["ledgerName"] != resumed["ledgerName"]
+    assert over["privacy"]["stepsCharged"] == over["progress"]["step"] == 12
+    assert float(over["privacy"]["epsilonSpent"]) <= float(over["privacy"]["targetEpsilon"])
+    place, _, name = over["finalModel"]["uri"].rpartition("/")
+    with clinic.outside() as options:
+        files = CheckpointStore(place, options).read(name, over["finalModel"]["digest"])
+    assert "adapter_model.safetensors" in files

@@ -1,0 +1,56 @@
+"""What stands in a job's way is told within ten seconds of its pods; mended outside the job, it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from clinic import Clinic
+
+from e2e.cluster import images
+from e2e.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+TOLD_SECONDS = 10
+ABSENT = "localhost/tensafe-trainer:absent"
+
+
+def stalled(status: dict[str, Any]) -> str:
+    """Why a job waits for somebody; empty where it does not."""
+    found = (each for each in status.get("conditions", ()) if each["type"] == "Stalled" and each["status"] == "True")
+    return next((f"{each['reason']}: {each['message']}" for each in found), "")
+
+
+def pods(clinic: Clinic) -> str:
+    return clinic.kubectl("get", "pods", "-l", "tensafe.io/job=triage", "-o", "name")
+
+
+@contextmanager
+def held_up(clinic: Clinic, reason: str, **changes: Any) -> Iterator[str]:
+    """A job that is held up for a reason, told in time; afterwards it must go on, and is deleted."""
+    clinic.submit(**changes)
+    clinic.until(lambda _: pods(clinic), 30)
+    status = clinic.until(lambda status: stalled(status).startswith(reason), TOLD_SECONDS)
+    yield stalled(status)
+    clinic.until(lambda status: not stalled(status) and (status.get("workers") or {}).get("ready") == 2, 240)
+    clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
+    clinic.until_gone(lambda: pods(clinic), 180)
+
+
+def test_it_waits_says_why_and_goes_on_once_it_is_mended(clinic: Clinic, own_cluster: Cluster | None) -> None:
+    clinic.provide_model()
+    with held_up(clinic, "SecretMissing", spec__storage__secretName="later") as told:
+        assert "later" in told
+        clinic.kubectl("create", "secret", "generic", "later", "--from-literal=AWS_ACCESS_KEY_ID=x")
+    with held_up(clinic, "ResourcesMissing", spec__cluster__nodeSelector={"gpu": clinic.namespace}) as told:
+        assert "node" in told
+        clinic.kubectl("label", "node", "--all", f"gpu={clinic.namespace}", "--overwrite")
+    if own_cluster is None:
+        return  # nobody but its owner brings an image to a cluster
+    named = {"spec__cluster__image": ABSENT, "spec__cluster__rayVersion": "2.60.0"}
+    with held_up(clinic, "ImagePullFailed", **named) as told:
+        assert ABSENT in told
+        own_cluster.node.tag(images.ours()[1], ABSENT)
