@@ -50,7 +50,7 @@ class ControlPlane:
     """The servers, in one folder. `start` and `stop` also stop and start single ones, for faults.
 
     Args:
-        folder: keys, kubeconfigs, data, and, where no `processes` are given, logs.
+        folder: keys, kubeconfigs, data and logs.
         ports: of etcd, its peers, the API server and the controller-manager; default: free ones.
     """
 

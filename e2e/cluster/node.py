@@ -12,13 +12,14 @@ It needs root, containerd, runc, the CNI plugins, iptables and conntrack; what i
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
@@ -206,10 +207,11 @@ class Node:
             subprocess.run(["ip", "link", "delete", _CABLE], capture_output=True, check=False)
         for controller in Path("/sys/fs/cgroup").iterdir():
             if (controller / _CGROUP).is_dir():
-                _until(lambda group=controller / _CGROUP: _removed(group), f"{controller / _CGROUP} is in use")
+                group = controller / _CGROUP
+                _until(functools.partial(_removed, group), f"{group} is in use")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _serve(self, name: str, module: str, package: str, flags: dict[str, object], linker_flags: str = "") -> None:
+    def _serve(self, name: str, module: str, package: str, flags: Mapping[str, object], linker_flags: str = "") -> None:
         command = program(module, package, linker_flags=linker_flags)
         given = [f"{'-' if module == 'coredns' else '--'}{flag}={value}" for flag, value in flags.items()]
         self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})

@@ -58,8 +58,8 @@ JOB: dict[str, Any] = {
         "cluster": {
             "workers": 2,
             "serviceAccountName": "trainer",
-            "head": {"cpus": "600m", "memory": "2Gi"},
-            "worker": {"cpus": "450m", "memory": "3Gi"},
+            "head": {"cpus": "600m", "memory": "3Gi"},
+            "worker": {"cpus": "450m", "memory": "5Gi"},
             "volumes": [{"name": "models", "mountPath": "/models", "pvc": "models", "readOnly": True}],
         },
     },

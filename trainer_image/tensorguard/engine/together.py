@@ -17,6 +17,11 @@ from tensorguard.aggregation.channel import Channel
 T = TypeVar("T")
 _MESSAGE_BYTES = 1024
 _SEPARATOR = "\n"
+_OF_MEMORY = {
+    "ray": "Ray ended a process, since its machine was about to run out of memory: raise spec.cluster.worker.memory",
+    "torch": "the GPU has too little memory: lower spec.training.microBatchSize or spec.training.maxLength",
+}
+_ANY_MEMORY = "there is too little memory"
 
 
 class AttemptFailed(Exception):
@@ -64,4 +69,6 @@ def told(error: Exception) -> tuple[Reason, str]:
     """
     if isinstance(reason := getattr(error, "reason", None), Reason):
         return reason, " ".join(str(error).split())
+    if type(error).__name__ == "OutOfMemoryError":  # Ray's and PyTorch's are called so, and neither is imported here
+        return Reason.WORKER_LOST, _OF_MEMORY.get(type(error).__module__.partition(".")[0], _ANY_MEMORY)
     return Reason.INTERNAL_ERROR, f"{type(error).__name__}; see the errors-*.log in the run's folder for where"
