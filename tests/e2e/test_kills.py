@@ -33,7 +33,7 @@ def incarnation_of(clinic: Clinic, attempt: int) -> int:
 def test_a_killed_worker_and_a_deleted_ray_job_cost_steps_and_the_job_ends_well(clinic: Clinic, data: Path) -> None:
     clinic.upload(data)
     clinic.provide_model()
-    clinic.submit()
+    clinic.submit(spec__privacy__reserveSteps=20)  # what is run again is paid for out of it
     before = clinic.until(trained_to(7), 600)
 
     # A worker's pod: the same attempt goes on, as its next incarnation.
@@ -43,8 +43,6 @@ def test_a_killed_worker_and_a_deleted_ray_job_cost_steps_and_the_job_ends_well(
     now = clinic.until(trained_to(before["progress"]["step"] + 6), 600)
     assert [attempt["number"] for attempt in now["attempts"]] == [1]
     assert spent(now) > spent(before)
-    again = now["privacy"]["stepsRecharged"]
-    assert again >= 0
 
     # The RayJob: the next attempt.
     clinic.kubectl("delete", "rayjob", "triage-a1", "--wait=false")
