@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clinic import JOB, Clinic
+from clinic import BUCKET, JOB, Clinic
 from jobs import changed
 
 from tensafe_api.problems import parse_job
@@ -55,8 +55,10 @@ def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(cli
     assert kept is not None
     assert sum(each["steps"] for each in kept["status"]["charges"]) >= resumed["privacy"]["stepsCharged"]
 
-    # The same name again is another job, with a ledger of its own; this one runs out of budget.
-    clinic.submit(**{path.replace(".", "__"): value for path, value in budget_of(12).items()})
+    # The same name again is another job, with a ledger of its own, which may not write over the first one's
+    # checkpoints. This one runs out of budget.
+    own = {**budget_of(12), "spec.checkpoint.uri": f"s3://{BUCKET}/models/again/"}
+    clinic.submit(**{path.replace(".", "__"): value for path, value in own.items()})
     over = clinic.until_over(600)
     assert over["phase"] == "BudgetExhausted", json.dumps(over, indent=1)
     assert over["ledgerName"] != resumed["ledgerName"]

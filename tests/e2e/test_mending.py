@@ -45,7 +45,7 @@ def test_it_waits_says_why_and_goes_on_once_it_is_mended(clinic: Clinic, own_clu
     with held_up(clinic, "SecretMissing", spec__storage__secretName="later") as told:
         assert "later" in told
         clinic.kubectl("create", "secret", "generic", "later", "--from-literal=AWS_ACCESS_KEY_ID=x")
-    with held_up(clinic, "ResourcesMissing", spec__cluster__nodeSelector={"gpu": clinic.namespace}) as told:
+    with held_up(clinic, "Unschedulable", spec__cluster__nodeSelector={"gpu": clinic.namespace}) as told:
         assert "node" in told
         clinic.kubectl("label", "node", "--all", f"gpu={clinic.namespace}", "--overwrite")
     if own_cluster is None:

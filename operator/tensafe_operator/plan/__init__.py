@@ -395,7 +395,7 @@ class _Reconcile:
         """It begins, unless something stands in the way."""
         stands = obstacle(self.seen)
         if stands is not None:
-            self._say(phase, stands.reason, f"{stands.message}: {stands.reason.mend}", stalled=True)
+            self._say(phase, stands.reason, f"{stands.message.rstrip('.')}: {stands.reason.mend}", stalled=True)
         else:
             self._say(phase, Reason.STARTING, "")
 
