@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from e2e.cluster import images, node, versions
-from e2e.cluster.controlplane import ControlPlane
+from e2e.cluster import images, node
+from e2e.cluster.controlplane import ControlPlane, built
 from e2e.cluster.gotools import home, program, source
 from e2e.cluster.helm import CHART, helm
 from e2e.cluster.node import Node, Unfit
@@ -107,13 +107,13 @@ class Cluster:
         node.check()
         images.check()
         self._build()
-        built = images.build(self._say)
+        made = images.build(self._say)
         if not self.running:
             self._start()
-        images.load(self.node, built, self._home / "loaded.json", self._say)
+        images.load(self.node, made, self._home / "loaded.json", self._say)
         self._say("installing KubeRay and TenSafe")
         self._install_kuberay()
-        self._install_tensafe(built)
+        self._install_tensafe(made)
 
     def down(self) -> None:
         """End it. Logs, images and builds stay."""
@@ -128,10 +128,9 @@ class Cluster:
 
     def _build(self) -> None:
         """Build what is not there yet, and say so: it takes a quarter of an hour on two cores."""
-        package = "k8s.io/kubernetes/cmd/"
         self._say("building Kubernetes, unless it is there")
         for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"):
-            program("kubernetes", package + name, linker_flags=versions.KUBERNETES_FLAGS)
+            built(name)
         program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd")
         program("coredns", "github.com/coredns/coredns")
 
@@ -192,12 +191,12 @@ class Cluster:
         self.plane.kubectl("apply", "--server-side", "-f", "-", text=yaml.safe_dump_all([namespace, *documents]))
         self._until_rolled_out(KUBERAY_SYSTEM, "kuberay-operator")
 
-    def _install_tensafe(self, built: dict[str, str]) -> None:
+    def _install_tensafe(self, made: dict[str, str]) -> None:
         operator, trainer = images.ours()
         values: dict[str, Any] = {
             "image.repository": operator.rpartition(":")[0],
             "trainer.image.repository": trainer.rpartition(":")[0],
-            "podAnnotations": {"tensafe.io/image-id": built[operator]},  # a new image of the same name is rolled out
+            "podAnnotations": {"tensafe.io/image-id": made[operator]},  # a new image of the same name is rolled out
         }
         given = [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
         release = ("upgrade", "--install", "tensafe", str(CHART), "--namespace", SYSTEM, "--create-namespace")

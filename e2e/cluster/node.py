@@ -24,7 +24,7 @@ from pathlib import Path
 
 import yaml
 
-from e2e.cluster import versions
+from e2e.cluster.controlplane import built
 from e2e.cluster.gotools import program
 from e2e.cluster.processes import PATIENCE_SECONDS, Processes, identity, process_of
 
@@ -153,7 +153,7 @@ class Node:
             "node-ip": GATEWAY,
             "root-dir": self._folder / "kubelet",
         }
-        self._serve("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet", flags, versions.KUBERNETES_FLAGS)
+        self._serve("kubelet", built("kubelet"), flags)
 
     def start_proxy(self, kubeconfig: Path) -> None:
         """Let services have addresses."""
@@ -169,14 +169,14 @@ class Node:
             "metricsBindAddress": "127.0.0.1:10249",
         }
         flags = {"config": self._write("proxy.yaml", yaml.safe_dump(settings))}
-        self._serve("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy", flags, versions.KUBERNETES_FLAGS)
+        self._serve("kube-proxy", built("kube-proxy"), flags)
 
     def start_dns(self, kubeconfig: Path) -> None:
         """Let services and pods have names."""
         zones = "cluster.local in-addr.arpa"
         plugins = f"kubernetes {zones} {{\n kubeconfig {kubeconfig}\n pods insecure\n}}\n cache 2\n errors"
         corefile = self._write("Corefile", f".:53 {{\n bind {GATEWAY}\n {plugins}\n}}\n")
-        self._serve("coredns", "coredns", "github.com/coredns/coredns", {"conf": corefile})
+        self._serve("coredns", program("coredns", "github.com/coredns/coredns"), {"conf": corefile}, dashes="-")
 
     def run(self, *command: str) -> str:
         """What a command in the node's namespaces prints."""
@@ -211,9 +211,8 @@ class Node:
                 _until(functools.partial(_removed, group), f"{group} is in use")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _serve(self, name: str, module: str, package: str, flags: Mapping[str, object], linker_flags: str = "") -> None:
-        command = program(module, package, linker_flags=linker_flags)
-        given = [f"{'-' if module == 'coredns' else '--'}{flag}={value}" for flag, value in flags.items()]
+    def _serve(self, name: str, command: Path, flags: Mapping[str, object], dashes: str = "--") -> None:
+        given = [f"{dashes}{flag}={value}" for flag, value in flags.items()]
         self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
