@@ -78,8 +78,8 @@ class Worker(Block):
 class Head(Block):
     """What the head gets. It schedules; it sees neither records nor keys."""
 
-    cpus: Cpus = Field("2", description="CPU cores of the head.")
-    memory: Memory = Field("8Gi", description="Memory of the head.")
+    cpus: Cpus = Field("2", description="CPU cores of the head. With half of one, a job takes a minute more to start.")
+    memory: Memory = Field("8Gi", description="Memory of the head. Ray's own processes there take 2 GB.")
 
 
 class Toleration(Block):
