@@ -62,7 +62,7 @@ class Plane(ControlPlane):
             "secure-port": "10259",
             "bind-address": "127.0.0.1",
         }
-        self._start("scheduler", self._built("kube-scheduler"), flags)
+        self._start("scheduler", built("kube-scheduler"), flags)
 
     def _api_flags(self) -> dict[str, object]:
         return {

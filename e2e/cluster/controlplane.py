@@ -108,7 +108,7 @@ class ControlPlane:
         )
 
     def start_api_server(self) -> None:
-        self._start("apiserver", self._built("kube-apiserver"), self._api_flags())
+        self._start("apiserver", built("kube-apiserver"), self._api_flags())
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
             assert self.processes.running("apiserver"), self.log("apiserver")
@@ -144,7 +144,7 @@ class ControlPlane:
             "secure-port": str(self._ports["manager"]),
             "bind-address": "127.0.0.1",
         }
-        self._start("controller-manager", self._built("kube-controller-manager"), flags)
+        self._start("controller-manager", built("kube-controller-manager"), flags)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one server; SIGKILL waits until it is gone, SIGSTOP freezes it until SIGCONT."""
@@ -205,9 +205,6 @@ class ControlPlane:
     @property
     def _etcd(self) -> str:
         return f"http://127.0.0.1:{self._ports['etcd']}"
-
-    def _built(self, name: str) -> Path:
-        return built(name)
 
     @functools.cached_property
     def _authority(self) -> Authority:
