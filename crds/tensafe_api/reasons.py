@@ -241,7 +241,8 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
         "The namespace's quota does not allow the pods.",
-        "Raise the quota, or lower cluster.workers; the job then goes on by itself.",
+        "Raise the quota, or lower cluster.workers; one on limits.cpu needs a LimitRange with a default beside it; "
+        "the job then goes on by itself.",
     )
     CRASH_LOOP = (
         "CrashLoop",

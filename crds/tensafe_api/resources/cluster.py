@@ -62,7 +62,7 @@ class Worker(Block):
     gpu_resource: ResourceName = Field(
         "nvidia.com/gpu", description="Name under which the cluster offers GPUs; used when gpus is 1."
     )
-    cpus: Cpus = Field("1", description="CPU cores of a worker.")
+    cpus: Cpus = Field("1", description="CPU cores that a worker is sure of; it may use idle ones beside them.")
     memory: Memory = Field("8Gi", description="Memory of a worker.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -78,7 +78,7 @@ class Worker(Block):
 class Head(Block):
     """What the head gets. It schedules; it sees neither records nor keys."""
 
-    cpus: Cpus = Field("2", description="CPU cores of the head. With half of one, a job takes a minute more to start.")
+    cpus: Cpus = Field("2", description="CPU cores that the head is sure of; it may use idle ones beside them.")
     memory: Memory = Field("8Gi", description="Memory of the head. Ray's own processes there take 2 GB.")
 
 

@@ -20,6 +20,8 @@ _MISSING = re.compile(
 )
 """How a kubelet says that a Secret or ConfigMap is not there, or lacks a key: for a variable, and for a volume."""
 _ROOT = re.compile("runAsNonRoot|non-root")
+_QUOTA = re.compile("exceeded quota|failed quota")
+"""How the API server says that a quota has no room, or that it counts what a container does not name."""
 _NOT_MADE = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
 _LONGEST = 400
 
@@ -56,7 +58,7 @@ def _of_warning(warned: Warned) -> Iterator[Obstacle]:
     place = f"{warned.kind} {warned.name}"
     if warned.reason == "FailedMount" and _MISSING.search(warned.message):
         yield Obstacle(Reason.SECRET_MISSING, f"{place}: {warned.message[:_LONGEST]}")
-    elif "exceeded quota" in warned.message:
+    elif _QUOTA.search(warned.message):
         yield Obstacle(Reason.QUOTA_EXCEEDED, f"{place}: {warned.message[:_LONGEST]}")
     elif warned.reason == Reason.NAME_TAKEN:
         yield Obstacle(Reason.NAME_TAKEN, f"{place}: {warned.message[:_LONGEST]}")

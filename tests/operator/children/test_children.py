@@ -105,6 +105,22 @@ def test_the_processes_can_read_the_key_and_write_to_claims() -> None:
     assert key["secret"]["defaultMode"] == 0o440
 
 
+def test_what_a_worker_lacks_is_seen_before_it_waits_for_the_head() -> None:
+    """KubeRay puts its own init container, which waits for the head, behind those that are there."""
+    worker = pods(admitted(WHOLE))[1]
+    (first,), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
+    for field in ("image", "env", "envFrom", "securityContext", "resources"):
+        assert first[field] == main[field]
+    assert first["command"] == ["true"]
+
+
+def test_no_pod_is_held_to_its_share_of_cpus_or_has_more_memory_than_it_asked_for() -> None:
+    for pod, cpus in zip(pods(admitted(WHOLE)), ("2", "2500m"), strict=True):
+        resources = pod["spec"]["containers"][0]["resources"]
+        assert resources["requests"]["cpu"] == cpus
+        assert resources["limits"] == {name: size for name, size in resources["requests"].items() if name != "cpu"}
+
+
 def refused(cluster: dict[str, Any]) -> bool:
     try:
         admitted({"spec.cluster": {"workers": 1, **cluster}})

@@ -25,7 +25,10 @@ def seen(*pods: dict[str, Any], warnings: tuple[Warned, ...] = (), kuberay: bool
     return Observed(World.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay)
 
 
-UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+_UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
+
+_NOT_MADE = "FailedToCreateHeadPod"
+_LACKS = {"reason": "CreateContainerConfigError", "message": 'secret "later" not found'}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +72,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
             Reason.CONTAINER_REFUSED,
             "subPath",
         ),
-        (seen(pod(conditions=[UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
+        (seen(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
             seen(warnings=(Warned("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
@@ -85,6 +88,12 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
             Reason.QUOTA_EXCEEDED,
             "few",
         ),
+        (
+            seen(warnings=(Warned("RayCluster", "a1", _NOT_MADE, "failed quota: q: must specify limits.cpu"),)),
+            Reason.QUOTA_EXCEEDED,
+            "limits.cpu",
+        ),
+        (seen(pod(initContainerStatuses=[{"state": {"waiting": _LACKS}}])), Reason.SECRET_MISSING, '"later"'),
         (seen(warnings=(Warned("RayJob", "a1", "Forbidden", "not allowed"),)), Reason.FORBIDDEN, "not allowed"),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else "",
