@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO
 
 import yaml
 
@@ -187,10 +188,11 @@ class Node:
         """The names of the images that containerd has."""
         return set(self._ctr("images", "list", "--quiet").stdout.split())
 
-    def load(self, archive: Path) -> None:
-        """Give containerd the image in an OCI archive."""
-        done = self._ctr("images", "import", str(archive))
-        assert not done.returncode, done.stderr
+    def load(self, writer: list[str]) -> None:
+        """Give containerd the image in the archive that a command writes to its output."""
+        with subprocess.Popen(writer, stdout=subprocess.PIPE) as writing:
+            done = self._ctr("images", "import", "-", stdin=writing.stdout)
+        assert not done.returncode and not writing.returncode, done.stderr
 
     def tag(self, name: str, other: str) -> None:
         """Let an image that is there have another name, too."""
@@ -215,9 +217,9 @@ class Node:
         given = [f"{dashes}{flag}={value}" for flag, value in flags.items()]
         self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})
 
-    def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _ctr(self, *arguments: str, stdin: IO[bytes] | None = None) -> subprocess.CompletedProcess[str]:
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False)
 
     def _write(self, name: str, text: str) -> Path:
         path = self._folder / name
