@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from clinic import Clinic
+from stopwatch import Stopwatch
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.gotools import home
@@ -18,6 +19,7 @@ from e2e.cluster.node import Unfit
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
 _NUMBERS = itertools.count(1)
+_STOPWATCH = Stopwatch(home() / "times.jsonl")
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -27,6 +29,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _STOPWATCH.lines:
+        terminalreporter.section("how long it took")
+        for line in _STOPWATCH.lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def stopwatch() -> Stopwatch:
+    return _STOPWATCH
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +56,8 @@ def own_cluster(request: pytest.FixtureRequest) -> Cluster | None:
 
     cluster = Cluster(say)
     try:
-        cluster.up()
+        with _STOPWATCH("cluster up, with KubeRay and TenSafe"):
+            cluster.up()
     except Unfit as error:
         pytest.skip(str(error))
     return cluster

@@ -24,33 +24,30 @@ def budget_of(steps: int) -> dict[str, Any]:
     return {**given, "spec.privacy.targetEpsilon": f"{(plan.epsilon(steps) + plan.epsilon(steps + 1)) / 2:.6f}"}
 
 
-def pods(clinic: Clinic) -> list[str]:
-    return clinic.kubectl("get", "pods", "-l", "tensafe.io/job=triage", "-o", "name").split()
-
-
+@pytest.mark.gate
 def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(clinic: Clinic, data: Path) -> None:
     clinic.upload(data)
     clinic.provide_model()
     clinic.submit()
-    clinic.until(lambda status: (status.get("progress") or {}).get("step", 0) >= 6, 600)
+    clinic.until_step(6)
 
     # Suspended: a checkpoint is sealed, and no pod is left.
     clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     sealed = clinic.until(lambda status: status["phase"] == "Suspended", 180)
-    clinic.until(lambda _: not pods(clinic), 180)
+    clinic.until(lambda _: not clinic.pods(), 180)
     assert sealed["attempts"][0]["reason"] == "Interrupted"
     assert sealed["checkpoints"][-1]["step"] == sealed["progress"]["step"] >= 6
 
     # Resumed: the next attempt goes on from there, and ε with it.
     clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    resumed = clinic.until(lambda status: status["progress"]["step"] > sealed["progress"]["step"], 600)
+    resumed = clinic.until_step(sealed["progress"]["step"] + 1)
     assert [attempt["number"] for attempt in resumed["attempts"]] == [1, 2]
     assert resumed["privacy"]["stepsRecharged"] == 0
     assert float(resumed["privacy"]["epsilonSpent"]) > float(sealed["privacy"]["epsilonSpent"])
 
     # Deleted while it runs: the pods go, and what was spent stays.
     clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
-    clinic.until_gone(lambda: pods(clinic), 180)
+    clinic.until_gone(lambda: clinic.pods(), 180)
     kept = clinic.get("privacyledger", resumed["ledgerName"])
     assert kept is not None
     assert sum(each["steps"] for each in kept["status"]["charges"]) >= resumed["privacy"]["stepsCharged"]

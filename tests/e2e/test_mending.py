@@ -24,22 +24,19 @@ def stalled(status: dict[str, Any]) -> str:
     return next((f"{each['reason']}: {each['message']}" for each in found), "")
 
 
-def pods(clinic: Clinic) -> str:
-    return clinic.kubectl("get", "pods", "-l", "tensafe.io/job=triage", "-o", "name")
-
-
 @contextmanager
 def held_up(clinic: Clinic, reason: str, **changes: Any) -> Iterator[str]:
     """A job that is held up for a reason, told in time; afterwards it must go on, and is deleted."""
     clinic.submit(**changes)
-    clinic.until(lambda _: pods(clinic), 30)
+    clinic.until(lambda _: clinic.pods(), 30)
     status = clinic.until(lambda status: stalled(status).startswith(reason), TOLD_SECONDS)
     yield stalled(status)
     clinic.until(lambda status: not stalled(status) and (status.get("workers") or {}).get("ready") == 2, 240)
     clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
-    clinic.until_gone(lambda: pods(clinic), 180)
+    clinic.until_gone(lambda: clinic.pods(), 180)
 
 
+@pytest.mark.gate
 def test_it_waits_says_why_and_goes_on_once_it_is_mended(clinic: Clinic, own_cluster: Cluster | None) -> None:
     clinic.provide_model()
     with held_up(clinic, "SecretMissing", spec__storage__secretName="later") as told:

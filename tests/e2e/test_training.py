@@ -10,6 +10,7 @@ import pytest
 import torch
 from clinic import LABELS, Clinic
 from peft import PeftModel
+from stopwatch import Stopwatch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tensafe_api.accounting import shown
@@ -23,13 +24,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 CHANCE = 1 / 6
 
 
+@pytest.mark.gate
 def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyone_can_recompute(
-    clinic: Clinic, data: Path, tmp_path: Path
+    clinic: Clinic, data: Path, tmp_path: Path, stopwatch: Stopwatch
 ) -> None:
     clinic.upload(data)
     clinic.provide_model()
-    clinic.submit()
-    status = clinic.until_over(900)
+    with stopwatch("a job of 30 steps from apply to Succeeded"):
+        clinic.submit()
+        status = clinic.until_over(900)
     assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
     assert [attempt["number"] for attempt in status["attempts"]] == [1]
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == 30

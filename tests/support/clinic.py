@@ -175,6 +175,29 @@ class Clinic:
         """The status of a job that has come to its end."""
         return self.until(lambda status: status.get("phase") in FINAL, seconds, name)
 
+    def until_step(self, step: int, seconds: float = 600, name: str = "triage") -> dict[str, Any]:
+        """The status of a job that has trained so far."""
+        return self.until(lambda status: (status.get("progress") or {}).get("step", 0) >= step, seconds, name)
+
+    def incarnation(self, attempt: int, name: str = "triage") -> int:
+        """The incarnation of an attempt that was the last to charge the job's ledger; 0: none was."""
+        ledger = self.get("privacyledger", self.job(name)["status"]["ledgerName"])
+        charges = ((ledger or {}).get("status") or {}).get("charges", [])
+        return next((each["incarnation"] for each in charges if each["attempt"] == attempt), 0)
+
+    def until_incarnation(self, attempt: int, incarnation: int, seconds: float = 600) -> None:
+        """Return once an attempt's incarnation has charged the ledger."""
+        self.until(lambda _: self.incarnation(attempt) >= incarnation, seconds)
+
+    def pods(self, kind: str = "", name: str = "triage") -> list[str]:
+        """The pods of a job: all, or those that are a `head` or a `worker`."""
+        label = f"tensafe.io/job={name}" + (f",ray.io/node-type={kind}" if kind else "")
+        return self.kubectl("get", "pods", "-l", label, "-o", "jsonpath={.items[*].metadata.name}").split()
+
+    def kill(self, kind: str) -> None:
+        """End a job's head or one of its workers at once, as a node does that loses its power."""
+        self.kubectl("delete", "pod", self.pods(kind)[0], "--grace-period=0", "--force")
+
     def until_gone(self, left: Callable[[], object], seconds: float) -> None:
         """Return once nothing is left."""
         deadline = time.monotonic() + seconds

@@ -1,0 +1,62 @@
+"""What a job stands on goes away for a while: it trains on or waits, loses nothing, and nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from clinic import Clinic
+from stopwatch import Stopwatch
+
+from e2e.cluster.cluster import SYSTEM, Cluster
+from e2e.cluster.controlplane import kubectl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+STEPS = 40
+API_SECONDS, S3_SECONDS = 30, 60
+
+
+def test_operator_api_server_etcd_and_storage_go_away_in_turn(
+    clinic: Clinic, data: Path, own_cluster: Cluster | None, stopwatch: Stopwatch
+) -> None:
+    clinic.upload(data)
+    clinic.provide_model()
+    clinic.submit(spec__training__steps=STEPS)
+    began = clinic.until_step(3)
+
+    # The operator, all of it at once.
+    with stopwatch("operator killed → next step in the status"):
+        kubectl(clinic.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
+        on = clinic.until_step(began["progress"]["step"] + 1, 120)
+
+    # S3, for a minute, in which a checkpoint is due (every five steps).
+    clinic.kubectl("scale", "deployment/s3", "--replicas=0")
+    clinic.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=60s")
+    time.sleep(S3_SECONDS)  # what is tried is an outage of that length
+    clinic.kubectl("scale", "deployment/s3", "--replicas=1")
+    with stopwatch("S3 back after a minute → five steps on"):
+        on = clinic.until_step(on["progress"]["step"] + 6, 300)
+
+    if own_cluster is not None:
+        # The API server: nothing can be charged meanwhile, so nothing is trained.
+        own_cluster.plane.kill("apiserver", signal.SIGKILL)
+        time.sleep(API_SECONDS)
+        own_cluster.plane.start_api_server()
+        with stopwatch("API server back after 30 s → next step"):
+            on = clinic.until_step(on["progress"]["step"] + 2, 300)
+
+        own_cluster.plane.kill("etcd", signal.SIGKILL)
+        own_cluster.plane.start_etcd()
+        with stopwatch("etcd restarted → next step"):
+            on = clinic.until_step(on["progress"]["step"] + 2, 300)
+
+    over = clinic.until_over(900)
+    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+    assert [attempt["number"] for attempt in over["attempts"]] == [1]
+    assert clinic.incarnation(1) == 1
+    assert over["progress"]["step"] == over["privacy"]["stepsCharged"] == STEPS
+    assert over["privacy"]["stepsRecharged"] == 0
