@@ -12,9 +12,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.controlplane import Authority
 from e2e.cluster.gotools import program
 
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
@@ -22,13 +22,28 @@ BUCKET = "clinic"
 PATIENCE_SECONDS = 20
 
 
-@dataclass(frozen=True)
 class S3:
     """The server: its endpoint, the environment that clients need for it, and where it keeps its objects."""
 
-    endpoint: str
-    environment: dict[str, str]
-    root: Path
+    def __init__(self, root: Path, *, tls: bool) -> None:
+        self.root = root
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.endpoint = f"{'https' if tls else 'http'}://127.0.0.1:{self._port}"
+        self.environment = {
+            "AWS_ACCESS_KEY_ID": secrets.token_hex(8),
+            "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16),
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        given = ["--port", f"127.0.0.1:{self._port}", "--quiet"]
+        if tls:
+            authority = Authority(root.parent)
+            certificate, key = authority.issue("s3", "s3", server=["127.0.0.1"])
+            given += ["--cert", str(certificate), "--key", str(key)]
+            self.environment["AWS_CA_BUNDLE"] = str(authority.certificate)
+        self._command = [str(program("s3", PACKAGE)), *given, "posix", "--sidecar", str(_sidecar(root)), str(root)]
+        self._process: subprocess.Popen[bytes] | None = None
 
     def objects(self, prefix: str = "") -> list[str]:
         """The keys in the bucket, as the server's disk has them."""
@@ -36,41 +51,37 @@ class S3:
         keys = (path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file())
         return sorted(key for key in keys if key.startswith(prefix))
 
+    def start(self) -> None:
+        """Start it, and return when it listens."""
+        keys = {
+            "ROOT_ACCESS_KEY": self.environment["AWS_ACCESS_KEY_ID"],
+            "ROOT_SECRET_KEY": self.environment["AWS_SECRET_ACCESS_KEY"],
+        }
+        self._process = subprocess.Popen(self._command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
+        _wait_until_it_listens(self._process, self._port)
+
+    def stop(self) -> None:
+        """End it. What it stores stays."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
 
 @contextmanager
-def server(root: Path) -> Iterator[S3]:
-    """A server with one empty bucket, whose objects are files below `root`."""
-    versitygw = program("s3", PACKAGE)
+def server(root: Path, *, tls: bool = False) -> Iterator[S3]:
+    """A server with one empty bucket, whose objects are files below `root`.
+
+    Args:
+        tls: whether it speaks TLS alone, with a certificate of an authority of its own; the environment tells clients
+            whom to trust.
+    """
     (root / BUCKET).mkdir(parents=True)
-    keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"],
-        "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"],
-    }
-    process = subprocess.Popen(
-        [
-            str(versitygw),
-            "--port",
-            f"127.0.0.1:{port}",
-            "--quiet",
-            "posix",
-            "--sidecar",
-            str(_sidecar(root)),
-            str(root),
-        ],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
+    made = S3(root, tls=tls)
     try:
-        _wait_until_it_listens(process, port)
-        yield S3(f"http://127.0.0.1:{port}", {**keys, "AWS_EC2_METADATA_DISABLED": "true"}, root)
+        made.start()
+        yield made
     finally:
-        process.kill()
-        process.wait()
+        made.stop()
 
 
 def _sidecar(root: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from s3fs import S3FileSystem
@@ -30,8 +31,19 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
 @pytest.fixture
 def s3_bucket(s3_server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
     """The same, with the keys and the endpoint in the environment, where clients look for them."""
-    for name, value in s3_server.environment.items():
+    yield from _known(s3_server, monkeypatch)
+
+
+@pytest.fixture
+def s3_tls_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+    """An S3 server that speaks TLS, with a certificate that only the environment vouches for."""
+    with s3.server(tmp_path / "objects", tls=True) as found:
+        yield from _known(found, monkeypatch)
+
+
+def _known(server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
-    yield s3_server
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+    yield server
     S3FileSystem.clear_instance_cache()  # they remember the keys

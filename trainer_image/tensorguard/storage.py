@@ -6,11 +6,17 @@ never pass through here: each file system finds its own, as its environment says
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from fsspec import AbstractFileSystem
 from fsspec.core import split_protocol
 
 from tensafe_api.resources.learning import Storage
+from tensorguard.patience import PATIENCE_SECONDS, waits
 
 _CREDENTIALS = (
     "no credentials were found: give them to the environment (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
@@ -21,9 +27,58 @@ _BY_NAME = {
     "PartialCredentialsError": _CREDENTIALS,
     "DefaultCredentialsError": "no credentials were found: give them to the environment",
     "EndpointConnectionError": "the service does not answer: see spec.storage.endpoint",
+    "SSLError": "the service's certificate is not trusted: name a file of its authority's in AWS_CA_BUNDLE",
     "ConnectTimeoutError": "the service does not answer: see spec.storage.endpoint",
 }
 """Errors of clients that are not ours to import: botocore's, google-auth's."""
+
+_AWAY = {
+    "ClientConnectionError",  # aiohttp's, and gcsfs' with it
+    "ConnectionError",  # botocore's
+    "HTTPClientError",
+    "ServiceRequestError",  # azure-core's
+    "ServiceResponseError",
+}
+"""Errors, and their kinds, of clients that are not ours to import, by which a service is away for a moment."""
+_BUSY = (errno.EBUSY, errno.EIO, errno.ETIMEDOUT)
+"""What s3fs makes of "slow down" and of a server's own errors."""
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Patient:
+    """A file system of somebody else's whose calls wait while its service is away, `patience_seconds` at most."""
+
+    def __init__(self, fs: AbstractFileSystem, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._fs, self._patience = fs, patience_seconds
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._fs, name)
+        if not callable(found):
+            return found
+        return lambda *given, **named: self._insist(lambda: found(*given, **named))
+
+    def _insist(self, call: Callable[[], _T]) -> _T:
+        deadline = time.monotonic() + self._patience
+        for wait in waits():
+            try:
+                return call()
+            except Exception as error:
+                if not is_away(error) or time.monotonic() > deadline:
+                    raise
+                log.warning("the storage does not answer (%s); waiting", type(error).__name__)
+            time.sleep(wait)
+        raise AssertionError("waits never end")
+
+
+def is_away(error: Exception) -> bool:
+    """Whether a service that failed so may answer in a moment."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if any("SSL" in kind or "Certificate" in kind for kind in kinds):  # who is not trusted now will not be then
+        return False
+    busy = isinstance(error, OSError) and error.errno in _BUSY
+    return busy or isinstance(error, ConnectionError | TimeoutError) or bool(kinds & _AWAY)
 
 
 def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:

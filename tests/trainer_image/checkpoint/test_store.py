@@ -7,13 +7,15 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from s3fs import S3FileSystem
 
-from e2e.cluster.s3 import BUCKET
+from e2e.cluster.s3 import BUCKET, S3
 from tensafe_api.statement import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
 
@@ -277,3 +279,33 @@ def test_an_address_can_be_used_as_it_is(uri: str) -> None:
     store.write("a", FILES)
     with fsspec.open(f"{store.uri('a')}/config.json", "rb") as file:
         assert file.read() == b"{}"
+
+
+def test_a_bucket_behind_tls_is_reached_by_whoever_trusts_its_authority(
+    s3_tls_bucket: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
+    written = store.write("step-1", FILES)
+    assert store.read("step-1", written) == FILES
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    S3FileSystem.clear_instance_cache()
+    stranger = CheckpointStore(f"s3://{BUCKET}/checkpoints")
+    for act in (stranger.check_writable, lambda: stranger.read("step-1"), lambda: stranger.write("step-2", FILES)):
+        with pytest.raises(CheckpointError, match=r"certificate is not trusted.*AWS_CA_BUNDLE"):
+            act()
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> None:
+    store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
+    first = store.write("step-1", FILES)
+    s3_tls_bucket.stop()
+    with pytest.raises(CheckpointError, match="does not answer"):
+        CheckpointStore(f"s3://{BUCKET}/checkpoints").check_writable()
+    with ThreadPoolExecutor(1) as other:
+        writing = other.submit(store.write, "step-2", NEWER)
+        with pytest.raises(TimeoutError):
+            writing.result(5)
+        s3_tls_bucket.start()
+        assert store.read("step-2", writing.result(60)) == NEWER
+    assert store.read("step-1", first) == FILES
+    assert store.names() == ["step-1", "step-2"]

@@ -8,6 +8,7 @@ ledger records, and what a signature will cover.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.reasons import Reason
 from tensafe_api.statement import canonical, digest
-from tensorguard.storage import reason_of
+from tensorguard.storage import Patient, reason_of
 
 MANIFEST = "manifest.json"
 _ASIDE = ".unfinished-"
@@ -48,16 +50,19 @@ class CheckpointStore:
         known_as: what everybody else calls this place, where it is a mount of this machine alone.
         """
         self._known_as = known_as
-        self._fs, self._root = fsspec.url_to_fs(uri, **(options or {}))
-        self._local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+        self._eager, self._root = fsspec.url_to_fs(uri, **(options or {}))
+        self._local = isinstance(self._eager, LocalFileSystem)
+        self._fs = self._eager if self._local else Patient(self._eager)
 
     def check_writable(self) -> None:
-        """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder."""
+        """Raise CheckpointError unless a file can be written here, now: it is asked before anything is spent, and a
+        person may wait. Leaves nothing behind but the folder.
+        """
         probe = f"{self._root}/{_ASIDE}{uuid.uuid4().hex}"
         try:
-            self._fs.makedirs(self._root, exist_ok=True)
-            self._fs.pipe_file(probe, b"")
-            self._fs.rm_file(probe)
+            self._eager.makedirs(self._root, exist_ok=True)
+            self._eager.pipe_file(probe, b"")
+            self._eager.rm_file(probe)
         except Exception as error:  # every file system has errors of its own
             raise CheckpointError(
                 f"{self._root} cannot be written to: {_sentence(error)}; name another place or mend its permissions"
@@ -81,7 +86,7 @@ class CheckpointStore:
                 for file, content in files.items():
                     self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
                 self._fs.pipe_file(f"{self._root}/{name}/{MANIFEST}", manifest)
-        except OSError as error:
+        except Exception as error:  # every file system has errors of its own
             raise CheckpointError(f"{self.uri(name)} could not be written: {_sentence(error)}; {_MAKE_ROOM}") from error
         return digest(manifest)
 
@@ -90,16 +95,17 @@ class CheckpointStore:
 
         Raises:
             CheckpointCorrupt: naming the file that is not what it should be.
+            CheckpointError: where the store does not let it be read.
         """
         where = self.uri(name)
         try:
-            manifest = self._fs.cat_file(f"{self._root}/{name}/{MANIFEST}")
+            manifest = self._fetch(name, MANIFEST)
             if expected is not None and digest(manifest) != expected:
                 raise CheckpointCorrupt(
                     f"{where} is not the checkpoint that the ledger recorded: its manifest was changed; {_MEND}"
                 )
             listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
-            files = {file: self._fs.cat_file(f"{self._root}/{name}/{file}") for file in listing if only in (None, file)}
+            files = {file: self._fetch(name, file) for file in listing if only in (None, file)}
         except FileNotFoundError as error:
             raise CheckpointCorrupt(f"{where} lacks {Path(str(error.filename or error)).name}; {_MEND}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -130,7 +136,8 @@ class CheckpointStore:
         if self._fs.exists(f"{self._root}/{name}/{MANIFEST}"):
             self._fs.rm_file(f"{self._root}/{name}/{MANIFEST}")
         if self._fs.exists(f"{self._root}/{name}"):
-            self._fs.rm(f"{self._root}/{name}", recursive=True)
+            with contextlib.suppress(FileNotFoundError):  # an earlier try has removed it and was not answered
+                self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def sweep(self) -> None:
         """Remove what killed writers left behind. Only for whoever holds the ledger."""
@@ -138,6 +145,14 @@ class CheckpointStore:
             return
         for leftover in Path(self._root).glob(f"{_ASIDE}*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+    def _fetch(self, name: str, file: str) -> bytes:
+        try:
+            return bytes(self._fs.cat_file(f"{self._root}/{name}/{file}"))
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # every file system has errors of its own
+            raise CheckpointError(f"{self.uri(name)} could not be read: {_sentence(error)}; {_LET_READ}") from error
 
     def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
         aside = Path(self._root) / f"{_ASIDE}{name}-{uuid.uuid4().hex}"
@@ -158,6 +173,7 @@ class CheckpointStore:
 
 
 _MAKE_ROOM = "make room there, or mend its permissions, and resume"
+_LET_READ = "mend that, and resume"
 _MEND = (
     "move it away to resume from the one before it, or from the start where there is none (the steps since then are "
     "charged again)"

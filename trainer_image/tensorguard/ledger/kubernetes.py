@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from kubernetes import client
@@ -44,12 +44,10 @@ from tensorguard.ledger.contract import (
 )
 from tensorguard.ledger.fold import Entry, after, opened
 from tensorguard.ledger.recorder import Recorder
+from tensorguard.patience import PATIENCE_SECONDS, waits
 
 PLURAL = "privacyledgers"
-PATIENCE_SECONDS = 240.0
-"""How long a call waits for the API server: less than the other ranks wait for rank 0."""
 REQUEST_SECONDS = 10.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 
 log = logging.getLogger(__name__)
@@ -146,7 +144,7 @@ class KubernetesLedger(Recorder):
         """Add the entry that suits the state, and return the state after it. Looks again after each conflict."""
         heads: set[str] = set()  # of what we have tried: one of them may have been taken in without our hearing of it
         deadline = time.monotonic() + self._patience
-        for wait in _waits():
+        for wait in waits():
             found = self._get()
             state = self._state(found)
             if state.head in heads:
@@ -170,7 +168,7 @@ class KubernetesLedger(Recorder):
     def _get(self) -> dict[str, Any]:
         """The object as it is. Waits while the API server is away."""
         deadline = time.monotonic() + self._patience
-        for wait in _waits():
+        for wait in waits():
             try:
                 found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
             except client.ApiException as error:
@@ -335,11 +333,3 @@ def _words(error: client.ApiException) -> str:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, KeyError, TypeError):
         return f"{error.status} {error.reason}"
-
-
-def _waits() -> Iterator[float]:
-    """How long to wait before each further try, in seconds, without end."""
-    wait = _FIRST_WAIT
-    while True:
-        yield wait
-        wait = min(2 * wait, _LONGEST_WAIT)
