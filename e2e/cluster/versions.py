@@ -11,6 +11,7 @@ HELM = "v3.22.0"
 KUBERAY = "v1.6.2"
 VERSITYGW = "v1.8.0"
 ARGO_CD = "v3.1.0"
+CYCLONUS = "v0.5.6"
 DEBIAN = "bookworm"
 """Of the base image; containerd, runc, buildah and the rest are the machine's own packages."""
 
