@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -14,6 +15,7 @@ from clinic import Clinic
 from stopwatch import Stopwatch
 
 from e2e.cluster.cluster import Cluster
+from e2e.cluster.controlplane import Authority
 from e2e.cluster.gotools import home
 from e2e.cluster.node import Unfit
 
@@ -78,12 +80,36 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clinic(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
-    """A team's namespace. When a test fails, all about it is written down before it is deleted."""
-    made = Clinic(kubeconfig, f"clinic-{os.getpid()}-{next(_NUMBERS)}")
+    """A team's namespace."""
+    with _opened(Clinic(kubeconfig, _name()), request) as made:
+        yield made
+
+
+@pytest.fixture
+def other_clinic(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+    """Another team's."""
+    with _opened(Clinic(kubeconfig, _name()), request) as made:
+        yield made
+
+
+@pytest.fixture
+def tls_clinic(kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+    """A team's namespace whose S3 server speaks TLS, with a certificate of the team's own authority."""
+    with _opened(Clinic(kubeconfig, _name(), Authority(tmp_path)), request) as made:
+        yield made
+
+
+def _name() -> str:
+    return f"clinic-{os.getpid()}-{next(_NUMBERS)}"
+
+
+@contextlib.contextmanager
+def _opened(made: Clinic, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+    """A namespace of a test. When the test fails, all about it is written down before it is deleted."""
     try:
         made.open()
         yield made
     finally:
         if request.node.stash.get(_FAILED, False):
-            made.dump(home() / "dumps" / request.node.name)
+            made.dump(home() / "dumps" / request.node.name / made.namespace)
         made.close()

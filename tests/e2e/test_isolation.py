@@ -1,0 +1,113 @@
+"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from clinic import LABELS, Clinic
+from wire import BLOCK, Direction, streams, uniform
+
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.node import BRIDGE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+STEPS = 12
+CANARY = "zq9canary7kx"
+"""A word that is in every record, and nowhere else."""
+TRAINED = 2 * 2 * 2 * 8 * 384 + len(LABELS) * (384 + 1)
+"""Parameters: of two layers' query and value adapters of rank 8, each with two factors, and of the new classifier."""
+ASK = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(f"http://{sys.argv[1]}:8265/api/jobs/", headers=dict(eval(sys.argv[2])))
+try:
+    print(urllib.request.urlopen(request, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.fixture
+def data_with_canary(data: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "canary"
+    folder.mkdir()
+    for file in data.glob("*.jsonl"):
+        notes = [json.loads(line) for line in file.read_text().splitlines()]
+        marked = (json.dumps({**note, "text": f"{CANARY} {note['text']}"}) for note in notes)
+        (folder / file.name).write_text("\n".join(marked) + "\n")
+    return folder
+
+
+def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
+    tls_clinic: Clinic, data_with_canary: Path, own_cluster: Cluster | None, tmp_path: Path
+) -> None:
+    clinic = tls_clinic
+    clinic.upload(data_with_canary)
+    clinic.provide_model()
+    clinic.idle("stranger")
+    with captured(own_cluster, tmp_path / "wire.pcap") as capture:
+        clinic.submit(spec__training__steps=STEPS)
+        clinic.until_step(1)
+        (head,), workers = clinic.pods("head"), clinic.pods("worker")
+        addresses = [address_of(clinic, worker) for worker in workers]
+
+        # The head holds neither the job's key, nor a token of the API server, nor the bucket's keys; a worker does.
+        for path in ("/etc/tensafe/key", "/var/run/secrets/kubernetes.io"):
+            assert clinic.run(head, "ls", path).returncode
+            assert not clinic.run(workers[0], "ls", path).returncode
+        assert "AWS_SECRET_ACCESS_KEY" not in clinic.run(head, "env").stdout
+        assert "AWS_SECRET_ACCESS_KEY" in clinic.run(workers[0], "env").stdout
+
+        # It takes orders from nobody without its token.
+        address = address_of(clinic, head)
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            answer = clinic.run("stranger", "python", "-c", ASK, address, repr(headers))
+            assert answer.stdout.strip() in ("401", "403"), answer
+        submitted = clinic.run("stranger", "ray", "job", "submit", "--address", f"http://{address}:8265", "--", "id")
+        assert submitted.returncode and "uid=" not in submitted.stdout, submitted
+
+        over = clinic.until_over(600)
+    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+    if capture is None:
+        return  # nobody but its owner listens to a cluster's network
+
+    seen = streams(capture)
+    assert any(b"tensorguard" in stream for stream in seen.values()), "nothing plain was captured: who listened, where?"
+    assert not any(CANARY.encode() in stream for stream in seen.values())
+    check_vectors(seen, addresses)
+
+
+def check_vectors(seen: dict[Direction, bytes], workers: list[str]) -> None:
+    """In the ring of two, each step a worker sends one half of its own vector, masked, and one half of the total, which
+    is what is released. So half of what goes each way must look random, and no more than half may not.
+    """
+    half = TRAINED * 4 // 2 * STEPS
+    for source, target in (workers, reversed(workers)):
+        sent = [stream for way, stream in seen.items() if (way.source, way.target) == (source, target)]
+        random = sum(int(uniform(stream).sum()) for stream in sent) * BLOCK
+        plain = sum(len(stream) for stream in sent) - random
+        told = f"{source} → {target}: {random} random and {plain} other bytes, of {half} each"
+        assert random >= 0.85 * half, told
+        assert plain <= 1.15 * half + 300_000, told
+
+
+def address_of(clinic: Clinic, pod: str) -> str:
+    return clinic.kubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}")
+
+
+@contextmanager
+def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
+    """Everything that pods say to each other meanwhile, if it is our own cluster."""
+    if cluster is None:
+        yield None
+        return
+    command = ["tcpdump", "-i", BRIDGE, "-s", "0", "-U", "-Z", "root", "-B", "65536", "-w", str(file), "tcp"]
+    cluster.node.processes.start("tcpdump", command)
+    try:
+        yield file
+    finally:
+        cluster.node.processes.kill("tcpdump")

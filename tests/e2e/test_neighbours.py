@@ -1,0 +1,73 @@
+"""Two teams train at the same time under the same names: neither sees, charges or writes anything of the other's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from clinic import BUCKET, Clinic
+
+from e2e.cluster.controlplane import kubectl
+from tensorguard.checkpoint.store import CheckpointStore
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+SMALL = {
+    "spec__training__steps": 8,
+    "spec__cluster__workers": 1,
+    "spec__cluster__head": {"cpus": "200m", "memory": "2500Mi"},
+    "spec__cluster__worker": {"cpus": "300m", "memory": "4Gi"},
+}
+FORBIDDEN = (
+    ("get", "privacyledgers.tensafe.io"),
+    ("update", "privacyledgers.tensafe.io/status"),
+    ("get", "tensafetrainingjobs.tensafe.io"),
+    ("get", "secrets"),
+    ("list", "pods"),
+)
+
+
+def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
+    clinic: Clinic, other_clinic: Clinic, data: Path
+) -> None:
+    teams = (clinic, other_clinic)
+    for team in teams:
+        team.upload(data)
+        team.provide_model()
+    for team, steps in zip(teams, (8, 10)):
+        team.submit(**{**SMALL, "spec__training__steps": steps})
+    for team in teams:
+        team.until_step(1)
+
+    # While both train: who works for one may ask nothing of the other.
+    for team, neighbour in (teams, reversed(teams)):
+        account = f"--as=system:serviceaccount:{team.namespace}:trainer"
+        own = kubectl(team.kubeconfig, "-n", team.namespace, "auth", "can-i", *FORBIDDEN[0], account, check=False)
+        assert own.stdout.strip() == "yes"
+        for verb, resource in FORBIDDEN:
+            asked = ("auth", "can-i", verb, *resource.split("/")[:1], account)
+            if "/" in resource:
+                asked = (*asked, f"--subresource={resource.split('/')[1]}")
+            answer = kubectl(team.kubeconfig, "-n", neighbour.namespace, *asked, check=False).stdout.strip()
+            assert answer == "no", (verb, resource)
+    keys = [secret(team) for team in teams]
+    assert keys[0] != keys[1]
+
+    for team, steps in zip(teams, (8, 10)):
+        over = team.until_over(600)
+        assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+        assert over["privacy"]["stepsCharged"] == steps
+        ledger = team.get("privacyledger", over["ledgerName"])
+        assert ledger is not None
+        assert sum(charge["steps"] for charge in ledger["status"]["charges"]) == steps
+        with team.outside() as options:
+            store = CheckpointStore(f"s3://{BUCKET}/models/triage", options)
+            assert store.read("final", over["finalModel"]["digest"])
+
+
+def secret(team: Clinic) -> str:
+    """The key of a team's job."""
+    found = json.loads(team.kubectl("get", "secrets", "-l", "tensafe.io/job=triage", "-o", "json"))["items"]
+    (key,) = (each["data"] for each in found if each["metadata"]["name"].endswith("-key"))
+    return json.dumps(key)
