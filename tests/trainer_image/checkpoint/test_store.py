@@ -309,3 +309,13 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> No
         assert store.read("step-2", writing.result(60)) == NEWER
     assert store.read("step-1", first) == FILES
     assert store.names() == ["step-1", "step-2"]
+
+
+def test_a_large_file_goes_to_a_bucket_in_parts(s3_bucket: S3) -> None:
+    large = {"adapter_model.safetensors": bytes(range(256)) * (401 << 10)}  # 100 MiB and a little
+    store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
+    written = store.write("step-1", large)
+    assert store.read("step-1", written) == large
+    assert store.names() == ["step-1"]
+    fs, root = fsspec.url_to_fs(f"s3://{BUCKET}/checkpoints/step-1/adapter_model.safetensors")
+    assert "-" in fs.info(root)["ETag"], "it went in one part"

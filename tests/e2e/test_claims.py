@@ -1,0 +1,45 @@
+"""A job whose data, model and checkpoints lie on claims: no object store, no credentials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from clinic import Clinic
+
+from tensorguard.checkpoint.store import CheckpointStore
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+STEPS = 12
+
+
+def test_a_job_lives_on_claims_alone_and_resumes_from_one(clinic: Clinic, data: Path, tmp_path: Path) -> None:
+    clinic.provide_model()
+    clinic.claim("records")
+    clinic.claim("adapters")
+    clinic.idle("nurse", claim="records")
+    for file in ("train.jsonl", "eval.jsonl"):
+        clinic.kubectl("cp", str(data / file), f"nurse:/volume/{file}")
+    clinic.kubectl("delete", "pod", "nurse", "--grace-period=0", "--force")
+
+    clinic.submit(
+        spec__dataset__uri="pvc://records/train.jsonl",
+        spec__evaluation__uri="pvc://records/eval.jsonl",
+        spec__checkpoint__uri="pvc://adapters/triage",
+        spec__storage={},
+        spec__training__steps=STEPS,
+        spec__privacy__reserveSteps=20,
+    )
+    clinic.until_step(6)
+    clinic.kill("worker")
+    over = clinic.until_over(600)
+    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+    assert clinic.incarnation(1) == 2
+    assert over["finalModel"]["uri"] == "pvc://adapters/triage/final"
+
+    clinic.idle("reader", claim="adapters")
+    clinic.kubectl("cp", "reader:/volume/triage", str(tmp_path / "triage"))
+    files = CheckpointStore(str(tmp_path / "triage")).read("final", over["finalModel"]["digest"])
+    assert "adapter_model.safetensors" in files
