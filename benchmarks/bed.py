@@ -28,12 +28,12 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))  # the tests' control plane 
 from jobs import MINIMAL, changed  # noqa: E402
 from roles import install_roles  # noqa: E402
 
+from e2e.cluster import versions  # noqa: E402
 from e2e.cluster.controlplane import ControlPlane  # noqa: E402
 from e2e.cluster.gotools import program, source  # noqa: E402
 
 __all__ = ["MINIMAL", "REFERENCE", "ROOT", "Account", "Bed", "Operator", "changed"]
 
-KUBERAY = "github.com/ray-project/kuberay/ray-operator"
 REFERENCE = "reference"
 """Namespace of the RayJobs that KubeRay itself is measured with: it looks at no other."""
 NAMESPACES = ("few", "rate", "burst", "failover", REFERENCE)
@@ -186,7 +186,7 @@ class Bed:
         plane = self.plane = ControlPlane(self.folder / "plane")
         plane.start()
         plane.kubectl("apply", "-f", str(ROOT / "crds"))
-        plane.kubectl("apply", "--server-side", "-f", str(source("kuberay", KUBERAY) / "config" / "crd" / "bases"))
+        plane.kubectl("apply", "--server-side", "-f", str(source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"))
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
         for namespace in NAMESPACES:
             plane.kubectl("create", "namespace", namespace)
@@ -206,7 +206,7 @@ class Bed:
         """KubeRay's own operator with its own settings; the process, and what tells whether it is ready."""
         port = free_port()
         command = [
-            str(program("kuberay", KUBERAY)),
+            str(program("kuberay", versions.KUBERAY_MODULE)),
             f"--kubeconfig={self.plane.admin}",
             f"--watch-namespace={REFERENCE}",
             "--enable-leader-election=false",

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from e2e.cluster import images, node
+from e2e.cluster import images, node, versions
 from e2e.cluster.controlplane import ControlPlane, built
 from e2e.cluster.gotools import home, program, source
 from e2e.cluster.helm import CHART, helm
@@ -213,7 +213,7 @@ class Cluster:
         self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
 
     def _install_kuberay(self) -> None:
-        config = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "default"
+        config = source("kuberay", versions.KUBERAY_MODULE) / "config" / "default"
         documents = list(yaml.safe_load_all(self.plane.kubectl("kustomize", str(config)).stdout))
         for each in documents:
             _move(each, KUBERAY_SYSTEM)

@@ -7,6 +7,7 @@ sources takes seconds.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +19,8 @@ from e2e.cluster.gotools import program
 from e2e.cluster.node import PAUSE, Node, Unfit
 
 ROOT = Path(__file__).resolve().parents[2]
-PREFIX = "localhost/"
+PREFIX = os.environ.get("PREFIX", "localhost/")
+"""What all names of images begin with, as for `scripts/images`: a registry where the cluster is somebody else's."""
 BASE = f"{PREFIX}tensafe-base:{versions.DEBIAN}"
 S3 = f"{PREFIX}versitygw:{versions.VERSITYGW}"
 KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
@@ -52,7 +54,7 @@ def build(say: Say) -> dict[str, str]:
         _on_base(PAUSE, None, ["/bin/sleep", "infinity"])
     if not _id(KUBERAY):
         say("building KubeRay's image")
-        _on_base(KUBERAY, program("kuberay", "github.com/ray-project/kuberay/ray-operator"), ["/manager"])
+        _on_base(KUBERAY, program("kuberay", versions.KUBERAY_MODULE), ["/manager"])
     if not _id(S3):
         say("building the S3 server's image")
         _on_base(S3, program("s3", "github.com/versity/versitygw/cmd/versitygw"), ["/versitygw"])

@@ -22,6 +22,7 @@ from argocd import ArgoCD, Repository
 from jobs import MINIMAL, changed
 from ledgers import Pod, make_pod
 
+from e2e.cluster import versions
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.gotools import source
 from e2e.cluster.helm import CHART
@@ -55,7 +56,7 @@ class Site:
     def start(self) -> None:
         """A cluster with RayJobs and Argo CD, and nothing of ours."""
         self.plane.start()
-        kuberay = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
+        kuberay = source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
         self.plane.kubectl("apply", "--server-side", "-f", str(kuberay / "ray.io_rayjobs.yaml"))
         self.plane.kubectl("create", "namespace", CLINIC)
         self.argo.start()

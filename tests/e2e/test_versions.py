@@ -13,7 +13,7 @@ PINNED = {
     "kubernetes": {"k8s.io/kubernetes": versions.KUBERNETES, "go.etcd.io/etcd/server/v3": versions.ETCD},
     "coredns": {"github.com/coredns/coredns": versions.COREDNS},
     "helm": {"helm.sh/helm/v3": versions.HELM},
-    "kuberay": {"github.com/ray-project/kuberay/ray-operator": versions.KUBERAY},
+    "kuberay": {versions.KUBERAY_MODULE: versions.KUBERAY},
     "s3": {"github.com/versity/versitygw": versions.VERSITYGW},
     "kueue": {"sigs.k8s.io/kueue": versions.KUEUE},
     "cyclonus": {"github.com/mattfenwick/cyclonus": versions.CYCLONUS},

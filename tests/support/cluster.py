@@ -13,6 +13,7 @@ from jobs import MINIMAL, changed
 from kubernetes.aio import client, config
 from ledgers import Pod, make_pod
 
+from e2e.cluster import versions
 from e2e.cluster.controlplane import ControlPlane
 from e2e.cluster.gotools import source
 from tensafe_operator import names
@@ -34,7 +35,7 @@ FINAL = {
 
 def install_kuberays_kinds(plane: ControlPlane) -> None:
     """KubeRay's CRDs, from its module."""
-    folder = source("kuberay", "github.com/ray-project/kuberay/ray-operator") / "config" / "crd" / "bases"
+    folder = source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
     plane.kubectl("apply", "--server-side", "-f", str(folder))
     plane.established()
 
