@@ -25,12 +25,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))  # the tests' control plane is the benchmark's as well
 
+from cluster import install_kuberays_kinds  # noqa: E402
 from jobs import MINIMAL, changed  # noqa: E402
 from roles import install_roles  # noqa: E402
 
 from e2e.cluster import versions  # noqa: E402
 from e2e.cluster.controlplane import ControlPlane  # noqa: E402
-from e2e.cluster.gotools import program, source  # noqa: E402
+from e2e.cluster.gotools import program  # noqa: E402
 
 __all__ = ["MINIMAL", "REFERENCE", "ROOT", "Account", "Bed", "Operator", "changed"]
 
@@ -186,8 +187,7 @@ class Bed:
         plane = self.plane = ControlPlane(self.folder / "plane")
         plane.start()
         plane.kubectl("apply", "-f", str(ROOT / "crds"))
-        plane.kubectl("apply", "--server-side", "-f", str(source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        install_kuberays_kinds(plane)
         for namespace in NAMESPACES:
             plane.kubectl("create", "namespace", namespace)
         self.kubeconfig = install_roles(plane)
