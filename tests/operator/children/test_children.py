@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cluster import install_kuberays_kinds
 from jobs import MINIMAL, changed
 
-from e2e.cluster import versions
 from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.gotools import source
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -215,9 +214,7 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatc
 @pytest.fixture(scope="module")
 def with_kuberay(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with KubeRay's CRDs, which are too large for a client-side apply."""
-    folder = source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
-    control_plane.kubectl("apply", "--server-side", "-f", str(folder))
-    control_plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    install_kuberays_kinds(control_plane)
     yield control_plane
 
 
