@@ -17,6 +17,8 @@ from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.times import seconds_of
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
+_MORE = "The driver's last lines are in its RayJob's status.message."
+"""They may quote records, so they are read there, by whoever may, and never copied."""
 _LONGEST_MESSAGE = 512
 _OF_KUBERAY = {
     "ValidationFailed": Reason.VALIDATION_FAILED,
@@ -85,7 +87,7 @@ def _failed(status: Object) -> Verdict:
     found = _EXIT_CODE.search(message)
     exit_code = int(found[1]) if found else None
     if exit_code is not None and (reason := reason_of_exit(exit_code)):
-        return Verdict(State.FAILED, reason, reason.sentence, exit_code)
+        return Verdict(State.FAILED, reason, f"{reason.sentence} {_MORE}", exit_code)
     if status.get("jobDeploymentStatus") == "ValidationFailed":
         said = "ValidationFailed"
     if reason := _OF_KUBERAY.get(said):

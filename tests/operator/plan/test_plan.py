@@ -153,10 +153,12 @@ def test_a_deleted_ray_job_is_an_attempt_that_failed() -> None:
 
 def test_a_failure_that_would_come_again_ends_the_job() -> None:
     world, operator = running()
-    world.end_ray_job("FAILED", "exit code 71")  # DatasetUnsuitable
+    world.end_ray_job("FAILED", "exit code 71, last available logs: Jane Doe")  # DatasetUnsuitable
     operator.settle()
     assert world.status["phase"] == "Failed"
-    assert condition(world, "Failed")["reason"] == "DatasetUnsuitable"
+    failed = condition(world, "Failed")
+    assert failed["reason"] == "DatasetUnsuitable"
+    assert "RayJob's status.message" in failed["message"] and "Jane" not in failed["message"]
 
 
 def test_attempts_come_to_an_end() -> None:
