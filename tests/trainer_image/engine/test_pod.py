@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -26,9 +27,10 @@ from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard
 from tensorguard.engine import pod
 from tensorguard.engine.config import EVENTS, WorkerConfig
-from tensorguard.engine.events import Ended, EventReader
+from tensorguard.engine.events import Ended, EventReader, Started, Stepped
 from tensorguard.engine.mounted import Mounted
 from tensorguard.engine.pod import configure, take_part
+from tensorguard.engine.podlog import PodLog
 from tensorguard.engine.together import AttemptFailed
 
 RANKS = 2
@@ -107,6 +109,19 @@ class Pods:
         with ThreadPoolExecutor(RANKS) as threads:
             return list(threads.map(one, range(RANKS)))
 
+    def raising(self, act: Callable[[Mounted, Thread], Any]) -> None:
+        """As `all`; what the ranks raise is raised."""
+
+        def one(mounted: Mounted, channel: Thread) -> Exception | None:
+            try:
+                act(mounted, channel)
+            except Exception as error:
+                return error
+            return None
+
+        if errors := [error for error in self.all(one) if error is not None]:
+            raise ExceptionGroup("what the ranks raised", errors)
+
     def configure(self) -> list[Any]:
         return self.all(lambda mounted, channel: configure(mounted, channel, self.meeting.meet))
 
@@ -169,9 +184,39 @@ def test_how_it_ended_lies_where_the_driver_asks(pods: Pods, monkeypatch: pytest
     monkeypatch.setattr(pod, "train", lambda *_: pytest.fail("nothing is trained"))
     (pods.place / "data.jsonl").unlink()
     cpu = torch.device("cpu")
+    for mounted in pods.mounts:
+        mounted.output.parent.mkdir(parents=True)
+        mounted.output.touch()
     pods.all(lambda mounted, channel: take_part(mounted, channel, cpu, pods.meeting.meet))
     [ended] = EventReader(pods.mounts[0].run / EVENTS).read()
     assert isinstance(ended, Ended)
     assert ended.reason == Reason.DATASET_UNREADABLE
     assert "data.jsonl" in ended.message
     assert not (pods.mounts[1].run / EVENTS).exists()
+    assert json.loads(pods.mounts[0].output.read_text())["message"] == ended.message
+    assert not pods.mounts[1].output.read_text()
+
+
+def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_record(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: WorkerConfig, channel: Any, device: torch.device, listener: Any) -> None:
+        listener(Started(1.0, 2, 1, 0))
+        listener(Stepped(2.0, 1, 1))
+        logging.getLogger("tensorguard.storage").warning("the storage does not answer (%s); waiting", "TimeoutError")
+        logging.getLogger("tensorguard.storage").info("a detail")
+        raise ValueError("patient Jane Doe")
+
+    monkeypatch.setattr(pod, "train", train)
+    mounted = pods.mounts[0]
+    mounted.output.parent.mkdir(parents=True)
+    mounted.output.touch()
+    with pytest.raises(ExceptionGroup):
+        pods.raising(lambda mounted, channel: take_part(mounted, channel, torch.device("cpu"), pods.meeting.meet))
+    lines = [json.loads(line) for line in mounted.output.read_text().splitlines()]
+    assert {"started", "warning", "lost"} == {line["kind"] for line in lines}
+    assert {line["rank"] for line in lines} <= {0, 1}
+    assert "TimeoutError" in next(line["message"] for line in lines if line["kind"] == "warning")
+    assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
+    assert "Jane" not in mounted.output.read_text()
+    assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)

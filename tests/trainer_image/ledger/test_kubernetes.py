@@ -6,18 +6,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
+from ledgers import grant
 from roles import install_roles
 from urllib3.exceptions import ProtocolError
 
 from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
-from tensorguard.ledger.contract import Fenced, LedgerCorrupt, LedgerMissing, LedgerUnreachable, Release
+from tensorguard.ledger import kubernetes
+from tensorguard.ledger.contract import (
+    Fenced,
+    LedgerCorrupt,
+    LedgerForbidden,
+    LedgerMissing,
+    LedgerUnreachable,
+    Release,
+)
 from tensorguard.ledger.kubernetes import KubernetesLedger
 
 pytestmark = pytest.mark.cluster
@@ -80,6 +90,38 @@ def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
     stranger = kubernetes_backend(control_plane, namespace, like=backend, account="stranger").open()
     with pytest.raises(Fenced, match="only the service account that"):
         stranger.claim(attempt=1, from_step=0)
+
+
+def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
+    backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str
+) -> None:
+    """One that has just started refuses for a moment whom it then lets in, which ended an incarnation on real pods."""
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
+    with ThreadPoolExecutor(1) as other:
+        charging = other.submit(ledger.charge, 3)
+        with pytest.raises(TimeoutError):
+            charging.result(2)
+        grant(control_plane, namespace, "trainer")
+        assert charging.result(60).steps_charged == 3
+
+
+def test_who_may_not_read_or_write_hears_so_when_the_api_server_had_time_to_learn_it(
+    backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "STARTING_SECONDS", 1.0)
+    ledger = backend.create(spec)
+    ledger.claim(attempt=1, from_step=0)
+    control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
+    with pytest.raises(LedgerForbidden, match="cannot get resource"):
+        ledger.charge(3)
+    reader = ("--verb=get", "--resource=privacyledgers.tensafe.io")
+    control_plane.kubectl("-n", namespace, "create", "role", "reader", *reader)
+    account = f"--serviceaccount={namespace}:trainer"
+    control_plane.kubectl("-n", namespace, "create", "rolebinding", "reader", "--role=reader", account)
+    with pytest.raises(Fenced, match="cannot update resource"):
+        ledger.charge(3)
 
 
 def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(

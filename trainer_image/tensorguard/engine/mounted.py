@@ -70,6 +70,11 @@ class Mounted:
         return self.root / "var/run/tensafe"
 
     @property
+    def output(self) -> Path:
+        """The output of the pod's first process, which is the pod's log."""
+        return self.root / "proc/1/fd/1"
+
+    @property
     def key_file(self) -> Path:
         return self.root / "etc/tensafe/key" / JOB_KEY
 

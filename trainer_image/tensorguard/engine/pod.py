@@ -8,8 +8,10 @@ Ranks may need unequal time for it, so they meet outside the process group first
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, checkpoint_s
 from tensorguard.engine.events import Ended, EventLog
 from tensorguard.engine.folder import WORK
 from tensorguard.engine.mounted import Mounted
+from tensorguard.engine.podlog import PodLog
 from tensorguard.engine.together import AttemptFailed, together
 from tensorguard.engine.worker import train
 from tensorguard.models.source import resolve_model
@@ -54,17 +57,36 @@ def take_part(mounted: Mounted, channel: Channel, device: torch.device, meet: Me
         Exception: whatever a restart may mend, as `engine.worker.train`.
     """
     mounted.run.mkdir(parents=True, exist_ok=True)
+    with _spoken(mounted, channel.rank) as said:
+        try:
+            config = configure(mounted, channel, meet)
+        except AttemptFailed as failure:
+            if failure.__cause__ is not None:
+                note_traceback(mounted.run / ERRORS.format(who=f"rank{channel.rank}"), 0)
+            if channel.rank == 0:
+                ended = Ended(time.time(), 0, failure.reason.value, str(failure))
+                log = EventLog(mounted.run / EVENTS)
+                log.write(ended)
+                log.close()
+                said.event(ended)
+            return
+        train(config, channel, device, said.event)
+
+
+@contextmanager
+def _spoken(mounted: Mounted, rank: int) -> Iterator[PodLog]:
+    """The pod's log, which also has our warnings meanwhile, and the error that may leave the with block."""
+    said = PodLog(rank, mounted.output)
+    logger = logging.getLogger("tensorguard")
+    logger.addHandler(said)
     try:
-        config = configure(mounted, channel, meet)
-    except AttemptFailed as failure:
-        if failure.__cause__ is not None:
-            note_traceback(mounted.run / ERRORS.format(who=f"rank{channel.rank}"), 0)
-        if channel.rank == 0:
-            log = EventLog(mounted.run / EVENTS)
-            log.write(Ended(time.time(), 0, failure.reason.value, str(failure)))
-            log.close()
-        return
-    train(config, channel, device)
+        yield said
+    except Exception as error:
+        said.lost(error)
+        raise
+    finally:
+        logger.removeHandler(said)
+        said.close()
 
 
 def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:

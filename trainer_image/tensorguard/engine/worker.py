@@ -28,7 +28,7 @@ from tensorguard.engine.build import Parts, build
 from tensorguard.engine.charging import Charging, Verdict
 from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, note_traceback
 from tensorguard.engine.evaluation import evaluate_together
-from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Saved, Started, Stepped
+from tensorguard.engine.events import Ended, Evaluated, Event, EventLog, Listener, Saved, Started, Stepped
 from tensorguard.engine.saving import FINAL, Saver, latest, name_of, restore
 from tensorguard.engine.status import evaluation_result, timestamp
 from tensorguard.engine.step import PrivateStep
@@ -59,13 +59,16 @@ class Claim:
         return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
 
 
-def train(config: WorkerConfig, channel: Channel, device: torch.device) -> None:
+def train(config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None) -> None:
     """Take part in one attempt until it ends. Returns on every rank, having told the event log how it ended (rank 0).
+
+    Args:
+        listener: hears on rank 0 what the event log is told.
 
     Raises:
         Exception: whatever a restart may mend, such as a lost peer. What would come again is told and not raised.
     """
-    worker = Worker(config, channel, device)
+    worker = Worker(config, channel, device, listener)
     try:
         worker.begin()
         worker.work()
@@ -83,13 +86,16 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device) -> None:
 class Worker:
     """The state of one rank. `begin`, `work`, `end`, `close`, in this order."""
 
-    def __init__(self, config: WorkerConfig, channel: Channel, device: torch.device) -> None:
+    def __init__(
+        self, config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None
+    ) -> None:
         torch.set_num_threads(config.threads)
         self.config = config
         self._channel = channel
         self._device = device
         self._ledger = open_ledger(config.directory, config.place) if channel.rank == 0 else None
         self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
+        self._listener = listener
         self._stop = Stop.of(config.directory)
         self.private_step: PrivateStep | None = None
         self._saved_at = 0
@@ -288,6 +294,8 @@ class Worker:
         if self._log is None or self._ledger is None:
             return
         self._log.write(event)
+        if self._listener is not None:
+            self._listener(event)
         match event:
             case Stepped():
                 total = self.parts.plan.steps

@@ -48,7 +48,10 @@ from tensorguard.patience import PATIENCE_SECONDS, waits
 
 PLURAL = "privacyledgers"
 REQUEST_SECONDS = 10.0
+STARTING_SECONDS = 20.0
+"""How long an API server may take, from its first answer, until it knows every role."""
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
+_STARTING = (401, 403)
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class KubernetesLedger(Recorder):
         self._evaluations: list[EvaluationResult] = []
 
     def read(self) -> LedgerState:
-        return self._state(self._get())
+        return self._state(self._get(_Call(self._patience)))
 
     def extends(self, head: str, length: int) -> bool:
         state = self.read()
@@ -143,9 +146,9 @@ class KubernetesLedger(Recorder):
     def _write(self, entry_for: Callable[[LedgerState], Entry]) -> LedgerState:
         """Add the entry that suits the state, and return the state after it. Looks again after each conflict."""
         heads: set[str] = set()  # of what we have tried: one of them may have been taken in without our hearing of it
-        deadline = time.monotonic() + self._patience
+        call = _Call(self._patience)
         for wait in waits():
-            found = self._get()
+            found = self._get(call)
             state = self._state(found)
             if state.head in heads:
                 return state
@@ -155,9 +158,9 @@ class KubernetesLedger(Recorder):
             new = after(state, entry, head)
             status = self._encode(new, found.get("status", {}))
             try:
-                written = self._put({**found, "status": status})
+                written = self._put({**found, "status": status}, call)
             except _LookAgain as unknown:
-                if time.monotonic() > deadline:
+                if call.is_over():
                     raise LedgerUnreachable(f"no write has got through for {self._patience:.0f} seconds") from unknown
                 time.sleep(wait)
                 continue
@@ -165,27 +168,26 @@ class KubernetesLedger(Recorder):
             return self._state(written)
         raise AssertionError("waits never end")
 
-    def _get(self) -> dict[str, Any]:
+    def _get(self, call: _Call) -> dict[str, Any]:
         """The object as it is. Waits while the API server is away."""
-        deadline = time.monotonic() + self._patience
         for wait in waits():
             try:
                 found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
             except client.ApiException as error:
                 if error.status == _NOT_FOUND:
                     raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
-                if not _passing(error):
+                if not call.may_change(error):
                     raise LedgerForbidden(f"{self._name} cannot be read: {_words(error)}") from error
             except (HTTPError, OSError) as error:
                 log.warning("the API server does not answer (%s); waiting", type(error).__name__)
             else:
                 return self._ours(found)
-            if time.monotonic() > deadline:
+            if call.is_over():
                 raise LedgerUnreachable(f"the API server has not answered for {self._patience:.0f} seconds")
             time.sleep(wait)
         raise AssertionError("waits never end")
 
-    def _put(self, document: dict[str, Any]) -> dict[str, Any]:
+    def _put(self, document: dict[str, Any], call: _Call) -> dict[str, Any]:
         """Replace the status.
 
         Raises:
@@ -197,7 +199,7 @@ class KubernetesLedger(Recorder):
                 **self._where, body=document, _request_timeout=REQUEST_SECONDS
             )
         except client.ApiException as error:
-            if error.status in (_CONFLICT, _NOT_FOUND) or _passing(error):
+            if error.status in (_CONFLICT, _NOT_FOUND) or call.may_change(error):
                 raise _LookAgain from error
             raise Fenced(f"the API server refuses this write to {self._name}: {_words(error)}") from error
         except (HTTPError, OSError) as error:
@@ -322,9 +324,29 @@ def _hash(previous: str, entry: Entry) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _passing(error: client.ApiException) -> bool:
-    """Whether the API server may answer otherwise in a moment."""
-    return error.status in (0, _TOO_MANY) or error.status >= 500
+class _Call:
+    """The patience of one call, which may need several requests."""
+
+    def __init__(self, patience: float) -> None:
+        self._deadline = time.monotonic() + patience
+        self._refused: float | None = None
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def may_change(self, error: client.ApiException) -> bool:
+        """Whether the API server may answer otherwise in a moment.
+
+        One that has just started refuses whom it then lets in: it answers before it has read all roles, accounts and
+        policies. Only a policy's own words are final at once.
+        """
+        if error.status in (0, _TOO_MANY) or error.status >= 500:
+            return True
+        if error.status not in _STARTING or "denied request" in _words(error):
+            return False
+        now = time.monotonic()
+        self._refused = now if self._refused is None else self._refused
+        return now < self._refused + STARTING_SECONDS
 
 
 def _words(error: client.ApiException) -> str:

@@ -1,0 +1,58 @@
+"""What a worker pod says to whoever reads its log: a JSON object a line.
+
+Ray keeps the output of its workers in files of its session, which go with the pod. Events, warnings and what ended an
+incarnation go to the output of the pod's first process instead, where `kubectl logs` and collectors find them. Events
+carry no private figure, and of an error only what `together.told` says; steps are left out, since the time that one
+takes is nobody's business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tensorguard.engine.events import Event, Stepped
+from tensorguard.engine.together import told
+
+
+class PodLog(logging.Handler):
+    """Writes lines to `output`; where that is not to be had, nothing is said and nothing fails.
+
+    Args:
+        rank: of this worker.
+        output: such as /proc/1/fd/1.
+    """
+
+    def __init__(self, rank: int, output: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._rank = rank
+        try:
+            self._file = os.open(output, os.O_WRONLY | os.O_APPEND)
+        except OSError:
+            self._file = os.open(os.devnull, os.O_WRONLY)
+
+    def event(self, event: Event) -> None:
+        """Say what happened."""
+        if not isinstance(event, Stepped):
+            self._say(event.kind, **asdict(event))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say a warning of ours."""
+        self._say(record.levelname.lower(), time=record.created, message=record.getMessage())
+
+    def lost(self, error: Exception) -> None:
+        """Say what ended this incarnation, which Ray Train may start again."""
+        reason, message = told(error)
+        self._say("lost", time=time.time(), reason=reason.value, message=message)
+
+    def close(self) -> None:
+        os.close(self._file)
+        super().close()
+
+    def _say(self, kind: str, **words: object) -> None:
+        line = json.dumps({"kind": kind, "rank": self._rank, **words}) + "\n"
+        os.write(self._file, line.encode())
