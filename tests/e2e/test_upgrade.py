@@ -18,9 +18,10 @@ RELEASE = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
 
 
 def operators(clinic: Clinic) -> set[str]:
-    """The UIDs of the operator's pods that are ready."""
+    """The UIDs of the operator's pods, but for those that are told to go."""
     listed = kubectl(clinic.kubeconfig, "-n", SYSTEM, "get", "pods", "-o", "json").stdout
-    return {pod["metadata"]["uid"] for pod in json.loads(listed)["items"] if pod["status"]["phase"] == "Running"}
+    pods = (pod["metadata"] for pod in json.loads(listed)["items"])
+    return {pod["uid"] for pod in pods if "deletionTimestamp" not in pod}
 
 
 def test_a_job_does_not_notice_an_upgrade_and_a_rollback_of_the_operator(clinic: Clinic, data: Path) -> None:
