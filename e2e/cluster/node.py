@@ -132,6 +132,7 @@ class Node:
             ("link", "add", BRIDGE, "type", "bridge"),
             ("address", "add", f"{GATEWAY}/16", "dev", BRIDGE),
             ("link", "set", BRIDGE, "up"),
+            ("route", "add", SERVICE_NETWORK, "dev", BRIDGE),  # the API server's way to webhooks; kube-proxy turns it
         ):
             self.run("ip", *command)
 

@@ -30,6 +30,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Let the fixtures of a test know that it has failed."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    if report.failed:  # a long run tells all failures at its end, which is late for who watches it
+        folder = home() / "dumps" / item.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failure.txt").write_text(report.longreprtext)
     return report
 
 

@@ -15,7 +15,7 @@ from e2e.cluster.cluster import Cluster
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 QUEUE = "gpu-queue"
-VERSION = "kueue.x-k8s.io/v1beta1"
+VERSION = "kueue.x-k8s.io/v1beta2"
 
 
 @pytest.fixture
