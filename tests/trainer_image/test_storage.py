@@ -1,29 +1,84 @@
-"""What is said when a file system fails."""
+"""What is waited for, and what is told at once: errors as the clients of object stores make them."""
 
 from __future__ import annotations
 
-import errno
-import os
+import ssl
 
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError, SSLError
+from s3fs.errors import translate_boto_error
 
-from tensorguard.storage import reason_of
+from tensorguard.storage import Patient, is_away
+
+URL = "https://minio.clinic:9000"
+
+
+def answered(code: str, status: int) -> Exception:
+    """What s3fs raises for an answer of an S3 server."""
+    refusal = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+    error = translate_boto_error(refusal)
+    assert isinstance(error, Exception)
+    return error
+
+
+def of_authority() -> Exception:
+    """As azure-core tells of a certificate that is not trusted."""
+
+    class ServiceRequestError(Exception):
+        pass
+
+    error = ServiceRequestError("certificate verify failed")
+    error.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    return error
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    "error",
     [
-        (NoCredentialsError(), "AWS_ACCESS_KEY_ID"),
-        (EndpointConnectionError(endpoint_url="http://localhost:1"), "spec.storage.endpoint"),
-        (FileNotFoundError("x"), "no such file"),
-        (PermissionError("x"), "permission denied"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+        EndpointConnectionError(endpoint_url=URL),
+        ReadTimeoutError(endpoint_url=URL),
+        ConnectionResetError(),
+        TimeoutError(),
+        answered("SlowDown", 503),
+        answered("InternalError", 500),
+        answered("ServiceUnavailable", 503),
+        answered("NobodyKnowsThisOne", 502),
     ],
+    ids=repr,
 )
-def test_an_error_is_told_with_its_mend(error: Exception, words: str) -> None:
-    assert words in (reason_of(error) or "")
+def test_a_service_that_is_away_is_waited_for(error: Exception) -> None:
+    assert is_away(error)
 
 
-def test_an_unknown_error_is_left_to_whoever_knows_whether_it_may_be_quoted() -> None:
-    assert reason_of(RuntimeError("a record's content")) is None
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(),
+        PermissionError(),
+        NoCredentialsError(),
+        SSLError(endpoint_url=URL, error="self-signed"),
+        of_authority(),
+        answered("AccessDenied", 403),
+        answered("NoSuchBucket", 404),
+        answered("QuotaExceeded", 400),
+        answered("InvalidAccessKeyId", 403),
+        OSError(28, "no space left on device"),
+        ValueError(),
+    ],
+    ids=repr,
+)
+def test_what_will_be_refused_again_is_told_at_once(error: Exception) -> None:
+    assert not is_away(error)
+
+
+def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
+    tries: list[str] = []
+
+    class Away:
+        def cat_file(self, path: str) -> bytes:
+            tries.append(path)
+            raise ConnectionRefusedError(path)
+
+    with pytest.raises(ConnectionRefusedError):
+        Patient(Away(), patience_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
+    assert 2 <= len(tries) <= 5

@@ -40,15 +40,22 @@ _AWAY = {
     "ServiceResponseError",
 }
 """Errors, and their kinds, of clients that are not ours to import, by which a service is away for a moment."""
-_BUSY = (errno.EBUSY, errno.EIO, errno.ETIMEDOUT)
-"""What s3fs makes of "slow down" and of a server's own errors."""
+_BUSY = (errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT)
+"""What s3fs makes of S3's "slow down", of its internal errors and of its time-outs."""
+_SERVERS_OWN = 500
+_SHORT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
+"""botocore's settings: a call that is not answered ends soon, since it is repeated here."""
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class Patient:
-    """A file system of somebody else's whose calls wait while its service is away, `patience_seconds` at most."""
+    """A file system of somebody else's whose calls are repeated while its service is away.
+
+    Args:
+        patience_seconds: how long after the first failure of a call a further one is begun.
+    """
 
     def __init__(self, fs: AbstractFileSystem, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._fs, self._patience = fs, patience_seconds
@@ -74,11 +81,17 @@ class Patient:
 
 def is_away(error: Exception) -> bool:
     """Whether a service that failed so may answer in a moment."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
+    kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
     if any("SSL" in kind or "Certificate" in kind for kind in kinds):  # who is not trusted now will not be then
         return False
-    busy = isinstance(error, OSError) and error.errno in _BUSY
-    return busy or isinstance(error, ConnectionError | TimeoutError) or bool(kinds & _AWAY)
+    if isinstance(error, OSError) and error.errno in _BUSY:
+        return True
+    if isinstance(error, ConnectionError | TimeoutError) or any(kind.__name__ in _AWAY for kind in type(error).__mro__):
+        return True
+    # s3fs makes EIO of every answer that it does not know: a server's own failure passes, a refusal does not.
+    answer = getattr(error.__cause__, "response", None)
+    metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
+    return int(metadata.get("HTTPStatusCode", 0)) >= _SERVERS_OWN
 
 
 def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:
@@ -86,12 +99,12 @@ def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any
     protocol = split_protocol(uri)[0] or "file"
     if protocol != "s3":
         return protocol, {}
-    client = {}
+    client: dict[str, Any] = {}
     if storage is not None and storage.endpoint:
         client["endpoint_url"] = storage.endpoint
     if storage is not None and storage.region:
         client["region_name"] = storage.region
-    return protocol, {"client_kwargs": client} if client else {}
+    return protocol, {"config_kwargs": _SHORT, **({"client_kwargs": client} if client else {})}
 
 
 def reason_of(error: Exception) -> str | None:

@@ -18,6 +18,7 @@ from s3fs import S3FileSystem
 from e2e.cluster.s3 import BUCKET, S3
 from tensafe_api.statement import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
+from tensorguard.storage import Patient
 
 FILES = {"adapter.safetensors": bytes(range(256)), "config.json": b"{}", "empty": b""}
 NEWER = {"adapter.safetensors": b"newer", "statement.json": b"{}"}
@@ -302,10 +303,12 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> No
     with pytest.raises(CheckpointError, match="does not answer"):
         CheckpointStore(f"s3://{BUCKET}/checkpoints").check_writable()
     with ThreadPoolExecutor(1) as other:
+        checking = other.submit(store.check_writable, patient=True)
         writing = other.submit(store.write, "step-2", NEWER)
         with pytest.raises(TimeoutError):
             writing.result(5)
         s3_tls_bucket.start()
+        checking.result(60)
         assert store.read("step-2", writing.result(60)) == NEWER
     assert store.read("step-1", first) == FILES
     assert store.names() == ["step-1", "step-2"]
@@ -319,3 +322,15 @@ def test_a_large_file_goes_to_a_bucket_in_parts(s3_bucket: S3) -> None:
     assert store.names() == ["step-1"]
     fs, root = fsspec.url_to_fs(f"s3://{BUCKET}/checkpoints/step-1/adapter_model.safetensors")
     assert "-" in fs.info(root)["ETag"], "it went in one part"
+
+
+def test_an_outage_is_not_taken_for_a_checkpoint_that_is_not_there(s3_tls_bucket: S3) -> None:
+    """A ledger's witness that nobody could ask is none, and training would begin again where it is not seen."""
+    CheckpointStore(f"s3://{BUCKET}").write("step-1", FILES)
+    s3_tls_bucket.stop()
+    for place in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
+        hasty = CheckpointStore(place)
+        hasty._fs = Patient(hasty._eager, patience_seconds=0.5)
+        for ask in (hasty.names, lambda hasty=hasty: hasty.exists("step-1")):
+            with pytest.raises(Exception, match="Could not connect"):
+                ask()

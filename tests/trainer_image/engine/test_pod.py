@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -220,3 +221,17 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
     assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
     assert "Jane" not in mounted.output.read_text()
     assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
+
+
+def test_a_log_that_nobody_reads_neither_fails_nor_holds_up_training(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    said = PodLog(0, tmp_path / "pipe")
+    for _ in range(2000):  # more than a pipe holds
+        said.event(Started(1.0, 2, 1, 0))
+    os.close(reader)
+    said.event(Started(1.0, 2, 1, 0))
+    said.close()
+    said.event(Started(1.0, 2, 1, 0))
+    said.close()
+    PodLog(0, tmp_path / "absent").event(Started(1.0, 2, 1, 0))

@@ -54,15 +54,19 @@ class CheckpointStore:
         self._local = isinstance(self._eager, LocalFileSystem)
         self._fs = self._eager if self._local else Patient(self._eager)
 
-    def check_writable(self) -> None:
-        """Raise CheckpointError unless a file can be written here, now: it is asked before anything is spent, and a
-        person may wait. Leaves nothing behind but the folder.
+    def check_writable(self, *, patient: bool = False) -> None:
+        """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder.
+
+        Args:
+            patient: whether to wait while the store is away; else a person waits, who may have misspelt it.
         """
+        fs = self._fs if patient else self._eager
         probe = f"{self._root}/{_ASIDE}{uuid.uuid4().hex}"
         try:
-            self._eager.makedirs(self._root, exist_ok=True)
-            self._eager.pipe_file(probe, b"")
-            self._eager.rm_file(probe)
+            fs.makedirs(self._root, exist_ok=True)
+            fs.pipe_file(probe, b"")
+            with contextlib.suppress(FileNotFoundError):  # removed by a try that was not answered
+                fs.rm_file(probe)
         except Exception as error:  # every file system has errors of its own
             raise CheckpointError(
                 f"{self._root} cannot be written to: {_sentence(error)}; name another place or mend its permissions"
@@ -82,11 +86,8 @@ class CheckpointStore:
             if self._local:
                 self._write_local(name, {**files, MANIFEST: manifest})
             else:
-                self.remove(name)
-                for file, content in files.items():
-                    self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
-                self._fs.pipe_file(f"{self._root}/{name}/{MANIFEST}", manifest)
-        except Exception as error:  # every file system has errors of its own
+                self._write_remote(name, {**files, MANIFEST: manifest})
+        except _failures(self._local) as error:
             raise CheckpointError(f"{self.uri(name)} could not be written: {_sentence(error)}; {_MAKE_ROOM}") from error
         return digest(manifest)
 
@@ -119,7 +120,7 @@ class CheckpointStore:
 
     def names(self) -> list[str]:
         """The checkpoints that are whole, sorted by name."""
-        if not self._fs.exists(self._root):
+        if not self._has(self._root):
             return []
         self._fs.invalidate_cache()
         found = (
@@ -129,14 +130,14 @@ class CheckpointStore:
 
     def exists(self, name: str) -> bool:
         """Whether there is a whole checkpoint of this name."""
-        return bool(self._fs.exists(f"{self._root}/{name}/{MANIFEST}"))
+        return self._has(f"{self._root}/{name}/{MANIFEST}")
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first, so that it is never half there."""
-        if self._fs.exists(f"{self._root}/{name}/{MANIFEST}"):
+        with contextlib.suppress(FileNotFoundError):  # not there, or removed by a try that was not answered
             self._fs.rm_file(f"{self._root}/{name}/{MANIFEST}")
-        if self._fs.exists(f"{self._root}/{name}"):
-            with contextlib.suppress(FileNotFoundError):  # an earlier try has removed it and was not answered
+        if self._has(f"{self._root}/{name}"):
+            with contextlib.suppress(FileNotFoundError):
                 self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def sweep(self) -> None:
@@ -146,13 +147,27 @@ class CheckpointStore:
         for leftover in Path(self._root).glob(f"{_ASIDE}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
+    def _has(self, path: str) -> bool:
+        """Whether something is there. (fsspec's own `exists` says no to whatever fails, an outage included.)"""
+        try:
+            self._fs.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     def _fetch(self, name: str, file: str) -> bytes:
         try:
             return bytes(self._fs.cat_file(f"{self._root}/{name}/{file}"))
         except FileNotFoundError:
             raise
-        except Exception as error:  # every file system has errors of its own
+        except _failures(self._local) as error:
             raise CheckpointError(f"{self.uri(name)} could not be read: {_sentence(error)}; {_LET_READ}") from error
+
+    def _write_remote(self, name: str, files: Mapping[str, bytes]) -> None:
+        """The manifest comes last in `files`: until it is there nothing is."""
+        self.remove(name)
+        for file, content in files.items():
+            self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
 
     def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
         aside = Path(self._root) / f"{_ASIDE}{name}-{uuid.uuid4().hex}"
@@ -188,7 +203,14 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
+def _failures(local: bool) -> type[Exception]:
+    """What a file system may raise: somebody else's have errors of their own, a disk has the system's."""
+    return OSError if local else Exception
+
+
 def _sentence(error: Exception) -> str:
+    """Why, in words that are known to hold nothing of a request or a file."""
     if reason := reason_of(error):
         return reason
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    said = str(error).strip() if isinstance(error, OSError) else ""
+    return said.splitlines()[0].rstrip(".") if said else type(error).__name__

@@ -23,8 +23,11 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.engine.admission import cpus_of
 from tensorguard.engine.config import ERRORS
 from tensorguard.engine.together import told
+from tensorguard.patience import PATIENCE_SECONDS
 
-COLLECTIVE_TIMEOUT_SECONDS = 300
+ROOM_SECONDS = 300
+COLLECTIVE_TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS + 120
+"""How long ranks wait for each other: rank 0 may be waiting for the store of checkpoints, and then for the ledger."""
 Loop = Callable[[dict[str, Any]], None]
 """What each worker calls, with plain values that travel to it. Defined at the top of a module."""
 
@@ -96,7 +99,7 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
     from ray.train.torch import TorchConfig, TorchTrainer
 
     seconds = group.timeout or COLLECTIVE_TIMEOUT_SECONDS
-    _wait_for_room(group, seconds)
+    _wait_for_room(group, group.timeout or ROOM_SECONDS)
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
 
     def contained(values: dict[str, Any]) -> None:

@@ -142,7 +142,7 @@ def _prepare(mounted: Mounted, channel: Channel) -> _Prepared:
     spec, directory = job.spec, mounted.run / WORK
     check_evaluation(job)
     if channel.rank == 0:
-        checkpoint_store(job).check_writable()
+        checkpoint_store(job).check_writable(patient=True)  # a restart may fall into an outage
     source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code

@@ -2,8 +2,8 @@
 
 Ray keeps the output of its workers in files of its session, which go with the pod. Events, warnings and what ended an
 incarnation go to the output of the pod's first process instead, where `kubectl logs` and collectors find them. Events
-carry no private figure, and of an error only what `together.told` says; steps are left out, since the time that one
-takes is nobody's business.
+carry no private figure, and of an error only what `together.told` says; steps are left out, which would be a line every
+few seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tensorguard.engine.together import told
 
 
 class PodLog(logging.Handler):
-    """Writes lines to `output`; where that is not to be had, nothing is said and nothing fails.
+    """Writes lines to `output`. Where it is not to be had, or nobody reads it, nothing is said: training neither fails
+    nor waits for that.
 
     Args:
         rank: of this worker.
@@ -30,8 +32,9 @@ class PodLog(logging.Handler):
     def __init__(self, rank: int, output: Path) -> None:
         super().__init__(logging.WARNING)
         self._rank = rank
+        self._file: int | None
         try:
-            self._file = os.open(output, os.O_WRONLY | os.O_APPEND)
+            self._file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
         except OSError:
             self._file = os.open(os.devnull, os.O_WRONLY)
 
@@ -50,9 +53,13 @@ class PodLog(logging.Handler):
         self._say("lost", time=time.time(), reason=reason.value, message=message)
 
     def close(self) -> None:
-        os.close(self._file)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
         super().close()
 
     def _say(self, kind: str, **words: object) -> None:
         line = json.dumps({"kind": kind, "rank": self._rank, **words}) + "\n"
-        os.write(self._file, line.encode())
+        if self._file is not None:
+            with suppress(OSError):
+                os.write(self._file, line.encode())

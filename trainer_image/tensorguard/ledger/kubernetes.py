@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -52,6 +53,8 @@ STARTING_SECONDS = 20.0
 """How long an API server may take, from its first answer, until it knows every role."""
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 _STARTING = (401, 403)
+_BY_POLICY = re.compile("denied (the )?request")
+"""How an admission policy or webhook begins its refusal."""
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +345,7 @@ class _Call:
         """
         if error.status in (0, _TOO_MANY) or error.status >= 500:
             return True
-        if error.status not in _STARTING or "denied request" in _words(error):
+        if error.status not in _STARTING or _BY_POLICY.search(_words(error)):
             return False
         now = time.monotonic()
         self._refused = now if self._refused is None else self._refused
