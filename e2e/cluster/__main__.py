@@ -12,7 +12,7 @@ import time
 from e2e.cluster import images, node
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.gotools import NoGo
-from e2e.cluster.node import Unfit
+from e2e.cluster.node import Broken, Unfit
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
             case "check":
                 node.check()
                 images.check()
-    except (Unfit, NoGo) as error:
+    except (Unfit, Broken, NoGo) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -24,7 +24,7 @@ from e2e.cluster import images, node, versions
 from e2e.cluster.controlplane import ControlPlane, built
 from e2e.cluster.gotools import home, program, source
 from e2e.cluster.helm import CHART, helm
-from e2e.cluster.node import Node, Unfit
+from e2e.cluster.node import Broken, Node
 from e2e.cluster.processes import Processes
 
 SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
@@ -103,6 +103,7 @@ class Cluster:
 
         Raises:
             Unfit: where this machine cannot have one.
+            Broken: where it can, and does not get one.
             NoGo: where its programs cannot be built.
         """
         node.check()
@@ -128,20 +129,15 @@ class Cluster:
             f"{manager}.resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
             "controllerManager.readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
         }
-        release = ("kueue", "--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
-        helm(
-            "install",
-            *release[:1],
-            str(chart),
-            *release[1:],
-            "--create-namespace",
-            *_given(values),
-            kubeconfig=self.kubeconfig,
-        )
+        common = ("--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
+        installing = ("install", "kueue", str(chart), "--create-namespace", *_given(values))
         try:
+            helm(*installing, *common, kubeconfig=self.kubeconfig)
             yield
-        finally:
-            helm("uninstall", *release, kubeconfig=self.kubeconfig)
+        finally:  # whatever it holds a finalizer of goes while it is there
+            for kind in ("clusterqueues", "resourceflavors"):
+                self.plane.kubectl("delete", kind, "--all", "--timeout=60s", check=False)
+            helm("uninstall", "kueue", *common, kubeconfig=self.kubeconfig)
             self.plane.kubectl("delete", "namespace", KUEUE_SYSTEM)
 
     def down(self) -> None:
@@ -185,7 +181,7 @@ class Cluster:
         self._provide_volumes()
         for name in _SERVERS:
             if not self.node.processes.running(name):
-                raise Unfit(f"{name} has ended: {self.node.processes.log(name)}")
+                raise Broken(f"{name} has ended: {self.node.processes.log(name)}")
 
     def _let_dns_read(self) -> None:
         resources = "services,pods,namespaces,endpointslices.discovery.k8s.io,nodes"

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from e2e.cluster import versions
 from e2e.cluster.gotools import program
-from e2e.cluster.node import PAUSE, Node, Unfit
+from e2e.cluster.node import PAUSE, Broken, Node, Unfit
 
 ROOT = Path(__file__).resolve().parents[2]
-PREFIX = os.environ.get("PREFIX", "localhost/")
-"""What all names of images begin with, as for `scripts/images`: a registry where the cluster is somebody else's."""
+PREFIX = os.environ.get("TENSAFE_IMAGE_PREFIX", "localhost/")
+"""What all names of images begin with: a registry, where the cluster is somebody else's."""
 BASE = f"{PREFIX}tensafe-base:{versions.DEBIAN}"
 S3 = f"{PREFIX}versitygw:{versions.VERSITYGW}"
 KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
@@ -131,5 +131,5 @@ def _id(name: str) -> str:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unfit(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
+        raise Broken(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
     return done.stdout

@@ -53,7 +53,13 @@ _COMMANDS = {
 
 
 class Unfit(Exception):
-    """This machine cannot be a node; the message says what it lacks, and how that is mended."""
+    """This machine cannot be a node; the message says what it lacks, and how that is mended. Only checks raise it: what
+    breaks after them is `Broken`.
+    """
+
+
+class Broken(Exception):
+    """A part of the cluster that this machine can have does not work."""
 
 
 def missing() -> set[str]:
@@ -72,6 +78,11 @@ def check() -> None:
         raise Unfit("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
     if lacking := missing():
         raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        raise Unfit(
+            "this machine's control groups are of version 2, on which this cluster was never tried: point KUBECONFIG "
+            "at a cluster of your own"
+        )
     probe = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -120,7 +131,7 @@ class Node:
             )
         assert outer.stdout is not None
         if outer.stdout.readline() != b"ready\n":
-            raise Unfit(f"the node's namespaces cannot be set up: see {self._logs / 'init.log'}")
+            raise Broken(f"the node's namespaces cannot be set up: see {self._logs / 'init.log'}")
         init = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
         self._init_file.write_text(identity(init))
         _run("ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(init))
@@ -309,7 +320,7 @@ def _until(happened: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not happened():
         if time.monotonic() > deadline:
-            raise Unfit(what)
+            raise Broken(what)
         time.sleep(0.05)  # nobody tells
 
 
@@ -324,5 +335,5 @@ def _removed(group: Path) -> bool:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unfit(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise Broken(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

@@ -16,11 +16,13 @@ from stopwatch import Stopwatch
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.controlplane import Authority
-from e2e.cluster.gotools import home
+from e2e.cluster.gotools import NoGo, home
 from e2e.cluster.node import Unfit
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
 _NUMBERS = itertools.count(1)
+REQUIRED = "TENSAFE_E2E_REQUIRED"
+"""Environment variable: set where scenarios that cannot run are a failure."""
 _STOPWATCH = Stopwatch(home() / "times.jsonl")
 _FAILED = pytest.StashKey[bool]()
 
@@ -64,9 +66,18 @@ def own_cluster(request: pytest.FixtureRequest) -> Cluster | None:
     try:
         with _STOPWATCH("cluster up, with KubeRay and TenSafe"):
             cluster.up()
-    except Unfit as error:
+    except (Unfit, NoGo) as error:
+        assert not os.environ.get(REQUIRED), error
         pytest.skip(str(error))
     return cluster
+
+
+@pytest.fixture
+def whole_cluster(own_cluster: Cluster | None) -> Cluster:
+    """For what is done to a whole cluster, or to the machine that it runs on: only our own."""
+    if own_cluster is None:
+        pytest.skip("this is done to a whole cluster, and only to one of our own: unset KUBECONFIG")
+    return own_cluster
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from clinic import Clinic
 
 from tensorguard.checkpoint.store import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 STEPS = 12
 

@@ -14,7 +14,7 @@ from wire import BLOCK, Direction, streams, uniform
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.node import BRIDGE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 STEPS = 12
 CANARY = "zq9canary7kx"
@@ -56,10 +56,12 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
         addresses = [address_of(clinic, worker) for worker in workers]
 
         # The head holds neither the job's key, nor a token of the API server, nor the bucket's keys; a worker does.
+        assert not clinic.run(head, "ls", "/etc/tensafe/job").returncode
         for path in ("/etc/tensafe/key", "/var/run/secrets/kubernetes.io"):
-            assert clinic.run(head, "ls", path).returncode
+            assert "No such file" in clinic.run(head, "ls", path).stderr
             assert not clinic.run(workers[0], "ls", path).returncode
-        assert "AWS_SECRET_ACCESS_KEY" not in clinic.run(head, "env").stdout
+        environment = clinic.run(head, "env").stdout
+        assert "TENSAFE_JOB_DIGEST" in environment and "AWS_SECRET_ACCESS_KEY" not in environment
         assert "AWS_SECRET_ACCESS_KEY" in clinic.run(workers[0], "env").stdout
 
         # It takes orders from nobody without its token.
@@ -67,8 +69,12 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             answer = clinic.run("stranger", "python", "-c", ASK, address, repr(headers))
             assert answer.stdout.strip() in ("401", "403"), answer
-        submitted = clinic.run("stranger", "ray", "job", "submit", "--address", f"http://{address}:8265", "--", "id")
-        assert submitted.returncode and "uid=" not in submitted.stdout, submitted
+        asked = clinic.run("stranger", "ray", "status", "--address", f"{address}:6379")
+        assert asked.returncode and "uthenticat" in asked.stdout + asked.stderr, asked
+
+        # No record lies on the head, nor in its memory that others may read.
+        found = clinic.run(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
+        assert found.returncode == 1 and not found.stdout, found
 
         over = clinic.until_over(600)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)

@@ -14,7 +14,7 @@ from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve
 from tensorguard.checkpoint.store import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
 
 def budget_of(steps: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from clinic import Clinic
 from e2e.cluster import images
 from e2e.cluster.cluster import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 TOLD_SECONDS = 10
 ABSENT = "localhost/tensafe-trainer:absent"
@@ -42,9 +42,10 @@ def test_it_waits_says_why_and_goes_on_once_it_is_mended(clinic: Clinic, own_clu
     with held_up(clinic, "SecretMissing", spec__storage__secretName="later") as told:
         assert "later" in told
         clinic.kubectl("create", "secret", "generic", "later", "--from-literal=AWS_ACCESS_KEY_ID=x")
-    with held_up(clinic, "Unschedulable", spec__cluster__nodeSelector={"gpu": clinic.namespace}) as told:
+    with held_up(clinic, "Unschedulable", spec__cluster__nodeSelector={"tensafe-test-gpu": clinic.namespace}) as told:
         assert "node" in told
-        clinic.kubectl("label", "node", "--all", f"gpu={clinic.namespace}", "--overwrite")
+        clinic.kubectl("label", "node", "--all", f"tensafe-test-gpu={clinic.namespace}", "--overwrite")
+    clinic.kubectl("label", "node", "--all", "tensafe-test-gpu-")
     if own_cluster is None:
         return  # nobody but its owner brings an image to a cluster
     named = {"spec__cluster__image": ABSENT, "spec__cluster__rayVersion": "2.60.0"}

@@ -12,22 +12,20 @@ from stopwatch import Stopwatch
 
 from e2e.cluster.cluster import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
 QUEUE = "gpu-queue"
 VERSION = "kueue.x-k8s.io/v1beta2"
 
 
 @pytest.fixture
-def kueue(own_cluster: Cluster | None) -> Iterator[None]:
-    if own_cluster is None:
-        pytest.skip("Kueue is installed and removed again, which is only done to a cluster of our own")
-    with own_cluster.kueue():
+def kueue(whole_cluster: Cluster) -> Iterator[None]:
+    with whole_cluster.kueue():
         yield
 
 
 def test_queued_admitted_evicted_and_admitted_again(
-    clinic: Clinic, kueue: None, data: Path, stopwatch: Stopwatch
+    kueue: None, clinic: Clinic, data: Path, stopwatch: Stopwatch
 ) -> None:
     cluster_queue = f"queue-of-{clinic.namespace}"
     clinic.upload(data)
@@ -61,7 +59,6 @@ def test_queued_admitted_evicted_and_admitted_again(
     assert over["privacy"]["stepsCharged"] == over["progress"]["step"] + over["privacy"]["stepsRecharged"]
     clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
     clinic.until_gone(lambda: clinic.kubectl("get", "workloads", "-o", "name"), 60)
-    clinic.kubectl("delete", "clusterqueue", cluster_queue, "--timeout=60s")
 
 
 def queues(name: str) -> list[dict[str, object]]:

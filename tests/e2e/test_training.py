@@ -19,7 +19,7 @@ from tensafe_api.resources.ledger import PrivacyLedgerSpec
 from tensafe_api.statement import digest, recompute
 from tensorguard.checkpoint.store import CheckpointStore
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 CHANCE = 1 / 6
 

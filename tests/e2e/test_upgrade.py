@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from clinic import Clinic
 
-from e2e.cluster.cluster import SYSTEM
+from e2e.cluster.cluster import SYSTEM, Cluster
 from e2e.cluster.controlplane import kubectl
 from e2e.cluster.helm import CHART, helm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 RELEASE = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
 
@@ -25,7 +25,9 @@ def operators(clinic: Clinic) -> set[str]:
     return {pod["uid"] for pod in pods if "deletionTimestamp" not in pod}
 
 
-def test_a_job_does_not_notice_an_upgrade_and_a_rollback_of_the_operator(clinic: Clinic, data: Path) -> None:
+def test_a_job_does_not_notice_an_upgrade_and_a_rollback_of_the_operator(
+    whole_cluster: Cluster, clinic: Clinic, data: Path
+) -> None:
     clinic.upload(data)
     clinic.provide_model()
     clinic.submit()

@@ -215,20 +215,39 @@ class Clinic:
         """The status of a job that has trained so far."""
         return self.until(lambda status: (status.get("progress") or {}).get("step", 0) >= step, seconds, name)
 
-    def incarnation(self, attempt: int, name: str = "triage") -> int:
-        """The incarnation of an attempt that was the last to charge the job's ledger; 0: none was."""
-        ledger = self.get("privacyledger", self.job(name)["status"]["ledgerName"])
-        charges = ((ledger or {}).get("status") or {}).get("charges", [])
-        return next((each["incarnation"] for each in charges if each["attempt"] == attempt), 0)
+    def ledger(self, name: str = "triage") -> dict[str, Any]:
+        """The status of a job's ledger; empty where nobody has claimed it."""
+        found = self.get("privacyledger", self.job(name)["status"]["ledgerName"])
+        return dict((found or {}).get("status") or {})
 
-    def until_incarnation(self, attempt: int, incarnation: int, seconds: float = 600) -> None:
-        """Return once an attempt's incarnation has charged the ledger."""
-        self.until(lambda _: self.incarnation(attempt) >= incarnation, seconds)
+    def incarnation(self, attempt: int, name: str = "triage") -> int:
+        """The incarnation of an attempt that was the last to claim the job's ledger; 0: none did."""
+        return _incarnation(self.ledger(name), attempt)
+
+    def until_goes_on(self, attempt: int, incarnation: int, seconds: float = 600) -> dict[str, Any]:
+        """The job's status once an attempt's incarnation has made a step: until then, what the ledger says of progress
+        is its predecessor's.
+        """
+        claimed: list[str] = []
+
+        def goes_on(_: dict[str, Any]) -> bool:
+            ledger = self.ledger()
+            if _incarnation(ledger, attempt) < incarnation:
+                return False
+            claimed.append(ledger["progress"]["lastUpdateTime"])
+            return claimed[-1] != claimed[0]
+
+        return self.until(goes_on, seconds)
 
     def pods(self, kind: str = "", name: str = "triage") -> list[str]:
         """The pods of a job: all, or those that are a `head` or a `worker`."""
         label = f"tensafe.io/job={name}" + (f",ray.io/node-type={kind}" if kind else "")
         return self.kubectl("get", "pods", "-l", label, "-o", "jsonpath={.items[*].metadata.name}").split()
+
+    def said(self, worker: str) -> list[dict[str, Any]]:
+        """What our own process says in a worker pod's log, between Ray's lines."""
+        lines = self.kubectl("logs", worker).splitlines()
+        return [json.loads(line) for line in lines if line.startswith('{"kind"')]
 
     def kill(self, kind: str) -> None:
         """End a job's head or one of its workers at once, as a node does that loses its power."""
@@ -308,6 +327,10 @@ class Clinic:
                 "spec": {"selector": labels, "ports": [{"port": _S3_PORT}]},
             },
         ]
+
+
+def _incarnation(ledger: dict[str, Any], attempt: int) -> int:
+    return next((each["incarnation"] for each in ledger.get("charges", ()) if each["attempt"] == attempt), 0)
 
 
 def _claim(name: str) -> dict[str, Any]:
