@@ -38,6 +38,7 @@ PAUSE = "localhost/pause:1"
 BRIDGE = "pods"
 _CABLE = "tensafe-e2e"
 _CGROUP = "tensafe-e2e"
+_MEMORY = 18 << 30
 _CNI = Path("/usr/lib/cni")
 _COMMANDS = {
     "containerd": "containerd",
@@ -78,6 +79,8 @@ def check() -> None:
         raise Unfit("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
     if lacking := missing():
         raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+    if (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) < _MEMORY:
+        raise Unfit(f"this machine has {memory >> 30} GiB of memory, and a cluster with a job on it takes 18")
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         raise Unfit(
             "this machine's control groups are of version 2, on which this cluster was never tried: point KUBECONFIG "

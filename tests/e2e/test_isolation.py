@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from clinic import LABELS, Clinic
-from wire import BLOCK, Direction, streams, uniform
+from wire import check_masked, streams
 
 from e2e.cluster.cluster import Cluster
 from e2e.cluster.node import BRIDGE
@@ -84,21 +84,7 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
     seen = streams(capture)
     assert any(b"tensorguard" in stream for stream in seen.values()), "nothing plain was captured: who listened, where?"
     assert not any(CANARY.encode() in stream for stream in seen.values())
-    check_vectors(seen, addresses)
-
-
-def check_vectors(seen: dict[Direction, bytes], workers: list[str]) -> None:
-    """In the ring of two, each step a worker sends one half of its own vector, masked, and one half of the total, which
-    is what is released. So half of what goes each way must look random, and no more than half may not.
-    """
-    half = TRAINED * 4 // 2 * STEPS
-    for source, target in (workers, reversed(workers)):
-        sent = [stream for way, stream in seen.items() if (way.source, way.target) == (source, target)]
-        random = sum(int(uniform(stream).sum()) for stream in sent) * BLOCK
-        plain = sum(len(stream) for stream in sent) - random
-        told = f"{source} → {target}: {random} random and {plain} other bytes, of {half} each"
-        assert random >= 0.85 * half, told
-        assert plain <= 1.15 * half + 300_000, told
+    check_masked(seen, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
 
 
 def address_of(clinic: Clinic, pod: str) -> str:

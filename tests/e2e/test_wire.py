@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import dpkt
 import numpy as np
 import pytest
-from wire import BLOCK, Direction, streams, uniform
+from wire import Direction, check_masked, messages, streams, uniform
 
+WORKERS = ("10.85.0.2", "10.85.0.3")
+STEPS, SIZE = 6, 27_000
 SOURCE, TARGET = b"\x0a\x55\x00\x02", b"\x0a\x55\x00\x03"
 DIRECTION = Direction("10.85.0.2", 1000, "10.85.0.3", 2000)
 
@@ -34,14 +38,68 @@ def test_a_stream_is_put_together_whatever_order_its_packets_came_in(tmp_path: P
         assert streams(capture(tmp_path / f"{number}.pcap", sent_twice)) == {DIRECTION: whole}
 
 
-def test_masked_vectors_look_random_and_plain_ones_do_not() -> None:
+def test_bytes_look_random_or_not() -> None:
     random = np.random.default_rng(1)
-    size = 50 * BLOCK // 4
-    plain = random.normal(0, 2**20, size).astype(np.int32)
-    mask = random.integers(0, 2**32, size, dtype=np.uint32)
-    masked = plain.view(np.uint32) + mask
-    assert not uniform(plain.tobytes()).any()
-    assert not uniform(random.normal(size=size).astype(np.float32).tobytes()).any()
-    assert not uniform(b"the patient complains of pain in the chest " * 1000).any()
-    assert uniform(masked.tobytes()).all()
-    assert not uniform(b"").any()
+    plain = random.normal(0, 2**20, SIZE).astype(np.int32)
+    assert not uniform(plain.tobytes())
+    assert not uniform(random.normal(size=SIZE).astype(np.float32).tobytes())
+    assert not uniform(b"the patient complains of pain in the chest " * 1000)
+    assert not uniform(b"")
+    assert uniform((plain.view(np.uint32) + random.integers(0, 2**32, SIZE, dtype=np.uint32)).tobytes())
+
+
+class Ring:
+    """What two workers send each other, as gloo's ring does; `leak` changes what a step sends of a worker's own."""
+
+    def __init__(self, leak: Callable[[int, np.ndarray, np.ndarray], list[np.ndarray]] | None = None) -> None:
+        self._random = np.random.default_rng(2)
+        self._leak = leak or (lambda step, plain, mask: [plain + mask])
+        self.sent = [self._direction() for _ in WORKERS]
+
+    def _direction(self) -> bytes:
+        out = [struct.pack("<q", 1), frame(b"x" * 200)]
+        for step in range(STEPS):
+            plain = self._random.normal(0, 2**20, SIZE // 2).astype(np.int32).view(np.uint32)
+            mask = self._random.integers(0, 2**32, SIZE // 2, dtype=np.uint32)
+            total = self._random.normal(0, 2**21, SIZE // 2).astype(np.int32)
+            for vector in (*self._leak(step, plain, mask), total):
+                half = len(vector) // 2
+                out += [frame(b""), frame(vector[:half].tobytes()), frame(vector[half:].tobytes())]
+        return b"".join(out)
+
+    def seen(self) -> dict[Direction, bytes]:
+        ways = (Direction(*WORKERS[:1], 1, *WORKERS[1:], 2), Direction(*WORKERS[1:], 2, *WORKERS[:1], 1))
+        return dict(zip(ways, self.sent))
+
+
+def frame(payload: bytes) -> bytes:
+    return struct.pack("<6Q", 48 + len(payload), 1, 0, 0, len(payload), 0) + payload
+
+
+FIXED = np.random.default_rng(3).integers(0, 2**32, SIZE // 2, dtype=np.uint32)
+
+
+def test_masked_vectors_pass() -> None:
+    check_masked(Ring().seen(), WORKERS, STEPS, SIZE * 4)
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        lambda step, plain, mask: [plain if step == 4 else plain + mask],
+        lambda step, plain, mask: [np.concatenate([(plain + mask)[: SIZE * 9 // 20], plain[SIZE * 9 // 20 :]])],
+        lambda step, plain, mask: [plain + mask, plain] if step == 2 else [plain + mask],
+        lambda step, plain, mask: [plain + FIXED],
+        lambda step, plain, mask: [plain],
+        lambda step, plain, mask: [],
+    ],
+    ids=["one step in clear", "the last tenth in clear", "a copy in clear", "one mask for all", "no mask", "nothing"],
+)
+def test_leaks_are_found(leak: Callable[[int, np.ndarray, np.ndarray], list[np.ndarray]]) -> None:
+    with pytest.raises(AssertionError):
+        check_masked(Ring(leak).seen(), WORKERS, STEPS, SIZE * 4)
+
+
+def test_a_stream_of_others_is_not_taken_for_gloos() -> None:
+    assert messages(b"GET /healthz HTTP/1.1\r\nHost: head\r\nAccept: everything\r\n" * 20) is None
+    assert messages(Ring().sent[0][8:]) == messages(Ring().sent[0])
