@@ -274,8 +274,10 @@ def test_any_file_system_of_fsspec():
 def test_object_storage_gets_endpoint_and_region():
     storage = Storage(endpoint="https://minio.clinic:9000", region="eu-1")
     client = {"endpoint_url": "https://minio.clinic:9000", "region_name": "eu-1"}
-    assert filesystem_of("s3://bucket/d.csv", storage) == ("s3", {"client_kwargs": client})
-    assert filesystem_of("s3://bucket/d.csv", Storage()) == ("s3", {})
+    protocol, options = filesystem_of("s3://bucket/d.csv", storage)
+    assert (protocol, options["client_kwargs"]) == ("s3", client)
+    assert options["config_kwargs"]["read_timeout"] < 60, "what is not answered must end, to be tried again"
+    assert "client_kwargs" not in filesystem_of("s3://bucket/d.csv", Storage())[1]
     assert filesystem_of("hf://datasets/a/b", storage) == ("hf", {})
     assert filesystem_of("a/b.csv", storage) == ("file", {})
 
