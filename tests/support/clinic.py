@@ -199,10 +199,11 @@ class Clinic:
         return found
 
     def until(self, told: Callable[[dict[str, Any]], object], seconds: float, name: str = "triage") -> dict[str, Any]:
-        """The job's status once it tells something."""
+        """The job's status once it tells something, which a job that is over never does."""
         deadline = time.monotonic() + seconds
         while not told(status := self.job(name).get("status") or {}):
-            if time.monotonic() > deadline:
+            over = status.get("phase") in FINAL and not told(self.job(name).get("status") or {})
+            if over or time.monotonic() > deadline:
                 raise AssertionError(f"not within {seconds:.0f} s: {json.dumps(status, indent=1)}")
             time.sleep(0.5)  # a person looks again, too
         return status
@@ -250,8 +251,11 @@ class Clinic:
         return [json.loads(line) for line in lines if line.startswith('{"kind"')]
 
     def kill(self, kind: str) -> None:
-        """End a job's head or one of its workers at once, as a node does that loses its power."""
-        self.kubectl("delete", "pod", self.pods(kind)[0], "--grace-period=0", "--force")
+        """End all that runs in a job's head or in one of its workers at once, as a node does that loses its power.
+
+        (A pod that is deleted, however forcibly, is told to go first, and may seal a checkpoint.)
+        """
+        self.run(self.pods(kind)[0], "sh", "-c", "kill -9 -1")
 
     def until_gone(self, left: Callable[[], object], seconds: float) -> None:
         """Return once nothing is left."""
