@@ -218,6 +218,11 @@ class Node:
         done = self._ctr("images", "tag", "--force", name, other)
         assert not done.returncode, done.stderr
 
+    def untag(self, name: str) -> None:
+        """Forget a name of an image; the image stays while it has another."""
+        done = self._ctr("images", "remove", name)
+        assert not done.returncode, done.stderr
+
     def stop(self) -> None:
         """End all that the node is made of. What is not there is no error."""
         if (init := self._init()) is not None:

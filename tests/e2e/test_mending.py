@@ -15,7 +15,6 @@ from e2e.cluster.cluster import Cluster
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 TOLD_SECONDS = 10
-ABSENT = "localhost/tensafe-trainer:absent"
 
 
 def stalled(status: dict[str, Any]) -> str:
@@ -48,7 +47,8 @@ def test_it_waits_says_why_and_goes_on_once_it_is_mended(clinic: Clinic, own_clu
     clinic.kubectl("label", "node", "--all", "tensafe-test-gpu-")
     if own_cluster is None:
         return  # nobody but its owner brings an image to a cluster
-    named = {"spec__cluster__image": ABSENT, "spec__cluster__rayVersion": "2.60.0"}
-    with held_up(clinic, "ImagePullFailed", **named) as told:
-        assert ABSENT in told
-        own_cluster.node.tag(images.ours()[1], ABSENT)
+    absent = f"localhost/tensafe-trainer:{clinic.namespace}"
+    with held_up(clinic, "ImagePullFailed", spec__cluster__image=absent, spec__cluster__rayVersion="2.60.0") as told:
+        assert absent in told
+        own_cluster.node.tag(images.ours()[1], absent)
+    own_cluster.node.untag(absent)
