@@ -1,14 +1,16 @@
-"""What is waited for, and what is told at once: errors as the clients of object stores make them."""
+"""What is said when a file system fails, and what is waited for: errors as the clients of object stores make them."""
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError, SSLError
 from s3fs.errors import translate_boto_error
 
-from tensorguard.storage import Patient, is_away
+from tensorguard.storage import Patient, is_away, reason_of
 
 URL = "https://minio.clinic:9000"
 
@@ -82,3 +84,21 @@ def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
     with pytest.raises(ConnectionRefusedError):
         Patient(Away(), patience_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
     assert 2 <= len(tries) <= 5
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NoCredentialsError(), "AWS_ACCESS_KEY_ID"),
+        (EndpointConnectionError(endpoint_url="http://localhost:1"), "spec.storage.endpoint"),
+        (FileNotFoundError("x"), "no such file"),
+        (PermissionError("x"), "permission denied"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
+    ],
+)
+def test_an_error_is_told_with_its_mend(error: Exception, words: str) -> None:
+    assert words in (reason_of(error) or "")
+
+
+def test_an_unknown_error_is_left_to_whoever_knows_whether_it_may_be_quoted() -> None:
+    assert reason_of(RuntimeError("a record's content")) is None
