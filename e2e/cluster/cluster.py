@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import yaml
 from e2e.cluster import images, node, versions
 from e2e.cluster.controlplane import ControlPlane, built
 from e2e.cluster.gotools import home, program, source
-from e2e.cluster.helm import CHART, helm
+from e2e.cluster.helm import CHART, given, helm
 from e2e.cluster.node import Broken, Node
 from e2e.cluster.processes import Processes
 
@@ -130,7 +129,7 @@ class Cluster:
             "controllerManager.readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
         }
         common = ("--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
-        installing = ("install", "kueue", str(chart), "--create-namespace", *_given(values))
+        installing = ("install", "kueue", str(chart), "--create-namespace", *given(values))
         try:
             helm(*installing, *common, kubeconfig=self.kubeconfig)
             yield
@@ -227,17 +226,12 @@ class Cluster:
             "podAnnotations": {"tensafe.io/image-id": made[operator]},  # a new image of the same name is rolled out
         }
         release = ("upgrade", "--install", "tensafe", str(CHART), "--namespace", SYSTEM, "--create-namespace")
-        helm(*release, *_given(values), kubeconfig=self.kubeconfig)
+        helm(*release, *given(values), kubeconfig=self.kubeconfig)
         self._until_rolled_out(SYSTEM, "tensafe-operator")
 
     def _until_rolled_out(self, namespace: str, deployment: str) -> None:
         wait = ("rollout", "status", f"deployment/{deployment}", f"--timeout={READY_SECONDS}s")
         self.plane.kubectl("-n", namespace, *wait)
-
-
-def _given(values: dict[str, Any]) -> list[str]:
-    """Helm's arguments that set values of a chart."""
-    return [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
 
 
 def _move(document: dict[str, Any], namespace: str) -> None:

@@ -27,10 +27,14 @@ def helm(*arguments: str, kubeconfig: Path | None = None, check: bool = True) ->
     return done
 
 
+def given(values: dict[str, Any]) -> list[str]:
+    """Helm's arguments that set values of a chart."""
+    return [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
+
+
 def rendered(
     values: dict[str, Any] | None = None, *, release: str = "tensafe", namespace: str = "tensafe-system"
 ) -> list[dict[str, Any]]:
     """The documents that `helm template` writes with these values."""
-    given = [part for name, value in (values or {}).items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
-    text = helm("template", release, str(CHART), "--namespace", namespace, *given).stdout
+    text = helm("template", release, str(CHART), "--namespace", namespace, *given(values or {})).stdout
     return [document for document in yaml.safe_load_all(text) if document]

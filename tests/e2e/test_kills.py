@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +41,20 @@ def test_head_cluster_and_ray_job_are_removed_and_the_node_drained_and_the_job_e
 ) -> None:
     before = training(clinic, data, MANY_STEPS)
 
-    # The head's pod, with the driver: KubeRay makes another and submits again. The same attempt goes on.
-    with stopwatch("head killed → next step"):
-        clinic.kill("head")
-        clinic.until_goes_on(1, 2)
-    headless = clinic.until_step(before["progress"]["step"] + 6)
-    assert attempts(headless) == [1]
-    assert spent(headless) > spent(before)
+    def goes_on(what: str, remove: Callable[[], object], before: dict[str, Any], incarnation: int) -> dict[str, Any]:
+        """The status some steps after something was removed: the same attempt has gone on, and ε has grown."""
+        with stopwatch(f"{what} → next step"):
+            remove()
+            clinic.until_goes_on(1, incarnation)
+        after = clinic.until_step(before["progress"]["step"] + 6)
+        assert attempts(after) == [1]
+        assert spent(after) > spent(before)
+        return after
 
-    # All of its RayCluster.
-    with stopwatch("RayCluster deleted → next step"):
-        clinic.kubectl("delete", "raycluster", "--all", "--wait=false")
-        clinic.until_goes_on(1, 3)
-    again = clinic.until_step(headless["progress"]["step"] + 6)
-    assert attempts(again) == [1]
-    assert spent(again) > spent(headless)
+    # The head's pod, with the driver, and then all of its RayCluster: KubeRay makes another and submits again.
+    headless = goes_on("head killed", lambda: clinic.kill("head"), before, 2)
+    every_cluster = ("delete", "raycluster", "--all", "--wait=false")
+    again = goes_on("RayCluster deleted", lambda: clinic.kubectl(*every_cluster), headless, 3)
 
     # Its RayJob: the next attempt.
     with stopwatch("RayJob deleted → next step"):

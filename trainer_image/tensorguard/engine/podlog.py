@@ -32,11 +32,9 @@ class PodLog(logging.Handler):
     def __init__(self, rank: int, output: Path) -> None:
         super().__init__(logging.WARNING)
         self._rank = rank
-        self._file: int | None
-        try:
+        self._file: int | None = None
+        with suppress(OSError):
             self._file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
-        except OSError:
-            self._file = os.open(os.devnull, os.O_WRONLY)
 
     def event(self, event: Event) -> None:
         """Say what happened."""
