@@ -171,7 +171,7 @@ class Reason(StrEnum):
     )
     CHECKPOINT_UNWRITABLE = (
         "CheckpointUnwritable",
-        "A checkpoint cannot be written.",
+        "A checkpoint cannot be written or read.",
         "Check checkpoint.uri, the credentials and the free space.",
     )
     CHECKPOINT_CORRUPT = (

@@ -36,10 +36,14 @@ def test_its_questions_about_noise_are_answered(line: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#h][^)]*)\)", README.read_text()))
 def test_its_links_lead_somewhere(link: str) -> None:
-    assert (README.parent / link).exists()
+    page, _, section = link.partition("#")
+    assert (README.parent / page).exists()
+    if section:
+        headings = re.findall(r"^#+ (.+)$", (README.parent / page).read_text(), re.MULTILINE)
+        assert section in [heading.lower().replace(" ", "-") for heading in headings]
 
 
 def test_its_verbs_are_the_makefiles() -> None:
     makefile = (README.parent / "Makefile").read_text()
-    for verb in re.findall(r"^make ([a-z-]+)", README.read_text(), re.MULTILINE):
+    for verb in re.findall(r"^make ([a-z0-9-]+)", README.read_text(), re.MULTILINE):
         assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb

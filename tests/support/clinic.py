@@ -26,6 +26,7 @@ BUCKET = "clinic"
 LABELS = ["cardiology", "orthopaedics", "neurology", "dermatology", "gastroenterology", "paediatrics"]
 FINAL = ("Succeeded", "BudgetExhausted", "Failed")
 _S3_PORT = 7070
+_SYSTEMS = ("tensafe-system", "kuberay-system")
 
 JOB: dict[str, Any] = {
     "apiVersion": "tensafe.io/v1alpha1",
@@ -78,6 +79,7 @@ class Clinic:
         self.kubeconfig, self.namespace = kubeconfig, namespace
         self._authority = authority
         self._keys = {"access": secrets.token_hex(8), "secret": secrets.token_hex(16)}
+        self._spent: dict[str, float] = {}
 
     @property
     def endpoint(self) -> str:
@@ -102,20 +104,26 @@ class Clinic:
         found = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
         return dict(json.loads(found)) if found else None
 
-    def open(self) -> None:
-        """Make the namespace, its S3 server with an empty bucket, and the workers' account."""
+    def create(self) -> None:
+        """Make the namespace; fails where there is one of that name."""
         kubectl(self.kubeconfig, "create", "namespace", self.namespace)
+
+    def open(self) -> None:
+        """Make the S3 server with an empty bucket, and the workers' account."""
         self.kubectl("create", "serviceaccount", "trainer")
-        pairs = {"AWS_ACCESS_KEY_ID": self._keys["access"], "AWS_SECRET_ACCESS_KEY": self._keys["secret"]}
-        self.kubectl(
-            "create", "secret", "generic", "s3", *(f"--from-literal={name}={key}" for name, key in pairs.items())
-        )
+        self.credentials("s3")
         if self._authority is not None:
             certificate, key = self._authority.issue("s3", "s3", server=[self._s3_name, "127.0.0.1"])
             self.kubectl("create", "secret", "tls", "s3-tls", f"--cert={certificate}", f"--key={key}")
             self.kubectl("create", "configmap", "authority", f"--from-file=ca.crt={self._authority.certificate}")
         self.apply(*self._s3())
         self.kubectl("rollout", "status", "deployment/s3", "--timeout=60s")
+
+    def credentials(self, name: str) -> None:
+        """Make a Secret with the bucket's keys."""
+        pairs = {"AWS_ACCESS_KEY_ID": self._keys["access"], "AWS_SECRET_ACCESS_KEY": self._keys["secret"]}
+        literals = (f"--from-literal={variable}={key}" for variable, key in pairs.items())
+        self.kubectl("create", "secret", "generic", name, *literals)
 
     def close(self) -> None:
         """Delete it all, the ledgers of its jobs included."""
@@ -199,13 +207,23 @@ class Clinic:
         return found
 
     def until(self, told: Callable[[dict[str, Any]], object], seconds: float, name: str = "triage") -> dict[str, Any]:
-        """The job's status once it tells something, which a job that is over never does."""
+        """The job's status once it tells something, which a job that is over never does. Whatever is waited for, what
+        was spent never falls.
+        """
         deadline = time.monotonic() + seconds
-        while not told(status := self.job(name).get("status") or {}):
-            over = status.get("phase") in FINAL and not told(self.job(name).get("status") or {})
+        while not told(status := self._status(name)):
+            over = status.get("phase") in FINAL and not told(self._status(name))
             if over or time.monotonic() > deadline:
                 raise AssertionError(f"not within {seconds:.0f} s: {json.dumps(status, indent=1)}")
             time.sleep(0.5)  # a person looks again, too
+        return status
+
+    def _status(self, name: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.job(name).get("status") or {}
+        if spent := (status.get("privacy") or {}).get("epsilonSpent"):
+            ledger = status.get("ledgerUID", "")
+            assert float(spent) >= self._spent.get(ledger, 0.0), f"it was {self._spent[ledger]}, and is {spent}"
+            self._spent[ledger] = float(spent)
         return status
 
     def until_over(self, seconds: float, name: str = "triage") -> dict[str, Any]:
@@ -226,14 +244,15 @@ class Clinic:
         return _incarnation(self.ledger(name), attempt)
 
     def until_goes_on(self, attempt: int, incarnation: int, seconds: float = 600) -> dict[str, Any]:
-        """The job's status once an attempt's incarnation has made a step: until then, what the ledger says of progress
-        is its predecessor's.
+        """The job's status once an attempt's incarnation, or a later one, has made a step: until then, what the ledger
+        says of progress is its predecessor's.
         """
         claimed: list[str] = []
 
         def goes_on(_: dict[str, Any]) -> bool:
             ledger = self.ledger()
-            if _incarnation(ledger, attempt) < incarnation:
+            last = ledger.get("attempt", 0)
+            if (last, _incarnation(ledger, last)) < (attempt, incarnation):
                 return False
             claimed.append(ledger["progress"]["lastUpdateTime"])
             return claimed[-1] != claimed[0]
@@ -267,15 +286,18 @@ class Clinic:
     def dump(self, folder: Path) -> None:
         """Write down everything about the namespace: objects, events and logs."""
         folder.mkdir(parents=True, exist_ok=True)
-        kinds = "tsj,privacyledger,rayjob,raycluster,pod,event,configmap,networkpolicy,service"
+        kinds = "tsj,privacyledger,rayjob,raycluster,pod,event,configmap,networkpolicy,service,pvc"
         (folder / "objects.yaml").write_text(self.kubectl("get", kinds, "-o", "yaml", check=False))
         (folder / "events.txt").write_text(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False))
-        pods = self.kubectl("get", "pods", "-o", "name", check=False).split()
-        for pod in pods:
-            for previous in ([], ["--previous"]):
-                log = self.kubectl("logs", pod, "--all-containers", "--tail=2000", *previous, check=False)
-                if log:
-                    (folder / f"{pod.partition('/')[2]}{'-previous' if previous else ''}.log").write_text(log)
+        nodes = kubectl(self.kubeconfig, "describe", "nodes", check=False).stdout
+        (folder / "nodes.txt").write_text(nodes)
+        for namespace in (self.namespace, *_SYSTEMS):
+            of = ("-n", namespace)
+            for pod in kubectl(self.kubeconfig, *of, "get", "pods", "-o", "name", check=False).stdout.split():
+                for previous in ([], ["--previous"]):
+                    asked = ("logs", pod, "--all-containers", "--tail=2000", *previous)
+                    if log := kubectl(self.kubeconfig, *of, *asked, check=False).stdout:
+                        (folder / f"{pod.partition('/')[2]}{'-previous' if previous else ''}.log").write_text(log)
 
     def _s3(self) -> list[dict[str, Any]]:
         labels = {"app": "s3"}

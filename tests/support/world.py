@@ -282,3 +282,25 @@ class Operator:
             self.reconcile()
             if self.world.observed() == before:
                 return
+
+
+def begun(**changes: Any) -> tuple[World, Operator]:
+    """A job whose first attempt has a RayJob."""
+    world = World.with_job(**changes)
+    operator = Operator(world)
+    operator.settle()
+    return world, operator
+
+
+def running(**changes: Any) -> tuple[World, Operator]:
+    """A job whose first attempt has charged five steps."""
+    world, operator = begun(**changes)
+    world.start_pods()
+    world.claim()
+    world.charge(5)
+    operator.settle()
+    return world, operator
+
+
+def condition(world: World, kind: str) -> dict[str, Any]:
+    return next(each for each in world.status["conditions"] if each["type"] == kind)

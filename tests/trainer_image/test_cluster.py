@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.engine.admission import RunRefused
 from tensorguard.engine.group import RankFailed, RayTimeoutError, WorkersFailed
-from tensorguard.engine.mounted import ROOT
+from tensorguard.engine.mounted import ROOT, Mounted
+from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import DatasetChanged, Fenced, LedgerCorrupt, LedgerForbidden, LedgerUnreachable
 from tensorguard.models.source import ModelNotFound
 
@@ -49,6 +51,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     monkeypatch.setenv(ROOT, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(cluster, "HOOK_SECONDS", 0.0)
     said: list[str] = []
     monkeypatch.setattr(cluster, "keep_output", lambda path: said.append)
 
@@ -157,6 +160,47 @@ def run(mounted, stop):
 """,
     )
     assert (done.returncode, done.stdout) == (0, "Interrupted: stopped: True.\n")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_head_that_is_told_to_go_ends_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """KubeRay would take it for the end of the job. The hook may come after those of the workers."""
+    from tensorguard import cluster
+
+    class Killed(Exception):
+        pass
+
+    def interrupted(mounted: Mounted, stop: Stop) -> tuple[Reason, str]:
+        if late:
+            threading.Timer(0.3, Stop.of(mounted.run).request).start()
+        else:
+            Stop.of(mounted.run).request()
+        return Reason.INTERRUPTED, "stopped on request"
+
+    def pause() -> None:
+        raise Killed
+
+    said: list[str] = []
+    (tmp_path / "var/run/tensafe").mkdir(parents=True)
+    monkeypatch.setenv(ROOT, str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("signal.pause", pause)
+    monkeypatch.setattr(cluster, "HOOK_SECONDS", 60.0)
+    monkeypatch.setattr(cluster, "keep_output", lambda path: said.append)
+    with pytest.raises(Killed):
+        cluster.main(interrupted)
+    assert said == []
+
+
+@pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.DATASET_UNREADABLE])
+def test_what_ended_for_another_reason_is_told_also_by_a_head_that_is_to_go(
+    end: object, tmp_path: Path, reason: Reason
+) -> None:
+    Stop.of(tmp_path / "var/run/tensafe").request()
+    sentence, _ = end((reason, "what happened"))
+    assert sentence.startswith(reason)
 
 
 def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:

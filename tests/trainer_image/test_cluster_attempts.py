@@ -31,7 +31,8 @@ from tensafe_api.statement import digest
 from tensafe_operator.children import configuration
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger
-from tensafe_operator.children.rayjob import DIGEST
+from tensafe_operator.children.rayjob import DIGEST, RUN_PATH, ray_job
+from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.engine.folder import WORK
 from tensorguard.engine.mounted import ROOT, Mounted
@@ -153,6 +154,17 @@ class Clinic:
         found = self._plane.kubectl("-n", self._namespace, "get", "privacyledger", name, "-o", "json")
         return dict(json.loads(found.stdout).get("status", {}))
 
+    def hooks(self) -> list[list[str]]:
+        """The preStop commands of head and worker, each in its own root."""
+        job = ray_job(self.job, 1, Settings(), job_digest="", key_secret="")["spec"]["rayClusterSpec"]
+        pods = {"head": job["headGroupSpec"], "worker": job["workerGroupSpecs"][0]}
+        found = []
+        for root, pod in pods.items():
+            (container,) = pod["template"]["spec"]["containers"]
+            command = container["lifecycle"]["preStop"]["exec"]["command"]
+            found.append([part.replace(RUN_PATH, str(self._place / root / "var/run/tensafe")) for part in command])
+        return found
+
     @staticmethod
     def _text(place: Path) -> str:
         text = MANIFEST.replace("MODEL", str(place / "model")).replace("CHECKPOINTS", str(place / "checkpoints"))
@@ -205,3 +217,20 @@ def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, node
     assert 0 < sealed["step"] <= status["charges"][0]["steps"] < 20_000
     store = CheckpointStore(str(nodes.head.parent / "checkpoints"))
     assert store.read(sealed["uri"].rsplit("/", 1)[1], sealed["digest"])
+
+
+@pytest.mark.parametrize("clinic", [20_000], indirect=True)
+def test_pods_that_are_told_to_go_seal_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
+    """The preStop hooks of head and worker, which the kubelet calls before it ends Ray."""
+    driver = nodes.drive()
+    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0, PATIENCE_SECONDS)
+    try:
+        hooks = [subprocess.Popen(hook) for hook in clinic.hooks()]
+        assert [hook.wait(PATIENCE_SECONDS) for hook in hooks] == [0, 0]
+        status = clinic.status()
+        assert status["outcome"] == "Suspended"
+        assert status["releases"][-1]["step"] == status["progress"]["step"]
+        assert driver.poll() is None, "it has said how the job ended, where only its pod ends"
+    finally:
+        driver.kill()
+    assert driver.communicate()[0] == ""

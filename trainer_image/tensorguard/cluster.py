@@ -5,7 +5,9 @@ says the rest (Completed, BudgetExhausted, Suspended), else with the exit code o
 what it prints into the RayJob, where everybody may read it, so nothing else is printed: what libraries write, and every
 traceback, goes to a file in the run's folder.
 
-SIGTERM asks the workers to seal a checkpoint and stop.
+SIGTERM asks the workers to seal a checkpoint and stop. So does the pod's preStop hook, by the stop flag in the run's
+folder: then nothing is said of workers that were interrupted, since KubeRay would take it for the end of the job, where
+all that ends is the pod. It submits the same attempt again, which goes on from the checkpoint (decision 0015).
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensafe_api.reasons import Phase
+from tensafe_api.reasons import Phase, Reason
 
 if TYPE_CHECKING:
     from tensorguard.engine.attempt import Ending
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from tensorguard.engine.stopping import Stop
 
     Run = Callable[[Mounted, Stop], Ending]
+
+
+HOOK_SECONDS = 5.0
+"""How long the head's hook may come after those of the workers, where all are told to go."""
 
 
 def main(run: Run | None = None) -> int:
@@ -50,6 +57,11 @@ def main(run: Run | None = None) -> int:
         with contextlib.suppress(OSError):
             note_traceback(mounted.run / ERRORS.format(who="driver"), 0)
         reason, message = told(error)
+    told_to_go = Stop.of(mounted.run)
+    if reason is Reason.INTERRUPTED and not stop:
+        _wait_for(told_to_go, HOOK_SECONDS)
+    while told_to_go and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
+        signal.pause()  # until the pod's processes are killed
     failed = phase_of(reason) is Phase.FAILED
     say(f"{reason}: {message}." + (f" {reason.mend}" if failed else ""))
     return reason.exit_code if failed else 0
@@ -71,6 +83,12 @@ def keep_output(path: Path) -> Callable[[str], None]:
         os.write(output, (" ".join(line.split()) + "\n").encode())
 
     return say
+
+
+def _wait_for(flag: Stop, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not flag and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

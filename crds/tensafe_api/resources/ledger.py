@@ -136,7 +136,7 @@ class LedgerStatus(StatusBlock):
     ] = Field(description="What each attempt was charged.")
     charged_through: Count = Field(description="The step through which the present incarnation has been charged.")
     starts: Annotated[tuple[Count, ...], Field(max_length=STARTS_KEPT)] = Field(
-        (), description="The steps at which the latest incarnations of this attempt began."
+        (), description="The steps at which this attempt's incarnations began, since one last ended in good order."
     )
     steps_recharged: Count = Field(0, description="Steps charged a second time, after a crash.")
     releases: Annotated[tuple[ReleaseRecord, ...], Field(max_length=MOST_RELEASES), Unique(("uri",))] = Field(

@@ -30,12 +30,17 @@ OWN_GROUP = 1000
 PRE_RUNNING_SECONDS = 1800
 """How long the pods may take to be scheduled and started."""
 GRACE_SECONDS = 120
-"""How long a worker that is told to go may take to seal a checkpoint."""
+"""How long a pod that is told to go may take: a worker until a checkpoint is sealed, the head until they have ended."""
+_LEAVE = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
+"""The preStop hook of all pods. Once it ends, Ray is ended too, and everything with it: so it waits for the lock that
+whoever is at work there holds (`tensorguard.engine.folder`)."""
 _STORE_SHARE = 0.3
 """Of a pod's memory for Ray's object store, which lies in /dev/shm."""
 _AGENT_PORT = 52365
 _HEALTH_SINCE = (2, 53)
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+"""Ray would spend half a minute on tasks that have ended: whoever had something to lose was waited for."""
 _FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": ""}
 """What no Secret that a job takes its environment from may decide: where mounts are looked for, what a shell runs."""
 _ANNOTATIONS = {
@@ -106,7 +111,7 @@ def _head(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest:
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
         **_container("ray-head", cluster, settings, size),
-        "env": _own_environment(job_digest),
+        "env": [*_own_environment(job_digest), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
     return _template(job, attempt, container, [_job_volume(job, attempt), {"name": "run", "emptyDir": {}}])
@@ -128,7 +133,6 @@ def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_diges
             _mount("run", RUN_PATH, read_only=False),
             *(_mount(volume.name, volume.mount_path, read_only=volume.read_only) for volume in volumes),
         ],
-        "lifecycle": {"preStop": {"exec": {"command": ["touch", f"{RUN_PATH}/stop"]}}},
     }
     own = [
         _job_volume(job, attempt),
@@ -140,7 +144,6 @@ def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_diges
         "initContainers": [_first_look(container)],
         "serviceAccountName": service_account(job),
         "automountServiceAccountToken": True,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
     }
     return template
 
@@ -152,6 +155,7 @@ def _template(job: TenSafeTrainingJob, attempt: int, container: Manifest, volume
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": _pod_security(cluster),
         "containers": [container],
         "volumes": volumes,
@@ -189,6 +193,7 @@ def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, 
         **_probe(cluster.ray_version or settings.ray_version),
         "image": cluster.image or settings.image,
         "imagePullPolicy": cluster.image_pull_policy,
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _LEAVE]}}},
         "resources": {"requests": size, "limits": limits},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -222,7 +227,8 @@ def _pod_security(cluster: Cluster) -> Manifest:
 
 def _own_environment(job_digest: str) -> list[Manifest]:
     """What every pod is told."""
-    return [{"name": name, "value": value} for name, value in {**_QUIET, **_FIXED, DIGEST: job_digest}.items()]
+    told = {**_QUIET, **_AT_ONCE, **_FIXED, DIGEST: job_digest}
+    return [{"name": name, "value": value} for name, value in told.items()]
 
 
 def _environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:

@@ -195,7 +195,7 @@ class _Reconcile:
             self.wakes.append(verdict.wake)
         if admitted.job.spec.suspend:
             return self._suspending(ray_job, verdict)
-        if verdict.state is State.STARTING:
+        if verdict.state is State.STARTING or (verdict.state is State.RUNNING and self._hindered()):
             self._starting(Phase.STARTING)
         else:
             self._say(_PHASES[verdict.state], verdict.reason, verdict.message)
@@ -390,6 +390,11 @@ class _Reconcile:
         if metadata.get("deletionTimestamp") is None:
             self.grave = True
             self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
+
+    def _hindered(self) -> bool:
+        """Whether workers that were there are not, and something keeps them from coming back."""
+        workers = self.status.workers
+        return workers is not None and workers.ready < workers.desired and obstacle(self.seen) is not None
 
     def _starting(self, phase: Phase) -> None:
         """It begins, unless something stands in the way."""

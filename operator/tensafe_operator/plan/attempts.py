@@ -62,6 +62,8 @@ def judge(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float,
         return _ended_well(ledger if claimed else None)
     deployment = status.get("jobDeploymentStatus") or ""
     if status.get("jobStatus") in ("FAILED", "STOPPED") or deployment in ("Failed", "ValidationFailed"):
+        if claimed and ledger is not None and ledger.outcome == "Suspended":
+            return Verdict(State.SUSPENDED, Reason.INTERRUPTED)  # its pods were gone before the driver had heard so
         return _failed(status)
     if (ray_job.get("spec") or {}).get("suspend"):
         return Verdict(State.QUEUED, Reason.QUEUED)

@@ -121,6 +121,15 @@ def test_no_pod_is_held_to_its_share_of_cpus_or_has_more_memory_than_it_asked_fo
         assert resources["limits"] == {name: size for name, size in resources["requests"].items() if name != "cpu"}
 
 
+def test_a_pod_that_is_told_to_go_has_the_time_to_seal_a_checkpoint() -> None:
+    """What its hook does is tried in `test_cluster_attempts`, and that the kubelet waits for it on real pods."""
+    for pod in pods(admitted(OWN)):
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 120
+        (container,) = pod["spec"]["containers"]
+        assert "preStop" in container["lifecycle"]
+        assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"} in container["env"]
+
+
 def refused(cluster: dict[str, Any]) -> bool:
     try:
         admitted({"spec.cluster": {"workers": 1, **cluster}})

@@ -80,6 +80,8 @@ def test_only_a_jobs_own_pods_reach_its_pods_and_they_reach_only_what_they_need(
         (WORKER, INTERNET, 25, False),
         (WORKER, BUCKET, S3, True),
         (WORKER, STRANGER, S3, False),
+        (WORKER, STRANGER, 443, True),  # as anybody whom no policy guards
+        *((WORKER, neighbour, 443, False) for neighbour in (OTHER, FOREIGN)),
         (WORKER, METADATA, 80, True),
         (WORKER, INTERNET, 6443, True),
     ]

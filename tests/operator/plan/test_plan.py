@@ -6,34 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from world import JOB_UID, SETTINGS, Killed, Operator, World
+from world import JOB_UID, SETTINGS, Killed, Operator, World, begun, condition, running
 
 from tensafe_api.reasons import Reason
 from tensafe_operator import names
-from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS, SUSPEND_SECONDS
+from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS
 from tensafe_operator.plan.admission import Refused
-
-
-def begun(**changes: Any) -> tuple[World, Operator]:
-    """A job whose first attempt has a RayJob."""
-    world = World.with_job(**changes)
-    operator = Operator(world)
-    operator.settle()
-    return world, operator
-
-
-def running(**changes: Any) -> tuple[World, Operator]:
-    """A job whose first attempt has charged five steps."""
-    world, operator = begun(**changes)
-    world.start_pods()
-    world.claim()
-    world.charge(5)
-    operator.settle()
-    return world, operator
-
-
-def condition(world: World, kind: str) -> dict[str, Any]:
-    return next(each for each in world.status["conditions"] if each["type"] == kind)
 
 
 def test_a_ledger_then_a_record_then_a_ray_job() -> None:
@@ -65,6 +43,21 @@ def test_it_runs_and_tells_what_was_spent() -> None:
     assert world.status["progress"]["step"] == 5
 
 
+def test_workers_that_went_and_cannot_come_back_are_told() -> None:
+    """As after a drain, where no other node has room: the ledger still says that steps are being made."""
+    world, operator = running()
+    (worker,) = (pod for name, pod in world.pods.items() if name.endswith("worker"))
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no room"}
+    before, worker["status"] = worker["status"], {"phase": "Pending", "conditions": [no_room]}
+    operator.settle()
+    assert world.status["phase"] == "Starting"
+    assert condition(world, "Stalled")["reason"] == "Unschedulable"
+    worker["status"] = before
+    operator.settle()
+    assert world.status["phase"] == "Running"
+    assert condition(world, "Stalled")["status"] == "False"
+
+
 def test_it_succeeds_only_when_ray_and_the_ledger_say_so() -> None:
     world, operator = running()
     world.charge(15)
@@ -85,6 +78,17 @@ def test_what_ray_calls_the_end_without_a_final_release_is_a_failed_attempt(stat
     operator.settle()
     assert world.status["phase"] == "Starting"
     assert world.status["attempts"][0]["reason"] in ("InternalError", "WorkerLost")
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
+def test_an_attempt_that_the_ledger_calls_suspended_was_interrupted_whatever_ray_says(status: str) -> None:
+    """Its pods were told to go, and gone before the driver had heard of the workers' end."""
+    world, operator = running()
+    world.outcome("Suspended")
+    world.end_ray_job(status)
+    operator.settle()
+    assert world.status["attempts"][0]["reason"] == "Interrupted"
+    assert world.status["phase"] == "Starting"
 
 
 def test_an_exhausted_budget_is_an_end_with_a_model() -> None:
@@ -173,70 +177,6 @@ def test_attempts_come_to_an_end() -> None:
     assert world.status["phase"] == "Failed"
     assert condition(world, "Failed")["reason"] == "AttemptsExhausted"
     assert len(world.made) == 2
-
-
-def test_a_suspended_job_shows_its_plan_and_begins_nothing() -> None:
-    world, operator = begun(spec__suspend=True)
-    assert world.status["phase"] == "Suspended"
-    assert float(world.status["privacy"]["noiseMultiplier"]) > 0
-    assert world.ledger is None and not world.made
-    world.suspend(False)
-    operator.settle()
-    assert world.made == ["claims-triage-a1"]
-
-
-def test_suspending_waits_for_the_checkpoint_and_resuming_is_the_next_attempt() -> None:
-    world, operator = running()
-    world.suspend(True)
-    operator.settle()
-    assert condition(world, "Running")["reason"] == "Suspending"
-    world.outcome("Suspended")
-    world.end_ray_job("SUCCEEDED")
-    operator.settle()
-    assert world.status["phase"] == "Suspended"
-    world.remove_going_pods()
-    world.suspend(False)
-    operator.settle()
-    assert world.made == ["claims-triage-a1", "claims-triage-a2"]
-
-
-def test_who_does_not_stop_is_stopped() -> None:
-    world, operator = running()
-    world.suspend(True)
-    operator.settle()
-    assert operator.wake == world.now + SUSPEND_SECONDS
-    world.now += SUSPEND_SECONDS
-    operator.settle()
-    assert world.ray_jobs == {}
-    assert world.status["phase"] == "Suspended"
-    assert world.status["attempts"][0]["reason"] == "Interrupted"
-
-
-def test_suspending_what_has_not_begun_is_done_at_once_and_no_failure() -> None:
-    world, operator = begun(**{"spec.retry": {"maxAttempts": 1}})
-    for number in (1, 2, 3):
-        assert list(world.ray_jobs) == [f"claims-triage-a{number}"]
-        world.start_pods()
-        world.suspend(True)
-        operator.settle()
-        assert (world.ray_jobs, world.status["phase"]) == ({}, "Suspended")
-        world.remove_going_pods()
-        world.suspend(False)
-        operator.settle()
-    assert {each.get("reason") for each in world.status["attempts"][:-1]} == {"Interrupted"}
-    assert condition(world, "Failed")["status"] == "False"
-
-
-def test_a_suspension_that_was_taken_back_too_late_is_no_failure_either() -> None:
-    world, operator = begun()
-    world.suspend(True)
-    operator.reconcile(world.observed())
-    operator.reconcile(world.observed())
-    assert world.ray_jobs == {}
-    world.suspend(False)
-    operator.settle()
-    assert world.status["attempts"][0]["reason"] == "Interrupted"
-    assert list(world.ray_jobs) == ["claims-triage-a2"]
 
 
 def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None:

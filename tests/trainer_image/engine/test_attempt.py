@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import wait_until
 from harness import MANIFEST
 
 from tensafe_api.manifest import load_manifest
@@ -19,6 +20,7 @@ from tensorguard.engine import attempt as module
 from tensorguard.engine.attempt import RayAway, joined_ray, raise_stop_flag, read_end, run_attempt
 from tensorguard.engine.config import EVENTS
 from tensorguard.engine.events import Ended, EventLog, Stepped
+from tensorguard.engine.folder import at_work, is_at_work
 from tensorguard.engine.group import Group, WorkersFailed
 from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
 from tensorguard.engine.stopping import Stop
@@ -27,13 +29,16 @@ RECORD = "Jane Doe has diabetes"
 
 
 class Workers:
-    """What the worker group is asked for. `fails`: what it ends with; `until`: it goes on until that flag is raised."""
+    """What the worker group is asked for. `fails`: what it ends with; `until`: it goes on until that flag is raised;
+    `meanwhile`: is called before the end.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = None
         self.group: Group | None = None
         self.fails: Exception | None = None
         self.until: Stop | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def fit(self, loop: Any, values: dict[str, Any], group: Group, storage: Path) -> None:
         self.values, self.group = values, group
@@ -41,6 +46,7 @@ class Workers:
         while self.until is not None and not self.until:
             assert time.monotonic() < deadline, "nobody raised the flag"
             time.sleep(0.05)
+        self.meanwhile()
         if self.fails is not None:
             raise self.fails
 
@@ -72,8 +78,7 @@ def workers(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(module, "joined_ray", no_ray)
     monkeypatch.setattr(module, "fit", workers.fit)
     monkeypatch.setattr(module, "_workers", lambda: ["worker"])
-    monkeypatch.setattr(module, "_on_workers", lambda act: [act()])
-    monkeypatch.setattr("ray.get", lambda answer, timeout: answer)
+    monkeypatch.setattr(module, "_answers", lambda act: [act()])
     return workers
 
 
@@ -118,6 +123,44 @@ def test_a_request_to_stop_is_passed_on_to_the_workers(head: Mounted, workers: W
     assert run_attempt(head, stop) == (Reason.INTERRUPTED, "stopped on request after step 3 of 12")
 
 
+@pytest.mark.parametrize("answers", [[True, False], [False], []])
+def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
+    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
+) -> None:
+    """Also where one of two does not answer."""
+    asked: list[object] = []
+
+    def answer(act: object) -> list[Any]:
+        if act is read_end:
+            return [(Reason.INTERRUPTED, "stopped on request")]
+        asked.append(act)
+        return answers
+
+    def asked_again() -> None:
+        wait_until(lambda: len(asked) > 2, 30)
+        assert is_at_work(head.run)
+
+    monkeypatch.setattr(module, "_ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_workers", lambda: ["one", "other"])
+    monkeypatch.setattr(module, "_answers", answer)
+    workers.meanwhile = asked_again
+    Stop.of(head.run).request()
+    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
+    assert not is_at_work(head.run)
+
+
+@pytest.mark.parametrize("pods", [[], ["one"]])
+def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
+    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch, pods: list[str]
+) -> None:
+    end(head, Reason.INTERRUPTED, "stopped on request")
+    monkeypatch.setattr(module, "_workers", lambda: pods)
+    monkeypatch.setattr(module, "_answers", lambda act: [read_end()] if act is read_end else [False for _ in pods])
+    workers.meanwhile = lambda: wait_until(lambda: not is_at_work(head.run), 30)
+    Stop.of(head.run).request()
+    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
+
+
 def test_a_head_without_its_files_does_not_begin(head: Mounted, workers: Workers) -> None:
     (head.root / "etc/tensafe/job/place.json").unlink()
     with pytest.raises(MountUnusable, match=r"place\.json"):
@@ -131,8 +174,12 @@ def test_the_tasks_find_the_pod_they_run_in(head: Mounted, monkeypatch: pytest.M
     end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
     assert read_end() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
     assert not Stop.of(head.run)
-    raise_stop_flag()
+    assert not raise_stop_flag()
     assert Stop.of(head.run)
+    release = at_work(head.run)
+    assert raise_stop_flag()
+    release()
+    assert not raise_stop_flag()
 
 
 def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard
 from tensorguard.engine import pod
 from tensorguard.engine.config import EVENTS, WorkerConfig
-from tensorguard.engine.events import Ended, EventReader, Started, Stepped
+from tensorguard.engine.events import Ended, Evaluated, EventReader, Started, Stepped
 from tensorguard.engine.mounted import Mounted
 from tensorguard.engine.pod import configure, take_part
 from tensorguard.engine.podlog import PodLog
@@ -221,6 +221,13 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
     assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
     assert "Jane" not in mounted.output.read_text()
     assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
+
+
+def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    PodLog(0, tmp_path / "log").event(Evaluated(1.0, 3, float("nan"), 0.5))
+    (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert line == {"kind": "evaluated", "rank": 0, "time": 1.0, "step": 3, "accuracy": 0.5}
 
 
 def test_a_log_that_nobody_reads_neither_fails_nor_holds_up_training(tmp_path: Path) -> None:

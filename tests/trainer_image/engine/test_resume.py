@@ -20,6 +20,8 @@ from tensorguard.engine.build import build
 from tensorguard.engine.config import ERRORS, EVENTS
 from tensorguard.engine.events import Started, Stepped
 from tensorguard.engine.saving import ADAPTER_WEIGHTS, restore
+from tensorguard.engine.stopping import NAME as STOP
+from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
 
@@ -230,6 +232,22 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
 
     break_at(None)  # a person mends the cause, and resumes
     alone.train_alone()
+    assert alone.ended().reason == "Completed"
+
+
+def test_a_restart_after_a_stop_on_request_is_none_of_these(alone: Job, break_at: Break) -> None:
+    """A pod may be told to go, and the next one, before it has made a step."""
+    alone.attempt = 1
+    Stop.of(alone.directory).request()
+    for _ in range(3):
+        alone.train_alone(restart=True)
+        assert alone.ended().reason == "Interrupted"
+    (alone.directory / STOP).unlink()
+    break_at(1)
+    with pytest.raises(RuntimeError):
+        alone.train_alone(restart=True)
+    break_at(None)
+    alone.train_alone(restart=True)
     assert alone.ended().reason == "Completed"
 
 

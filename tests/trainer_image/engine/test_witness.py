@@ -63,7 +63,7 @@ def test_another_job_s_checkpoints_are_neither_resumed_nor_overwritten(tmp_path:
     other.job_uid = "another-uid"
     before = sorted(path.name for path in (halted.directory / "checkpoints").iterdir())
     reason, message = attempt(other)
-    assert reason == "CheckpointUnwritable"
+    assert reason == "InvalidManifest"
     assert "another job's checkpoint; name another spec.checkpoint.uri" in message
     assert sorted(path.name for path in (halted.directory / "checkpoints").iterdir()) == before
 

@@ -144,6 +144,9 @@ class TestContract:
         for attempt, from_step, expected in ((1, 0, (0,)), (1, 3, (0, 3)), (1, 3, (0, 3, 3)), (2, 3, (3,))):
             claim(ledger, attempt, from_step)
             assert ledger.read().claimed_from == expected
+        ledger.record_outcome("Suspended")
+        claim(ledger, 2, 5)
+        assert ledger.read().claimed_from == (5,), "what ended in good order was no failure"
 
     def test_an_outcome_is_of_the_last_incarnation(self, backend: Any, spec: LedgerSpec) -> None:
         ledger = backend.create(spec)

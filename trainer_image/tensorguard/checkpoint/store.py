@@ -40,6 +40,12 @@ class CheckpointCorrupt(CheckpointError):
     reason: ClassVar[Reason] = Reason.CHECKPOINT_CORRUPT
 
 
+class CheckpointTaken(CheckpointError):
+    """Another job's checkpoints are there."""
+
+    reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
+
+
 class CheckpointStore:
     """The checkpoints under one URI."""
 

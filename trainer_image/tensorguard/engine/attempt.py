@@ -7,21 +7,23 @@ and write the ledger (`engine.pod`). What is left for the driver is to have them
 Train. It sees neither records nor keys, and has no way to the API server.
 
 The workers' run folders lie in their pods. The driver reaches them by small tasks: one raises the stop flag there, one
-reads how rank 0 said that the attempt ended.
+reads how rank 0 said that the attempt ended. It keeps the head from going for as long as a worker has something to
+seal, since nothing of Ray outlives the head.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tensafe_api.reasons import Reason
 from tensorguard.engine.aside import aside
 from tensorguard.engine.config import ERRORS, EVENTS, note_traceback
 from tensorguard.engine.events import Ended, EventReader
-from tensorguard.engine.folder import RAY_TRAIN, WORK
+from tensorguard.engine.folder import RAY_TRAIN, WORK, at_work, is_at_work
 from tensorguard.engine.group import Group, fit, silence
 from tensorguard.engine.mounted import Mounted
 from tensorguard.engine.stopping import Stop
@@ -29,7 +31,8 @@ from tensorguard.engine.together import told
 
 Ending = tuple[Reason, str]
 """How an attempt ended: the reason, and a sentence without records."""
-_ASK_SECONDS = 60.0
+_ASK_SECONDS, _ASK_AGAIN_SECONDS = 60.0, 5.0
+T = TypeVar("T")
 
 
 class RayAway(RuntimeError):
@@ -47,7 +50,9 @@ def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
     job = mounted.job()
     _, attempt = mounted.place()
     ending: list[Ending] = []
-    passed_on: list[Any] = []
+    ask_at = 0.0
+    told_to_go = Stop.of(mounted.run)  # by the pod's preStop hook
+    release = at_work(mounted.run)
 
     def work() -> None:
         try:
@@ -59,11 +64,19 @@ def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
             ending.append(told(error))
 
     def pass_stop_on() -> None:
-        if stop and not passed_on:
-            with suppress(Exception):  # Ray is not there yet, or about to go
-                passed_on.extend(_on_workers(raise_stop_flag))
+        nonlocal ask_at
+        if not (stop or told_to_go) or time.monotonic() < ask_at:
+            return
+        with suppress(Exception):  # Ray is about to go
+            asked, training = len(_workers()), list(_answers(raise_stop_flag))
+            if len(training) == asked and not any(training):
+                release()  # nothing is lost with the pod
+        ask_at = time.monotonic() + _ASK_AGAIN_SECONDS  # workers that are started again know of nothing
 
-    aside(work, meanwhile=pass_stop_on)
+    try:
+        aside(work, meanwhile=pass_stop_on)
+    finally:
+        release()
     return ending[0]
 
 
@@ -93,9 +106,11 @@ def joined_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-def raise_stop_flag() -> None:
-    """In a worker pod: ask its rank to stop, and with it all."""
-    Stop.of(Mounted.here().run).request()
+def raise_stop_flag() -> bool:
+    """In a worker pod: ask its rank to stop, and with it all. Whether there is one that trains."""
+    directory = Mounted.here().run
+    Stop.of(directory).request()
+    return is_at_work(directory)
 
 
 def read_end() -> Ending | None:
@@ -105,29 +120,21 @@ def read_end() -> Ending | None:
 
 
 def _told_end() -> Ending:
+    lost = Reason.WORKER_LOST, "the workers ended without a word; see their logs"
+    return next((told_there for told_there in _answers(read_end) if told_there is not None), lost)
+
+
+def _answers(act: Callable[[], T]) -> Iterator[T]:
+    """What `act` returns in each worker pod, of those that answer."""
     import ray
     from ray.exceptions import RayError
-
-    for answer in _on_workers(read_end):
-        try:
-            told_there: Ending | None = ray.get(answer, timeout=_ASK_SECONDS)
-        except RayError:  # this pod has gone, and rank 0 may have been in another
-            continue
-        if told_there is not None:
-            return told_there
-    return Reason.WORKER_LOST, "the workers ended without a word; see their logs"
-
-
-def _on_workers(act: Callable[[], Any]) -> list[Any]:
-    """Have every worker pod call `act`; the references to what each returns."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=0)(act)
-    return [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-        for node in _workers()
-    ]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in _workers()]
+    for answer in [task.options(scheduling_strategy=strategy).remote() for strategy in strategies]:
+        with suppress(RayError):  # this pod has gone
+            yield ray.get(answer, timeout=_ASK_SECONDS)
 
 
 def _workers() -> list[str]:

@@ -1,16 +1,17 @@
-"""The run's folder: what lies in it under which name, and that one run at a time is at work there.
+"""The run's folder: what lies in it under which name, and who is at work there.
 
-Two drivers in one folder would remove each other's Ray session and shards. The lock is the operating system's (flock),
-so it dies with its process and needs no clearing away after a kill; it is a driver's, and apart from the ledger's own,
-which belongs to the workers.
+The lock is the operating system's (flock), so it dies with its process and needs no clearing away after a kill. It is
+apart from the ledger's own. On one's own machine the driver holds it: two in one folder would remove each other's Ray
+session and shards. In a cluster each pod has a folder, whose lock keeps the pod: its preStop hook raises the stop flag,
+and waits until nobody is at work (`children.rayjob` of the operator).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 LOCK = ".run.lock"
@@ -29,19 +30,37 @@ def alone_in(directory: Path) -> Iterator[None]:
     """Hold the folder, which is made where it does not exist. Raises FolderUnusable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = _open(directory)
     except OSError as error:
         raise FolderUnusable(
             f"{directory} cannot be written to: {error.strerror}; name another --output-dir, or mend its permissions"
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _taken(descriptor):
             raise FolderUnusable(
                 f"another run is at work in {directory}; wait for its end, or name another --output-dir"
-            ) from None
+            )
         yield
+    finally:
+        os.close(descriptor)
+
+
+def at_work(directory: Path) -> Callable[[], None]:
+    """Keep this process's pod from going, until the process has ended or has called what is returned. To be called in
+    each process once.
+    """
+    held = ExitStack()
+    descriptor = _open(directory)
+    held.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # whoever held it before is about to end
+    return held.close
+
+
+def is_at_work(directory: Path) -> bool:
+    """Whether anybody holds the folder."""
+    descriptor = _open(directory)
+    try:
+        return not _taken(descriptor)
     finally:
         os.close(descriptor)
 
@@ -50,3 +69,16 @@ def write_private(path: Path, content: bytes) -> None:
     """A new file that its owner alone can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
+
+
+def _open(directory: Path) -> int:
+    return os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _taken(descriptor: int) -> bool:
+    """Whether the lock could be had."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -25,7 +25,9 @@ from tensorguard.engine.config import ERRORS
 from tensorguard.engine.together import told
 from tensorguard.patience import PATIENCE_SECONDS
 
-ROOM_SECONDS = 300
+ROOM_SECONDS, ROOM_APART_SECONDS = 300, 1800
+"""How long there may be no room for all workers. Pods of their own may wait for a node: as long as KubeRay is given for
+an attempt's first ones."""
 COLLECTIVE_TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS + 120
 """How long ranks wait for each other: rank 0 may be waiting for the store of checkpoints, and then for the ledger."""
 Loop = Callable[[dict[str, Any]], None]
@@ -99,7 +101,7 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
     from ray.train.torch import TorchConfig, TorchTrainer
 
     seconds = group.timeout or COLLECTIVE_TIMEOUT_SECONDS
-    _wait_for_room(group, group.timeout or ROOM_SECONDS)
+    _wait_for_room(group, group.timeout or (ROOM_APART_SECONDS if group.apart else ROOM_SECONDS))
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
 
     def contained(values: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from tensorguard.data.split import why_none
 from tensorguard.engine.admission import check_evaluation, cpus_of
 from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, checkpoint_store, note_traceback
 from tensorguard.engine.events import Ended, EventLog
-from tensorguard.engine.folder import WORK
+from tensorguard.engine.folder import WORK, at_work
 from tensorguard.engine.mounted import Mounted
 from tensorguard.engine.podlog import PodLog
 from tensorguard.engine.together import AttemptFailed, together
@@ -70,6 +70,7 @@ def take_part(mounted: Mounted, channel: Channel, device: torch.device, meet: Me
                 log.close()
                 said.event(ended)
             return
+        at_work(mounted.run)  # until Ray Train has heard of this rank's end, and ends the process
         train(config, channel, device, said.event)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from contextlib import suppress
@@ -57,7 +58,9 @@ class PodLog(logging.Handler):
         super().close()
 
     def _say(self, kind: str, **words: object) -> None:
-        line = json.dumps({"kind": kind, "rank": self._rank, **words}) + "\n"
+        """Write a line; a loss that is no number is left out, since JSON has no word for it."""
+        known = {name: word for name, word in words.items() if not isinstance(word, float) or math.isfinite(word)}
+        line = json.dumps({"kind": kind, "rank": self._rank, **known}) + "\n"
         if self._file is not None:
             with suppress(OSError):
                 os.write(self._file, line.encode())

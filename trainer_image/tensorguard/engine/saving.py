@@ -20,7 +20,7 @@ from tensorguard.checkpoint.place import TRAINER_STATE, TrainerState, place_of
 from tensorguard.checkpoint.state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.engine.witness import check_checkpoints
-from tensorguard.ledger.contract import Ledger, LedgerState, Release
+from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, Release
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.source import ModelSource
 
@@ -44,13 +44,20 @@ class Saver:
     facts: Callable[[LedgerState, int, str], Facts]
     """(ledger, step, the adapter's digest) to what the statement says."""
     keep: int
+    claimed: tuple[int, int]
+    """The attempt and incarnation that writes."""
 
     def save(self, step: int, *, final: bool = False) -> Release | None:
         """Write and record a checkpoint of `step` steps, and remove those that are no longer kept.
 
         None where the ledger has no place for another release but the final one.
+
+        Raises:
+            Fenced: where a later incarnation has claimed the ledger, whose checkpoints this one would write over.
         """
         state = self.ledger.read()
+        if (state.attempt, state.incarnation) != self.claimed:
+            raise Fenced(f"attempt {state.attempt}, incarnation {state.incarnation} has claimed the ledger meanwhile")
         if not final and self.ledger.most_releases and len(state.releases) >= self.ledger.most_releases - 1:
             return None
         files = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tensorguard.checkpoint.place import TRAINER_STATE, place_of
-from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
+from tensorguard.checkpoint.store import CheckpointStore, CheckpointTaken
 from tensorguard.engine.events import charged_in
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
 
@@ -32,13 +32,13 @@ def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:
 
     Raises:
         LedgerCorrupt: where a checkpoint saw a ledger that this one does not go on from.
-        CheckpointError: where another job keeps its checkpoints here: the two would overwrite each other's.
+        CheckpointTaken: where another job keeps its checkpoints here: the two would overwrite each other's.
     """
     uid = ledger.read().spec.job_uid
     for name in store.names():
         seen = place_of(store.read(name, only=TRAINER_STATE), store.uri(name))
         if seen.job_uid != uid:
-            raise CheckpointError(f"{store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri")
+            raise CheckpointTaken(f"{store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri")
         if not ledger.extends(seen.ledger_head, seen.ledger_length):
             raise LedgerCorrupt(
                 f"the ledger is shorter than the one that {store.uri(name)} was written under: {_PUT_BACK}"

@@ -116,6 +116,7 @@ class Worker:
             colluders=parts.plan.mechanism.colluders,
         )
         together(self._channel, lambda: self._restore(claim))
+        self._claimed = (self.config.attempt, claim.incarnation)
         self._at = claim.step
         self._saved_at = claim.step
         self._began_sealed = claim.checkpoint == FINAL
@@ -201,8 +202,11 @@ class Worker:
         return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
 
     def _check_progress(self, state: LedgerState, step: int) -> None:
-        """A restart that made no checkpoint progress is the last one: another would only spend."""
-        restarts = state.claimed_from[1:] if state.attempt == self.config.attempt else ()
+        """A restart that made no checkpoint progress is the last one: another would only spend. Who was told to stop
+        has not failed.
+        """
+        failed = state.attempt == self.config.attempt and state.outcome is None
+        restarts = state.claimed_from[1:] if failed else ()
         if restarts and restarts[-1] == step:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
@@ -283,6 +287,7 @@ class Worker:
             optimizer=parts.optimizer,
             facts=lambda state, step, adapter: facts(parts, state, step, adapter),
             keep=parts.job.spec.checkpoint.keep,
+            claimed=self._claimed,
         )
         release = saver.save(self._at, final=final)
         if release is None:

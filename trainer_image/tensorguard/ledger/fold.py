@@ -48,11 +48,12 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
         case "claim":
             attempt, begins = entry["attempt"], entry["fromStep"]
             before = next((charge.steps for charge in state.charges if charge.attempt == attempt), 0)
+            restarted = attempt == state.attempt and state.outcome is None  # what ended in good order has not failed
             return {
                 "attempt": attempt,
                 "incarnation": entry["incarnation"],
                 "charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),
-                "claimed_from": (*(state.claimed_from if attempt == state.attempt else ()), begins),
+                "claimed_from": (*(state.claimed_from if restarted else ()), begins),
                 "steps_recharged": state.steps_recharged + max(0, state.charged_through - begins),
                 "charged_through": begins,
                 "outcome": None,

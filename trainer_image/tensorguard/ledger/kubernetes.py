@@ -181,6 +181,7 @@ class KubernetesLedger(Recorder):
                     raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
                 if not call.may_change(error):
                     raise LedgerForbidden(f"{self._name} cannot be read: {_words(error)}") from error
+                log.warning("the API server answers %s %s; waiting", error.status, error.reason)
             except (HTTPError, OSError) as error:
                 log.warning("the API server does not answer (%s); waiting", type(error).__name__)
             else:
