@@ -28,16 +28,18 @@ RUN echo 'tensafe:x:1000:1000::/home/tensafe:/bin/bash' >> /etc/passwd && \
     python3 -m venv --without-pip "$VIRTUAL_ENV"
 WORKDIR /home/tensafe
 
-# Packages first, the project after them: a change of the code then rebuilds only the last layer.
+# Packages first, the project after them: a change of the code then rebuilds only the last layer. One of README.md
+# rebuilds nothing: the package is to have one, and in an image nobody reads it.
 FROM base AS operator
 COPY requirements/operator.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
-    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv && \
+    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv==0.13.8 && \
     /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
-COPY pyproject.toml README.md LICENSE /tmp/tensafe/
+COPY pyproject.toml LICENSE /tmp/tensafe/
 COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
 COPY operator/tensafe_operator /tmp/tensafe/operator/tensafe_operator
 RUN --mount=type=cache,target=/root/.cache \
+    touch /tmp/tensafe/README.md && \
     /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     python -m tensafe_operator --help > /dev/null
@@ -49,12 +51,13 @@ CMD ["python", "-m", "tensafe_operator"]
 FROM base AS trainer
 COPY requirements/trainer.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
-    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv && \
+    python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv==0.13.8 && \
     /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
-COPY pyproject.toml README.md LICENSE /tmp/tensafe/
+COPY pyproject.toml LICENSE /tmp/tensafe/
 COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
 COPY trainer_image/tensorguard /tmp/tensafe/trainer_image/tensorguard
 RUN --mount=type=cache,target=/root/.cache \
+    touch /tmp/tensafe/README.md && \
     /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     ray --version && tensafe --help > /dev/null

@@ -20,7 +20,7 @@ SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-re
 .PHONY: help setup quickstart test test-fast test-cluster e2e images lint format crds crash mutants bench docs
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv with all that is needed (quick when nothing changed)
 	@scripts/setup
@@ -46,7 +46,7 @@ test-cluster: setup ## the tests on a real API server
 	$(CLUSTER)
 
 e2e: setup ## the scenarios on real pods: a cluster of this machine alone, as root (or on KUBECONFIG's)
-	$(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"
+	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"
 
 images: ## build the images of operator and trainer, with docker, podman or buildah
 	scripts/images

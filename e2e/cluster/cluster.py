@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueu
 READY_SECONDS = 180
 _CLASS, _VOLUMES = "folders", 40
 _SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
+_FRONT_PROXY = "front-proxy-client"
 _PORTS = (2379, 2380, 6443, 10257)
 
 
@@ -50,6 +52,7 @@ class Plane(ControlPlane):
     def issue(self) -> None:
         super().issue()
         self._authority.issue("apiserver-kubelet", "kube-apiserver-kubelet-client", groups=["system:masters"])
+        self._authority.issue("front-proxy", _FRONT_PROXY)
         self.kubeconfig("kubelet", f"system:node:{node.NAME}", ["system:nodes"])
         for name in ("scheduler", "proxy"):
             self.kubeconfig(name, f"system:kube-{name}", [])
@@ -72,6 +75,14 @@ class Plane(ControlPlane):
             "kubelet-client-certificate": self.folder / "apiserver-kubelet.crt",
             "kubelet-client-key": self.folder / "apiserver-kubelet.key",
             "kubelet-preferred-address-types": "InternalIP",
+            # For APIs that others serve, such as Kueue's: while one does not answer, no namespace can be deleted.
+            "proxy-client-cert-file": self.folder / "front-proxy.crt",
+            "proxy-client-key-file": self.folder / "front-proxy.key",
+            "requestheader-client-ca-file": self.ca,
+            "requestheader-allowed-names": _FRONT_PROXY,
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
         }
 
     def _server_names(self) -> list[str]:
@@ -109,8 +120,9 @@ class Cluster:
         images.check()
         self._build()
         made = images.build(self._say)
-        if not self.running:
+        if not self._whole():
             self._start()
+        self._provide_volumes()
         self._load(made)
         self._say("installing KubeRay and TenSafe")
         self._install_kuberay()
@@ -150,6 +162,10 @@ class Cluster:
             return "down"
         return self.plane.kubectl("get", "nodes,pods,tsj", "--all-namespaces", "--output=wide", check=False).stdout
 
+    def _whole(self) -> bool:
+        """Whether all of it runs: after a test run that was stopped, something may be missing."""
+        return self.running and all(self.node.processes.running(name) for name in _SERVERS)
+
     def _load(self, made: dict[str, str]) -> None:
         images.load(self.node, made, self._home / "loaded.json", self._say)
 
@@ -177,7 +193,6 @@ class Cluster:
         self._let_dns_read()
         self.node.start_dns(self.folder / "dns.kubeconfig")
         self._until_node_is_ready()
-        self._provide_volumes()
         for name in _SERVERS:
             if not self.node.processes.running(name):
                 raise Broken(f"{name} has ended: {self.node.processes.log(name)}")
@@ -198,13 +213,23 @@ class Cluster:
             assert time.monotonic() < deadline, self.node.processes.log("kubelet")
 
     def _provide_volumes(self) -> None:
-        """Let claims be bound: there is nobody here who makes volumes when they are asked for."""
+        """Let claims be bound: there is nobody here who makes volumes when they are asked for. One that a claim has
+        given back is made anew, and empty.
+        """
+        found = json.loads(self.plane.kubectl("get", "persistentvolumes", "-o", "json").stdout)["items"]
+        phases = {each["metadata"]["name"]: each["status"].get("phase") for each in found}
+        kept = {name for name, phase in phases.items() if phase in ("Available", "Bound", "Pending")}
+        if given_back := sorted(phases.keys() - kept):
+            self.plane.kubectl("delete", "persistentvolumes", *given_back, "--timeout=60s")
         documents: list[dict[str, Any]] = [_storage_class()]
         for number in range(_VOLUMES):
+            if (name := f"volume-{number}") in kept:
+                continue
             folder = self.folder / "volumes" / str(number)
+            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             folder.chmod(0o777)
-            documents.append(_volume(f"volume-{number}", folder))
+            documents.append(_volume(name, folder))
         self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
 
     def _install_kuberay(self) -> None:

@@ -57,12 +57,12 @@ class Processes:
         return None
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one server; SIGKILL waits until it is gone, SIGSTOP freezes it until SIGCONT."""
+        """Send a signal to one server, and wait until it is gone; SIGSTOP freezes it until SIGCONT."""
         pid = self.pid(name)
         if pid is None:
             return
         os.kill(pid, number)
-        if number is signal.SIGKILL:
+        if number not in (signal.SIGSTOP, signal.SIGCONT):
             deadline = time.monotonic() + PATIENCE_SECONDS
             while self.running(name):
                 assert time.monotonic() < deadline, f"{name} does not end"

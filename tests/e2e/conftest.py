@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -20,7 +20,6 @@ from e2e.cluster.gotools import NoGo, home
 from e2e.cluster.node import Unfit
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
-_NUMBERS = itertools.count(1)
 REQUIRED = "TENSAFE_E2E_REQUIRED"
 """Environment variable: set where scenarios that cannot run are a failure."""
 _STOPWATCH = Stopwatch(home() / "times.jsonl")
@@ -37,6 +36,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "failure.txt").write_text(report.longreprtext)
     return report
+
+
+def pytest_report_header() -> str:
+    return f"scenarios on pods: {os.environ.get('KUBECONFIG') or 'a cluster of this machine alone'}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -115,16 +118,19 @@ def tls_clinic(kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest)
 
 
 def _name() -> str:
-    return f"clinic-{os.getpid()}-{next(_NUMBERS)}"
+    return f"clinic-{secrets.token_hex(3)}"
 
 
 @contextlib.contextmanager
 def _opened(made: Clinic, request: pytest.FixtureRequest) -> Iterator[Clinic]:
-    """A namespace of a test. When the test fails, all about it is written down before it is deleted."""
+    """A namespace of a test. When that fails, or does not begin, all about it is written down before it is deleted."""
+    made.create()
+    begun = False
     try:
         made.open()
+        begun = True
         yield made
     finally:
-        if request.node.stash.get(_FAILED, False):
+        if not begun or request.node.stash.get(_FAILED, False):
             made.dump(home() / "dumps" / request.node.name / made.namespace)
         made.close()

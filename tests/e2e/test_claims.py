@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from clinic import Clinic
+from clinic import JOB, Clinic
 
 from tensorguard.checkpoint.store import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 STEPS = 12
+EVERY = JOB["spec"]["checkpoint"]["everySteps"]
 
 
 def test_a_job_lives_on_claims_alone_and_resumes_from_one(clinic: Clinic, data: Path, tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_a_job_lives_on_claims_alone_and_resumes_from_one(clinic: Clinic, data: 
     over = clinic.until_over(600)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     assert clinic.incarnation(1) == 2
+    assert over["privacy"]["stepsRecharged"] <= EVERY + 1, "it began anew, and not from the checkpoint on the claim"
     assert over["finalModel"]["uri"] == "pvc://adapters/triage/final"
 
     clinic.idle("reader", claim="adapters")

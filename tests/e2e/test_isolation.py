@@ -1,9 +1,15 @@
-"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger."""
+"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger.
+
+That a process without the job's key joins no group is held where it can be tried fast and in every way
+(`aggregation/test_keys.py`, `engine/test_faults.py`): the pods' network adds nothing to it.
+"""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +32,17 @@ TRAINED = 2 * 2 * 2 * 8 * 384 + len(LABELS) * (384 + 1)
 """Parameters: of two layers' query and value adapters of rank 8, each with two factors, and of the new classifier."""
 ASK = """
 import sys, urllib.error, urllib.request
-request = urllib.request.Request(f"http://{sys.argv[1]}:8265/api/jobs/", headers=dict(eval(sys.argv[2])))
+request = urllib.request.Request(
+    f"http://{sys.argv[1]}:8265/api/jobs/",
+    data=b'{"entrypoint": "touch /tmp/stranger"}',
+    headers={"Content-Type": "application/json", **eval(sys.argv[2])},
+)
 try:
     print(urllib.request.urlopen(request, timeout=10).status)
 except urllib.error.HTTPError as error:
     print(error.code)
+except OSError:
+    print("unreachable")
 """
 
 
@@ -67,13 +79,17 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
         assert "TENSAFE_JOB_DIGEST" in environment and "AWS_SECRET_ACCESS_KEY" not in environment
         assert "AWS_SECRET_ACCESS_KEY" in clinic.run(workers[0], "env").stdout
 
-        # It takes orders from nobody without its token.
+        # It takes jobs from nobody without its token, not from its own worker's pod, nor from a stranger's, which a
+        # network that enforces policies does not let near it.
         address = address_of(clinic, head)
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            answer = clinic.run("stranger", "python", "-c", ASK, address, repr(headers))
-            assert answer.stdout.strip() in ("401", "403"), answer
-        asked = clinic.run("stranger", "ray", "status", "--address", f"{address}:6379")
+        without = ("env", "-u", "RAY_AUTH_TOKEN", "-u", "RAY_AUTH_MODE")
+        for asker, expected in ((workers[0], {"401", "403"}), ("stranger", {"401", "403", "unreachable"})):
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                answer = clinic.run(asker, *without, "python", "-c", ASK, address, repr(headers))
+                assert answer.stdout.strip() in expected, answer
+        asked = clinic.run(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
         assert asked.returncode and "uthenticat" in asked.stdout + asked.stderr, asked
+        assert clinic.run(head, "ls", "/tmp/stranger").returncode, "a job without the token was run"
 
         # No record lies on the head, nor in its memory that others may read.
         found = clinic.run(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
@@ -110,8 +126,13 @@ def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
         yield None
         return
     command = ["tcpdump", "-i", BRIDGE, "-s", "0", "-U", "-Z", "root", "-B", "65536", "-w", str(file), "tcp"]
-    cluster.node.processes.start("tcpdump", command)
+    processes = cluster.node.processes
+    processes.start("tcpdump", command)
     try:
+        deadline = time.monotonic() + 30
+        while not file.exists() or not file.stat().st_size:  # its first bytes are written when it listens
+            assert processes.running("tcpdump") and time.monotonic() < deadline, processes.log("tcpdump")
+            time.sleep(0.1)
         yield file
     finally:
-        cluster.node.processes.kill("tcpdump")
+        processes.kill("tcpdump", signal.SIGINT)  # on which it writes down what it has heard

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clinic import Clinic
@@ -20,43 +21,56 @@ STEPS = 40
 API_SECONDS, S3_SECONDS = 30, 60
 
 
-def test_operator_api_server_etcd_and_storage_go_away_in_turn(
-    whole_cluster: Cluster, clinic: Clinic, data: Path, stopwatch: Stopwatch
-) -> None:
-    clinic.upload(data)
-    clinic.provide_model()
-    clinic.submit(spec__training__steps=STEPS)
-    began = clinic.until_step(3)
-
-    # The operator, all of it at once.
-    with stopwatch("operator killed → next step in the status"):
-        kubectl(clinic.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
-        on = clinic.until_step(began["progress"]["step"] + 1, 120)
-
-    # S3, for a minute, in which a checkpoint is due (every five steps).
+def test_storage_goes_away_for_a_minute(clinic: Clinic, data: Path, stopwatch: Stopwatch) -> None:
+    began = training(clinic, data)
     clinic.kubectl("scale", "deployment/s3", "--replicas=0")
     clinic.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=60s")
-    time.sleep(S3_SECONDS)  # what is tried is an outage of that length
+    time.sleep(S3_SECONDS)  # what is tried is an outage of that length, in which a checkpoint is due (every five steps)
     clinic.kubectl("scale", "deployment/s3", "--replicas=1")
     with stopwatch("S3 back after a minute → five steps on"):
-        on = clinic.until_step(on["progress"]["step"] + 6, 300)
+        clinic.until_step(began["progress"]["step"] + 6, 300)
 
     # Its outage was met by a save, which the pod's log tells.
     assert any("the storage does not answer" in clinic.kubectl("logs", worker) for worker in clinic.pods("worker"))
+    ended_well(clinic)
+
+
+def test_operator_api_server_and_etcd_go_away_in_turn(
+    whole_cluster: Cluster, clinic: Clinic, data: Path, stopwatch: Stopwatch
+) -> None:
+    training(clinic, data)
+
+    # The operator, all of it at once.
+    kubectl(clinic.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
+    killed = clinic.job()["status"]
+    with stopwatch("operator killed → two steps more in the status"):
+        on = clinic.until_step(killed["progress"]["step"] + 2, 120)
 
     # The API server: nothing can be charged meanwhile, so nothing is trained.
     plane = whole_cluster.plane
     plane.kill("apiserver", signal.SIGKILL)
     time.sleep(API_SECONDS)
     plane.start_api_server()
-    with stopwatch("API server back after 30 s → next step"):
+    with stopwatch("API server back after 30 s → two steps on"):
         on = clinic.until_step(on["progress"]["step"] + 2, 300)
 
     plane.kill("etcd", signal.SIGKILL)
     plane.start_etcd()
-    with stopwatch("etcd restarted → next step"):
-        on = clinic.until_step(on["progress"]["step"] + 2, 300)
+    with stopwatch("etcd restarted → two steps on"):
+        clinic.until_step(on["progress"]["step"] + 2, 300)
+    ended_well(clinic)
 
+
+def training(clinic: Clinic, data: Path) -> dict[str, Any]:
+    """The status of a job that trains."""
+    clinic.upload(data)
+    clinic.provide_model()
+    clinic.submit(spec__training__steps=STEPS)
+    return clinic.until_step(3)
+
+
+def ended_well(clinic: Clinic) -> None:
+    """The job comes to its end in one piece: each step was run and charged once."""
     over = clinic.until_over(900)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     assert [attempt["number"] for attempt in over["attempts"]] == [1]

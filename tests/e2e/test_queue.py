@@ -56,7 +56,7 @@ def test_queued_admitted_evicted_and_admitted_again(
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     assert [attempt["number"] for attempt in over["attempts"]] == [1]
     assert clinic.incarnation(1) == 2
-    assert over["privacy"]["stepsCharged"] == over["progress"]["step"] + over["privacy"]["stepsRecharged"]
+    assert over["privacy"]["stepsRecharged"] <= 1, "its pods were told to go, and seal a checkpoint before they do"
     clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
     clinic.until_gone(lambda: clinic.kubectl("get", "workloads", "-o", "name"), 60)
 
