@@ -8,8 +8,9 @@
 #
 # BASE_IMAGE is any image with Python 3.11 or newer, its venv module and bash. A site's own certificates can be mounted
 # over /etc/ssl/certs during the build: uv is told to use them. Nothing that builds is left in an image: uv lives in the
-# cache that is mounted while packages are installed. Bytecode is compiled then, since the user who runs it may not
-# write there, and by hash, so that the same sources make the same layers.
+# cache that is mounted while packages are installed, without copies of them, which would be as large as the image.
+# Bytecode is compiled then, since the user who runs it may not write there, and by hash, so that the same sources make
+# the same layers.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS base
@@ -18,7 +19,7 @@ ENV VIRTUAL_ENV=/opt/tensafe \
     HOME=/home/tensafe \
     PYTHONUNBUFFERED=1 \
     UV_SYSTEM_CERTS=1 \
-    UV_LINK_MODE=copy \
+    UV_NO_CACHE=1 \
     UV_COMPILE_BYTECODE=1 \
     PYC_INVALIDATION_MODE=UNCHECKED_HASH
 # KubeRay starts its processes through /bin/bash; the user has a home, where Ray and Hugging Face keep their caches.
@@ -34,13 +35,13 @@ FROM base AS operator
 COPY requirements/operator.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
     python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv==0.13.8 && \
-    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
+    /root/.cache/tools/bin/uv pip install --requirement /tmp/requirements.txt
 COPY pyproject.toml LICENSE /tmp/tensafe/
 COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
 COPY operator/tensafe_operator /tmp/tensafe/operator/tensafe_operator
 RUN --mount=type=cache,target=/root/.cache \
     touch /tmp/tensafe/README.md && \
-    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
+    /root/.cache/tools/bin/uv pip install --no-deps /tmp/tensafe && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     python -m tensafe_operator --help > /dev/null
 LABEL org.opencontainers.image.title="TenSafe operator" \
@@ -48,17 +49,23 @@ LABEL org.opencontainers.image.title="TenSafe operator" \
 USER 1000:1000
 CMD ["python", "-m", "tensafe_operator"]
 
+# CUDA's libraries are half of the image, and change with torch alone: with a layer of their own they are pulled, and
+# room is made for them, apart from the rest.
 FROM base AS trainer
 COPY requirements/trainer.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
     python3 -m venv /root/.cache/tools && /root/.cache/tools/bin/pip install --quiet --no-cache-dir --disable-pip-version-check uv==0.13.8 && \
-    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --requirement /tmp/requirements.txt
+    grep --extended-regexp '^(nvidia|cuda)-' /tmp/requirements.txt > /tmp/cuda.txt && \
+    /root/.cache/tools/bin/uv pip install --no-deps --requirement /tmp/cuda.txt && \
+    rm /tmp/cuda.txt
+RUN --mount=type=cache,target=/root/.cache \
+    /root/.cache/tools/bin/uv pip install --requirement /tmp/requirements.txt
 COPY pyproject.toml LICENSE /tmp/tensafe/
 COPY crds/tensafe_api /tmp/tensafe/crds/tensafe_api
 COPY trainer_image/tensorguard /tmp/tensafe/trainer_image/tensorguard
 RUN --mount=type=cache,target=/root/.cache \
     touch /tmp/tensafe/README.md && \
-    /root/.cache/tools/bin/uv pip install --cache-dir /root/.cache/uv --no-deps /tmp/tensafe && \
+    /root/.cache/tools/bin/uv pip install --no-deps /tmp/tensafe && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     ray --version && tensafe --help > /dev/null
 LABEL org.opencontainers.image.title="TenSafe trainer" \

@@ -40,8 +40,7 @@ def main() -> int:
             case "packages":
                 print(*sorted(node.missing() | images.missing()))
             case "check":
-                node.check()
-                images.check()
+                cluster.check()
     except (Unfit, Broken, NoGo) as error:
         print(error, file=sys.stderr)
         return 1

@@ -22,9 +22,9 @@ import yaml
 
 from e2e.cluster import images, node, versions
 from e2e.cluster.controlplane import ControlPlane, built
-from e2e.cluster.gotools import home, program, source
+from e2e.cluster.gotools import forget_objects, home, program, source
 from e2e.cluster.helm import CHART, given, helm
-from e2e.cluster.node import Broken, Node
+from e2e.cluster.node import Broken, Node, Unfit
 from e2e.cluster.processes import Processes
 
 SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
@@ -32,6 +32,10 @@ READY_SECONDS = 180
 _CLASS, _VOLUMES = "folders", 40
 _SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
 _FRONT_PROXY = "front-proxy-client"
+_VAR = Path("/var/lib/containers")
+"""Where buildah keeps images."""
+_ROOM, _ROOM_LATER = 28 << 30, 8 << 30
+"""Bytes of disk that builds and images take, and that changed images take where all are there."""
 _PORTS = (2379, 2380, 6443, 10257)
 
 
@@ -96,6 +100,7 @@ class Cluster:
         self._home = home()
         self.folder = self._home / "cluster"
         self.logs = self._home / "logs"
+        self._loaded = self._home / "loaded.json"
         self._say = say
         self.node = Node(self.folder / "node", self._home / "containerd", self.logs)
         self.plane = Plane(self.folder, self.node)
@@ -108,6 +113,22 @@ class Cluster:
     def running(self) -> bool:
         return self.node.running
 
+    def check(self) -> None:
+        """See whether this machine can have a cluster.
+
+        Raises:
+            Unfit: where it cannot.
+        """
+        node.check()
+        images.check()
+        there_already = self._loaded.exists() and images.ours()[1] in self._loaded.read_text()
+        needed = _ROOM_LATER if there_already else _ROOM
+        for place in (home(), _VAR):
+            there = next(each for each in (place, *place.parents) if each.exists())
+            if (free := shutil.disk_usage(there).free) < needed:
+                takes = f"a cluster's builds and images take {needed >> 30}"
+                raise Unfit(f"{there} has {free >> 30} GiB of free disk, and {takes}: make room, or set XDG_CACHE_HOME")
+
     def up(self) -> None:
         """Bring the cluster up, or up to date.
 
@@ -116,8 +137,7 @@ class Cluster:
             Broken: where it can, and does not get one.
             NoGo: where its programs cannot be built.
         """
-        node.check()
-        images.check()
+        self.check()
         self._build()
         made = images.build(self._say)
         if not self._whole():
@@ -167,7 +187,7 @@ class Cluster:
         return self.running and all(self.node.processes.running(name) for name in _SERVERS)
 
     def _load(self, made: dict[str, str]) -> None:
-        images.load(self.node, made, self._home / "loaded.json", self._say)
+        images.load(self.node, made, self._loaded, self._say)
 
     def _build(self) -> None:
         """Build what is not there yet, and say so: it takes a quarter of an hour on two cores."""
@@ -176,6 +196,8 @@ class Cluster:
             built(name)
         program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd")
         program("coredns", "github.com/coredns/coredns")
+        images.programs()
+        forget_objects()
 
     def _start(self) -> None:
         self._say("starting the control plane")

@@ -47,7 +47,9 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
         if not place.exists():
             aside = cache / f".{name}"
             flags = ["-trimpath", "-ldflags", f"-s -w {linker_flags}"]
-            subprocess.run([go, "build", *flags, "-o", str(aside), package], cwd=folder, check=True)
+            command = [go, "build", *flags, "-o", str(aside), package]
+            with _objects(fcntl.LOCK_SH) as objects:
+                subprocess.run(command, cwd=folder, check=True, env={**os.environ, "GOCACHE": str(objects)})
             aside.replace(place)
     return place
 
@@ -59,6 +61,12 @@ def source(module: str, package: str) -> Path:
     subprocess.run([go, "mod", "download", package], cwd=MODULES / module, check=True)
     found = subprocess.run(command, cwd=MODULES / module, check=True, capture_output=True, text=True)
     return Path(found.stdout.strip())
+
+
+def forget_objects() -> None:
+    """Delete what Go has kept for further programs, which is gigabytes, unless one is being built."""
+    with contextlib.suppress(BlockingIOError), _objects(fcntl.LOCK_EX | fcntl.LOCK_NB) as objects:
+        shutil.rmtree(objects, ignore_errors=True)
 
 
 @functools.cache
@@ -88,6 +96,16 @@ def _alone(folder: Path) -> Iterator[Path]:
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+
+
+@contextlib.contextmanager
+def _objects(kind: int) -> Iterator[Path]:
+    """Go's own cache for our programs, which builds share; who deletes it has it alone."""
+    place = home() / "go-build"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name("go-build.lock").open("w") as lock:
+        fcntl.flock(lock, kind)
+        yield place
 
 
 def _cache(folder: Path) -> Path:

@@ -45,8 +45,15 @@ def check() -> None:
         raise Unfit(f"images need Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
 
 
+def programs() -> tuple[Path, Path]:
+    """KubeRay's operator and the S3 server."""
+    kuberay = program("kuberay", versions.KUBERAY_MODULE)
+    return kuberay, program("s3", "github.com/versity/versitygw/cmd/versitygw")
+
+
 def build(say: Say) -> dict[str, str]:
     """Build what is not there yet, and everything of ours: the ids of all images, by name."""
+    kuberay, s3 = programs()
     if not _id(BASE):
         say("building the base image")
         _base()
@@ -54,10 +61,10 @@ def build(say: Say) -> dict[str, str]:
         _on_base(PAUSE, None, ["/bin/sleep", "infinity"])
     if not _id(KUBERAY):
         say("building KubeRay's image")
-        _on_base(KUBERAY, program("kuberay", versions.KUBERAY_MODULE), ["/manager"])
+        _on_base(KUBERAY, kuberay, ["/manager"])
     if not _id(S3):
         say("building the S3 server's image")
-        _on_base(S3, program("s3", "github.com/versity/versitygw/cmd/versitygw"), ["/versitygw"])
+        _on_base(S3, s3, ["/versitygw"])
     say("building the images of operator and trainer")
     environment = {"PREFIX": PREFIX, "BUILDER": "buildah", "BASE_IMAGE": BASE}
     _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"))

@@ -1,0 +1,34 @@
+"""A machine without the disk for a cluster is told so before anything is built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import images, node
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.gotools import home
+from e2e.cluster.node import Unfit
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that could have a cluster, with 20 GiB of free disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(node, "check", lambda: None)
+    monkeypatch.setattr(images, "check", lambda: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100 << 30, 80 << 30, 20 << 30))  # type: ignore[attr-defined]
+
+
+def test_a_first_cluster_needs_more_room_than_this() -> None:
+    with pytest.raises(Unfit, match="has 20 GiB of free disk, and a cluster's builds and images take 28"):
+        Cluster().check()
+
+
+def test_one_whose_images_are_there_does_not() -> None:
+    home().mkdir(parents=True)
+    (home() / "loaded.json").write_text(json.dumps({images.ours()[1]: "sha256:1"}))
+    Cluster().check()
