@@ -1,8 +1,4 @@
-"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger.
-
-That a process without the job's key joins no group is held where it can be tried fast and in every way
-(`aggregation/test_keys.py`, `engine/test_faults.py`): the pods' network adds nothing to it.
-"""
+"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from e2e.cluster.node import BRIDGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
-STEPS = 12
+STEPS = 30
 CANARY = "zq9canary7kx"
 """A word that is in every record, and nowhere else."""
 TRAINED = 2 * 2 * 2 * 8 * 384 + len(LABELS) * (384 + 1)
@@ -44,6 +41,26 @@ except urllib.error.HTTPError as error:
 except OSError:
     print("unreachable")
 """
+JOIN = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+import torch
+from torch import distributed
+from tensorguard.aggregation.channel import AggregationError, ProcessGroup
+from tensorguard.aggregation.keys import Session, agree
+
+rank, address, key = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+group = f"tcp://{address}:29777"
+distributed.init_process_group("gloo", init_method=group, rank=rank, world_size=2, timeout=timedelta(seconds=90))
+try:
+    agree(ProcessGroup(torch.device("cpu")), Session("job", 1, 1, workers=2, colluders=1), key.read_bytes())
+    print("joined")
+except AggregationError as error:
+    print(error)
+"""
+"""A rank of a group that agrees on keys as workers do: its rank, the address of rank 0, and its job key's file."""
+KEY = "/etc/tensafe/key/job.key"
 
 
 @pytest.fixture
@@ -91,6 +108,14 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
         assert asked.returncode and "uthenticat" in asked.stdout + asked.stderr, asked
         assert clinic.run(head, "ls", "/tmp/stranger").returncode, "a job without the token was run"
 
+        # Who has no key of the job joins no group with a worker who has, though the network lets him come so far.
+        clinic.run("stranger", "dd", "if=/dev/urandom", "of=/tmp/key", "bs=32", "count=1")
+        assert joined(clinic, addresses[0], (workers[0], KEY), (workers[1], KEY)) == ["joined", "joined"]
+        refused = joined(clinic, addresses[0], (workers[0], KEY), ("stranger", "/tmp/key"))
+        assert "joined" not in refused
+        if own_cluster is not None:  # whose network lets everybody come
+            assert all("did not prove that it belongs to this attempt" in answer for answer in refused), refused
+
         # No record lies on the head, nor in its memory that others may read.
         found = clinic.run(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
         assert found.returncode == 1 and not found.stdout, found
@@ -105,6 +130,16 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
     for form in forms(CANARY):
         assert not any(form in stream for stream in seen.values())
     check_masked(seen, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
+
+
+def joined(clinic: Clinic, address: str, *members: tuple[str, str]) -> list[str]:
+    """What each of two pods says of a group that they make at the first one's address, each with a key's file."""
+    with ThreadPoolExecutor() as at_once:
+        asked = [
+            at_once.submit(clinic.run, pod, "python", "-c", JOIN, str(rank), address, key)
+            for rank, (pod, key) in enumerate(members)
+        ]
+    return [answer.result().stdout.strip() for answer in asked]
 
 
 def forms(word: str) -> list[bytes]:

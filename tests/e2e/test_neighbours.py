@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from clinic import BUCKET, Clinic
+from adapters import download
+from clinic import Clinic
 
 from e2e.cluster.controlplane import kubectl
-from tensorguard.checkpoint.store import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
@@ -29,7 +29,7 @@ FORBIDDEN = (
 
 
 def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
-    clinic: Clinic, other_clinic: Clinic, data: Path
+    clinic: Clinic, other_clinic: Clinic, data: Path, tmp_path: Path
 ) -> None:
     teams = (clinic, other_clinic)
     for team in teams:
@@ -53,12 +53,10 @@ def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
         over = team.until_over(600)
         assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
         assert over["privacy"]["stepsCharged"] == steps
-        ledger = team.get("privacyledger", over["ledgerName"])
-        assert ledger is not None
-        assert sum(charge["steps"] for charge in ledger["status"]["charges"]) == steps
-        with team.outside() as options:
-            store = CheckpointStore(f"s3://{BUCKET}/models/triage", options)
-            assert store.read("final", over["finalModel"]["digest"])
+        assert team.charged(over["ledgerName"]) == steps
+        own = tmp_path / team.namespace
+        own.mkdir()
+        assert download(team, over["finalModel"], own)["statement.json"]
 
 
 def may(team: Clinic, whose: Clinic, verb: str, resource: str) -> bool:

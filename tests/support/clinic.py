@@ -239,6 +239,12 @@ class Clinic:
         found = self.get("privacyledger", self.job(name)["status"]["ledgerName"])
         return dict((found or {}).get("status") or {})
 
+    def charged(self, ledger: str) -> int:
+        """The steps that a ledger was charged for, added up; its job may be gone."""
+        found = self.get("privacyledger", ledger)
+        assert found is not None, f"the ledger {ledger} is gone"
+        return sum(charge["steps"] for charge in found["status"]["charges"])
+
     def incarnation(self, attempt: int, name: str = "triage") -> int:
         """The incarnation of an attempt that was the last to claim the job's ledger; 0: none did."""
         return _incarnation(self.ledger(name), attempt)

@@ -1,0 +1,33 @@
+"""What is in the images: what runs, an ordinary user to run it, and nothing that builds."""
+
+from __future__ import annotations
+
+import pytest
+from clinic import Clinic
+
+from e2e.cluster.cluster import SYSTEM
+from e2e.cluster.controlplane import kubectl
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
+
+BUILDERS = ("cc", "gcc", "ld", "make", "git", "go", "pip", "pip3", "uv")
+LEFTOVERS = "/home/tensafe/.cache /tmp/tensafe"
+LOOK = f"id -u; for each in {' '.join(BUILDERS)}; do command -v $each; done; ls {LEFTOVERS} 2>&1; true"
+HAS = "import importlib.util; print(*(bool(importlib.util.find_spec(name)) for name in ('kopf', 'torch', 'ray')))"
+
+
+def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_without_torch(clinic: Clinic) -> None:
+    clinic.idle("trainer")
+
+    def of_trainer(*command: str) -> str:
+        return clinic.run("trainer", *command).stdout
+
+    def of_operator(*command: str) -> str:
+        return kubectl(clinic.kubeconfig, "-n", SYSTEM, "exec", "deployment/tensafe-operator", "--", *command).stdout
+
+    for inside in (of_trainer, of_operator):
+        first, *rest = inside("sh", "-c", LOOK).splitlines()
+        assert first == "1000"
+        assert all("No such file" in line for line in rest), rest
+    assert of_trainer("python", "-c", HAS).split() == ["False", "True", "True"]
+    assert of_operator("python", "-c", HAS).split() == ["True", "False", "False"]
