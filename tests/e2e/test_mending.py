@@ -29,7 +29,7 @@ def stalled(status: dict[str, Any]) -> str:
 @contextmanager
 def held_up(clinic: Clinic, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
     """A job that is held up for a reason, told in time; afterwards it must go on until it trains, and is deleted."""
-    with stopwatch(f"apply → {reason} told", goal=TOLD_SECONDS, limit=TOLD_SECONDS):
+    with stopwatch(f"apply → {reason} told", goal=TOLD_SECONDS):
         clinic.submit(**changes)
         status = clinic.until(lambda status: stalled(status).startswith(reason), 60)
     yield stalled(status)
