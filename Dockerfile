@@ -9,8 +9,10 @@
 # BASE_IMAGE is any image with Python 3.11 or newer, its venv module and bash. A site's own certificates can be mounted
 # over /etc/ssl/certs during the build: uv is told to use them. Nothing that builds is left in an image: uv lives in the
 # cache that is mounted while packages are installed, without copies of them, which would be as large as the image.
-# Bytecode is compiled then, since the user who runs it may not write there, and by hash, so that the same sources make
-# the same layers.
+# Bytecode is compiled then, since the user who runs it may not write there.
+#
+# The same sources make the same layers, where the builder fixes their times (scripts/images): bytecode is checked by
+# hash, and uv's note of when it saw the sources is taken out.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS base
@@ -42,6 +44,8 @@ COPY operator/tensafe_operator /tmp/tensafe/operator/tensafe_operator
 RUN --mount=type=cache,target=/root/.cache \
     touch /tmp/tensafe/README.md && \
     /root/.cache/tools/bin/uv pip install --no-deps /tmp/tensafe && \
+    rm "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/uv_cache.json && \
+    sed --in-place /uv_cache.json/d "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/RECORD && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     python -m tensafe_operator --help > /dev/null
 LABEL org.opencontainers.image.title="TenSafe operator" \
@@ -66,6 +70,8 @@ COPY trainer_image/tensorguard /tmp/tensafe/trainer_image/tensorguard
 RUN --mount=type=cache,target=/root/.cache \
     touch /tmp/tensafe/README.md && \
     /root/.cache/tools/bin/uv pip install --no-deps /tmp/tensafe && \
+    rm "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/uv_cache.json && \
+    sed --in-place /uv_cache.json/d "$VIRTUAL_ENV"/lib/python3.*/site-packages/tensafe-*.dist-info/RECORD && \
     rm -r /tmp/tensafe /tmp/requirements.txt && \
     ray --version && tensafe --help > /dev/null
 LABEL org.opencontainers.image.title="TenSafe trainer" \

@@ -54,30 +54,35 @@ def programs() -> tuple[Path, Path]:
 def build(say: Say) -> dict[str, str]:
     """Build what is not there yet, and everything of ours: the ids of all images, by name."""
     kuberay, s3 = programs()
-    if not _id(BASE):
+    if not identity(BASE):
         say("building the base image")
         _base()
-    if not _id(PAUSE):
+    if not identity(PAUSE):
         _on_base(PAUSE, None, ["/bin/sleep", "infinity"])
-    if not _id(KUBERAY):
+    if not identity(KUBERAY):
         say("building KubeRay's image")
         _on_base(KUBERAY, kuberay, ["/manager"])
-    if not _id(S3):
+    if not identity(S3):
         say("building the S3 server's image")
         _on_base(S3, s3, ["/versitygw"])
     say("building the images of operator and trainer")
-    environment = {"PREFIX": PREFIX, "BUILDER": "buildah", "BASE_IMAGE": BASE}
-    _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"))
+    make(PREFIX)
     names = (PAUSE, KUBERAY, S3, *ours())
-    return {name: _id(name) for name in names}
+    return {name: identity(name) for name in names}
+
+
+def make(prefix: str, *targets: str, **settings: str) -> None:
+    """Build images of ours under names that begin with `prefix`, as `make images` does, on our base."""
+    environment = {"PREFIX": prefix, "BUILDER": "buildah", "BASE_IMAGE": BASE, **settings}
+    _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"), *targets)
 
 
 def build_kueue(say: Say) -> dict[str, str]:
     """Build Kueue's image, which one scenario alone needs: its id by its name."""
-    if not _id(KUEUE):
+    if not identity(KUEUE):
         say("building Kueue's image")
         _on_base(KUEUE, program("kueue", "sigs.k8s.io/kueue/cmd/kueue"), ["/manager"])
-    return {KUEUE: _id(KUEUE)}
+    return {KUEUE: identity(KUEUE)}
 
 
 def ours() -> tuple[str, str]:
@@ -85,6 +90,11 @@ def ours() -> tuple[str, str]:
     lines = (ROOT / "pyproject.toml").read_text().splitlines()
     version = next(line.split('"')[1] for line in lines if line.startswith("version ="))
     return f"{PREFIX}tensafe-operator:{version}", f"{PREFIX}tensafe-trainer:{version}"
+
+
+def forget(name: str) -> None:
+    """Take a name from an image; it stays while it has another."""
+    _run("buildah", "rmi", name)
 
 
 def load(node: Node, built: dict[str, str], record: Path, say: Say) -> None:
@@ -129,7 +139,7 @@ def _on_base(name: str, binary: Path | None, entrypoint: list[str]) -> None:
     _run("buildah", "commit", "--quiet", "--rm", container, name)
 
 
-def _id(name: str) -> str:
+def identity(name: str) -> str:
     """An image's id; empty where there is none."""
     command = ["buildah", "images", "--quiet", "--no-trunc", name]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from clinic import Clinic
 
-from e2e.cluster.cluster import SYSTEM
+from e2e.cluster import images
+from e2e.cluster.cluster import SYSTEM, Cluster
 from e2e.cluster.controlplane import kubectl
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
@@ -31,3 +32,12 @@ def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_with
         assert all("No such file" in line for line in rest), rest
     assert of_trainer("python", "-c", HAS).split() == ["False", "True", "True"]
     assert of_operator("python", "-c", HAS).split() == ["True", "False", "False"]
+
+
+def test_the_same_sources_make_the_same_image(whole_cluster: Cluster) -> None:
+    operator, _ = images.ours()
+    again = operator.replace(images.PREFIX, f"{images.PREFIX}again/")
+    images.make(f"{images.PREFIX}again/", "operator", FRESH="1")
+    made = images.identity(again)
+    images.forget(again)
+    assert made == images.identity(operator)
