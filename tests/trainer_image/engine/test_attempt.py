@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def workers(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Workers whose run folder is the head's, and the tasks that reach it done at once."""
 
     @contextmanager
-    def no_ray() -> Iterator[None]:
+    def no_ray(asking: threading.Lock) -> Iterator[None]:
         yield
 
     workers = Workers()
@@ -161,6 +162,31 @@ def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
     assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
 
 
+def test_ray_is_not_left_while_it_is_being_asked(
+    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would end the driver with 1, and KubeRay would take the attempt for failed."""
+    asked, left = threading.Event(), threading.Event()
+    left_meanwhile: list[bool] = []
+
+    def answer(act: object) -> list[Any]:
+        if act is read_end:
+            return [(Reason.INTERRUPTED, "stopped on request")]
+        asked.set()
+        left_meanwhile.append(left.wait(0.5))
+        return [True]
+
+    monkeypatch.setattr(module, "joined_ray", joined_ray)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr("ray.shutdown", left.set)
+    monkeypatch.setattr(module, "_answers", answer)
+    workers.meanwhile = lambda: asked.wait(30)
+    Stop.of(head.run).request()
+    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
+    assert left.is_set()
+    assert left_meanwhile == [False]
+
+
 def test_a_head_without_its_files_does_not_begin(head: Mounted, workers: Workers) -> None:
     (head.root / "etc/tensafe/job/place.json").unlink()
     with pytest.raises(MountUnusable, match=r"place\.json"):
@@ -190,7 +216,7 @@ def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("Could not find any running Ray instance")
 
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(RayAway, match="tensafe run"), joined_ray():
+    with pytest.raises(RayAway, match="tensafe run"), joined_ray(threading.Lock()):
         pass
     assert asked["address"] == "auto"
     assert asked["log_to_driver"] is False

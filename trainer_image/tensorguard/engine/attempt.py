@@ -14,6 +14,7 @@ seal, since nothing of Ray outlives the head.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -53,10 +54,11 @@ def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
     ask_at = 0.0
     told_to_go = Stop.of(mounted.run)  # by the pod's preStop hook
     release = at_work(mounted.run)
+    asking = threading.Lock()
 
     def work() -> None:
         try:
-            with joined_ray():
+            with joined_ray(asking):
                 fit(pod_main, {}, Group.of(job, apart=True), mounted.run / WORK / RAY_TRAIN)
                 ending.append(_told_end())
         except Exception as error:
@@ -67,7 +69,7 @@ def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
         nonlocal ask_at
         if not (stop or told_to_go) or time.monotonic() < ask_at:
             return
-        with suppress(Exception):  # Ray is about to go
+        with asking, suppress(Exception):  # Ray is about to go
             asked, training = len(_workers()), list(_answers(raise_stop_flag))
             if len(training) == asked and not any(training):
                 release()  # nothing is lost with the pod
@@ -88,8 +90,10 @@ def pod_main(loop: dict[str, Any]) -> None:
 
 
 @contextmanager
-def joined_ray() -> Iterator[None]:
-    """The Ray of this pod inside the with block; none is ever started."""
+def joined_ray(asking: threading.Lock) -> Iterator[None]:
+    """The Ray of this pod inside the with block; none is ever started. While another thread holds `asking` it is not
+    left: Ray ends the process of who calls it after that.
+    """
     silence()
     import ray
 
@@ -103,7 +107,8 @@ def joined_ray() -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        with asking:
+            ray.shutdown()
 
 
 def raise_stop_flag() -> bool:
