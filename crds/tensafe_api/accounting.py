@@ -18,10 +18,11 @@ from decimal import Decimal
 from typing import Literal
 
 import absl.logging
+import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from tensafe_api.events import Event, Mechanism, one_step, round_up
+from tensafe_api.events import Event, Mechanism, round_up
 
 AccountantName = Literal["RDP", "PLD"]
 
@@ -96,8 +97,16 @@ def epsilon_of_events(events: Sequence[Event], delta: float, accountant: Account
         return by_rdp
     composed = pld.PLDAccountant()
     for event in charged:
-        composed.compose(event.dp_event())
+        composed.compose(dp_event(event))
     return _pld_at(composed, delta)
+
+
+def dp_event(event: Event) -> dp_accounting.DpEvent:
+    """An event for dp-accounting."""
+    composed: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(
+        _one_step(float(event.sample_rate), float(event.noise_multiplier)), event.steps
+    )
+    return composed
 
 
 def calibrate(
@@ -204,6 +213,14 @@ def _beyond_reach_of_pld(steps: int, epsilon_by_rdp: float) -> bool:
     return steps > PLD_REACH_STEPS or epsilon_by_rdp > PLD_REACH_EPSILON
 
 
+def _one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
+    """One charged step, under add-or-remove-one adjacency."""
+    step: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(
+        sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    return step
+
+
 def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
     value, _ = rdp.compute_epsilon(orders, curve, delta)
     return float(value)
@@ -212,7 +229,7 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     accountant = rdp.RdpAccountant()
-    accountant.compose(one_step(sample_rate, noise_multiplier))
+    accountant.compose(_one_step(sample_rate, noise_multiplier))
     # At a huge σ or a tiny q cancellation makes some orders negative, at a tiny σ none a number, for which
     # dp-accounting would say ε = 0: they are left out.
     return accountant.orders, np.where(accountant.rdp >= 0, accountant.rdp, np.inf)
@@ -227,7 +244,7 @@ def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: in
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     accountant = pld.PLDAccountant()
-    accountant.compose(one_step(sample_rate, noise_multiplier), steps)
+    accountant.compose(_one_step(sample_rate, noise_multiplier), steps)
     return _pld_at(accountant, delta)
 
 

@@ -18,7 +18,6 @@ import math
 from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Annotated, Literal
 
-import dp_accounting
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
@@ -81,21 +80,6 @@ class Event(Frozen):
     sample_rate: str
     noise_multiplier: str
     steps: int = Field(ge=0)
-
-    def dp_event(self) -> dp_accounting.DpEvent:
-        """This event for dp-accounting."""
-        event: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(
-            one_step(float(self.sample_rate), float(self.noise_multiplier)), self.steps
-        )
-        return event
-
-
-def one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One charged step for dp-accounting, under add-or-remove-one adjacency."""
-    event: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(
-        sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    return event
 
 
 def charged(mechanism: Mechanism, steps: int) -> tuple[Event, ...]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tensafe_api.accounting import dp_event
 from tensafe_api.events import Event, Mechanism, charged, round_up
 
 MECHANISM = Mechanism(
@@ -54,7 +55,7 @@ def test_rounding_by_example(value: float | Decimal, digits: int, text: str) -> 
 def test_the_event_is_poisson_sampled_gaussian_composed() -> None:
     (event,) = charged(MECHANISM, 7)
     assert event == Event(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
-    assert event.dp_event() == dp_accounting.SelfComposedDpEvent(
+    assert dp_event(event) == dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.0128, dp_accounting.GaussianDpEvent(0.8)), 7
     )
 

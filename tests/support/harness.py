@@ -44,7 +44,7 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
 from tensorguard.engine.events import Ended, Event, EventReader
 from tensorguard.engine.status import fold_status
 from tensorguard.engine.worker import train
@@ -234,7 +234,7 @@ class Job:
         return next(event for event in reversed(self.events()) if isinstance(event, Ended))
 
     def store(self) -> CheckpointStore:
-        return checkpoint_store(self.job)
+        return CheckpointStore.of(self.job)
 
     def revealed(self) -> list[int]:
         """How many steps each rank took part in revealing, over all incarnations.

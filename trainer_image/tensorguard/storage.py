@@ -46,6 +46,9 @@ _SERVERS_OWN = 500
 _SHORT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
 """botocore's settings: a call that is not answered ends soon, since it is repeated here."""
 
+CLAIM = "pvc://"
+"""Addresses on a cluster's claims, which are folders of the pods that mount them."""
+
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ from tensafe_api.resolve import resolve
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
 from tensafe_operator.children.rayjob import DIGEST, JOB_PATH, KEY_PATH, RUN_PATH
-from tensorguard.engine.config import checkpoint_store
+from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.engine.mounted import ROOT, Mounted, MountUnusable
 from tensorguard.ledger.open import Place
 
@@ -63,7 +63,7 @@ def test_claims_are_read_where_they_are_mounted(mounted: Mounted) -> None:
 
 
 def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: Mounted) -> None:
-    store = checkpoint_store(mounted.job(), str(mounted.mounts))
+    store = CheckpointStore.of(mounted.job(), str(mounted.mounts))
     store.write("step-2", {"adapter": b"weights"})
     assert (mounted.mounts / "models/tiny/checkpoints/step-2/adapter").read_bytes() == b"weights"
     assert store.uri("step-2") == "pvc://models/tiny/checkpoints/step-2"

@@ -21,8 +21,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.reasons import Reason
+from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import canonical, digest
-from tensorguard.storage import Patient, reason_of
+from tensorguard.storage import CLAIM, Patient, filesystem_of, reason_of
 
 MANIFEST = "manifest.json"
 _ASIDE = ".unfinished-"
@@ -59,6 +60,14 @@ class CheckpointStore:
         self._eager, self._root = fsspec.url_to_fs(uri, **(options or {}))
         self._local = isinstance(self._eager, LocalFileSystem)
         self._fs = self._eager if self._local else Patient(self._eager)
+
+    @classmethod
+    def of(cls, job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
+        """Where a job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
+        uri = job.spec.checkpoint.uri
+        _, options = filesystem_of(uri, job.spec.storage)
+        mounted = mounts is not None and uri.startswith(f"{mounts}/")
+        return cls(uri, options, f"{CLAIM}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
 
     def check_writable(self, *, patient: bool = False) -> None:
         """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder.

@@ -171,7 +171,7 @@ class TenSafeTrainer:
 
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
     """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
-    from tensorguard.engine.config import checkpoint_store
+    from tensorguard.checkpoint.store import CheckpointStore
     from tensorguard.engine.saving import latest, name_of
 
     asked = place.removeprefix("file://").rstrip("/")
@@ -186,7 +186,7 @@ def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> Non
             f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to go on with"
         )
     try:
-        newest = latest(checkpoint_store(job), FileLedger(output_dir).read())
+        newest = latest(CheckpointStore.of(job), FileLedger(output_dir).read())
     except LedgerError as error:
         raise ConfigurationError(in_python(str(error))) from error
     if newest is None or name_of(newest) != name:

@@ -24,7 +24,7 @@ from tensafe_api.resources.values import number
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.shard import Shard
-from tensorguard.engine.config import WorkerConfig, checkpoint_store, counted
+from tensorguard.engine.config import WorkerConfig, counted
 from tensorguard.engine.private import PrivateMetrics
 from tensorguard.engine.schedule import schedule
 from tensorguard.engine.together import AttemptFailed
@@ -122,7 +122,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
         learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
-        store=checkpoint_store(job, config.mounts),
+        store=CheckpointStore.of(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private=private,
         pad_id=tokenizer.pad_token_id,

@@ -18,15 +18,12 @@ from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED
-from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.open import Place
-from tensorguard.storage import filesystem_of
 
 COUNTED_SENTENCE = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
     "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
 )
-CLAIM = "pvc://"
 JOB_KEY = "job.key"
 EVENTS = "events.jsonl"
 ERRORS = "errors-{who}.log"
@@ -72,14 +69,6 @@ class WorkerConfig:
 
     def job_key(self) -> bytes:
         return Path(self.key_file or self.directory / JOB_KEY).read_bytes()
-
-
-def checkpoint_store(job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
-    """Where the job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
-    uri = job.spec.checkpoint.uri
-    _, options = filesystem_of(uri, job.spec.storage)
-    mounted = mounts is not None and uri.startswith(f"{mounts}/")
-    return CheckpointStore(uri, options, f"{CLAIM}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
 
 
 def counted(annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -21,8 +21,9 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.engine.config import CLAIM, JOB_KEY
+from tensorguard.engine.config import JOB_KEY
 from tensorguard.ledger.open import Place
+from tensorguard.storage import CLAIM
 
 ROOT = "TENSAFE_ROOT"
 """Environment variable: the folder under which everything is looked for. Pods leave it unset, which means /."""

@@ -21,12 +21,13 @@ import torch
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.aggregation.channel import Channel, ProcessGroup
+from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data import keys
 from tensorguard.data.own import Own, prepare_own, prepare_own_public
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.split import why_none
 from tensorguard.engine.admission import check_evaluation, cpus_of
-from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, checkpoint_store, note_traceback
+from tensorguard.engine.config import ERRORS, EVENTS, WorkerConfig, note_traceback
 from tensorguard.engine.events import Ended, EventLog
 from tensorguard.engine.folder import WORK, at_work
 from tensorguard.engine.mounted import Mounted
@@ -143,7 +144,7 @@ def _prepare(mounted: Mounted, channel: Channel) -> _Prepared:
     spec, directory = job.spec, mounted.run / WORK
     check_evaluation(job)
     if channel.rank == 0:
-        checkpoint_store(job).check_writable(patient=True)  # a restart may fall into an outage
+        CheckpointStore.of(job).check_writable(patient=True)  # a restart may fall into an outage
     source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code

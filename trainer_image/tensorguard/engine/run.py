@@ -32,7 +32,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.engine.admission import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
 from tensorguard.engine.aside import aside
-from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, checkpoint_store, note_traceback
+from tensorguard.engine.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, note_traceback
 from tensorguard.engine.events import Ended, EventLog, EventReader, Listener, Preparing, charged_in
 from tensorguard.engine.folder import RAY_TRAIN, WORK, FolderUnusable, alone_in, write_private
 from tensorguard.engine.group import Group, fit
@@ -131,11 +131,11 @@ class _Run:
 
     def admit(self, resume: bool) -> None:
         """Refuse what cannot begin; look at an earlier run in the folder; make the key and the event log."""
-        from tensorguard.checkpoint.store import CheckpointError
+        from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 
         earlier = self._earlier(resume)
         try:
-            store = checkpoint_store(self.job)
+            store = CheckpointStore.of(self.job)
             store.check_writable()
         except (CheckpointError, ImportError, ValueError) as error:
             raise RunRefused("spec.checkpoint.uri", str(error)) from error

@@ -9,10 +9,12 @@ runs inside `together`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tensafe_api.reasons import Reason
-from tensorguard.aggregation.channel import Channel
+
+if TYPE_CHECKING:  # the driver of a cluster's attempt has no use for what it needs
+    from tensorguard.aggregation.channel import Channel
 
 T = TypeVar("T")
 _MESSAGE_BYTES = 1024
