@@ -281,6 +281,11 @@ class Reason(StrEnum):
     )
 
     @property
+    def phase(self) -> Phase:
+        """Where a job is whose last attempt ended for this."""
+        return _PHASES.get(self, Phase.FAILED)
+
+    @property
     def exit_code(self) -> int:
         """What the trainer's driver ends with in a cluster, where an exit code is all that is heard of it: from 64 on,
         in the order of `_TOLD`.
@@ -299,6 +304,11 @@ def reason_of_exit(code: int) -> Reason | None:
     return _TOLD[number] if 0 <= number < len(_TOLD) else None
 
 
+_PHASES = {
+    Reason.COMPLETED: Phase.SUCCEEDED,
+    Reason.BUDGET_EXHAUSTED: Phase.BUDGET_EXHAUSTED,
+    Reason.INTERRUPTED: Phase.SUSPENDED,
+}
 _FIRST_EXIT_CODE = 64
 _TOLD = (
     Reason.WORKER_LOST,

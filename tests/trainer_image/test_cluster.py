@@ -32,6 +32,23 @@ from tensorguard import cluster
 sys.exit(cluster.main(run))
 """
 
+ASK_FOR_WORKERS = """
+from pathlib import Path
+from ray import cloudpickle
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from tensafe_api.reasons import Reason
+from tensorguard.engine import group
+from tensorguard.engine.attempt import pod_main
+
+DataParallelTrainer.fit = lambda trainer: cloudpickle.loads(cloudpickle.dumps(trainer.train_loop_per_worker))
+group._wait_for_room = lambda group, seconds: None
+
+def run(mounted, stop):
+    group.fit(pod_main, {}, group.Group(2, 1, 0, 0), mounted.root / "ray")
+    return Reason.COMPLETED, ", ".join({"torch", "scipy", "dp_accounting"} & set(sys.modules)) or "nothing heavy"
+"""
+"""All but Ray: what the driver asks Ray Train for, and that its controller unpickles the loop."""
+
 
 def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
     """The entrypoint with another way to run the attempt."""
@@ -215,3 +232,8 @@ def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"InvalidManifest: {tmp_path}/etc/tensafe/job/job.json cannot be read (")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+def test_the_driver_starts_with_little(tmp_path: Path) -> None:
+    """What it imports, Ray Train's controller imports once more, one after the other, before a worker starts."""
+    assert call(tmp_path, ASK_FOR_WORKERS).stdout == "Completed: nothing heavy.\n"

@@ -43,7 +43,6 @@ def main(run: Run | None = None) -> int:
     from tensorguard.engine.attempt import run_attempt
     from tensorguard.engine.config import ERRORS, note_traceback
     from tensorguard.engine.mounted import Mounted
-    from tensorguard.engine.status import phase_of
     from tensorguard.engine.stopping import Stop
     from tensorguard.engine.together import told
 
@@ -62,7 +61,7 @@ def main(run: Run | None = None) -> int:
         _wait_for(told_to_go, HOOK_SECONDS)
     while told_to_go and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
         signal.pause()  # until the pod's processes are killed
-    failed = phase_of(reason) is Phase.FAILED
+    failed = reason.phase is Phase.FAILED
     say(f"{reason}: {message}." + (f" {reason.mend}" if failed else ""))
     return reason.exit_code if failed else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ RECORD = "Jane Doe has diabetes"
 
 
 class Trainer:
-    """Stands in for `TorchTrainer`: runs the loop once, as rank 0 would, and fails as Ray Train does."""
+    """Stands in for Ray Train: runs the loop once, as rank 0 would, and fails as Ray Train does."""
 
     asked: dict[str, Any] = {}  # noqa: RUF012
 
@@ -40,7 +41,8 @@ class Trainer:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
-    monkeypatch.setattr("ray.train.torch.TorchTrainer", Trainer)
+    monkeypatch.setattr("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer", Trainer)
+    monkeypatch.setattr("tensorguard.engine.rendezvous.process_group", lambda backend, seconds: nullcontext())
     monkeypatch.setattr(module, "_wait_for_room", lambda group, seconds: None)
     return Trainer
 

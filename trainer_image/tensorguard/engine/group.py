@@ -31,7 +31,7 @@ an attempt's first ones."""
 COLLECTIVE_TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS + 120
 """How long ranks wait for each other: rank 0 may be waiting for the store of checkpoints, and then for the ledger."""
 Loop = Callable[[dict[str, Any]], None]
-"""What each worker calls, with plain values that travel to it. Defined at the top of a module."""
+"""What each worker calls in the process group, with plain values that travel to it. Defined at the top of a module."""
 
 
 class RayTimeoutError(TimeoutError):
@@ -98,19 +98,23 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
         WorkersFailed: after `max_restarts` restarts of the whole group.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+    backend = "nccl" if group.gpus else "gloo"
     seconds = group.timeout or COLLECTIVE_TIMEOUT_SECONDS
     _wait_for_room(group, group.timeout or (ROOM_APART_SECONDS if group.apart else ROOM_SECONDS))
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
 
     def contained(values: dict[str, Any]) -> None:
+        from tensorguard.engine.rendezvous import process_group
+
         try:
-            loop(values)
+            with process_group(backend, seconds):
+                loop(values)
         except Exception as error:
             raise RankFailed(*told(error)) from None
 
-    trainer = TorchTrainer(
+    trainer = DataParallelTrainer(
         contained,
         train_loop_config=dict(values),
         scaling_config=ScalingConfig(
@@ -122,7 +126,6 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
         run_config=RunConfig(
             name="attempt", storage_path=str(storage), failure_config=FailureConfig(max_failures=group.max_restarts)
         ),
-        torch_config=TorchConfig(backend="nccl" if group.gpus else "gloo", timeout_s=int(seconds)),
     )
     try:
         trainer.fit()
@@ -135,6 +138,7 @@ def silence() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES", "1")  # as Ray Train has it for PyTorch
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for name in ("ray", "ray.train", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)

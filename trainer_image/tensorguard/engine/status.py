@@ -29,22 +29,12 @@ from tensafe_api.resources.status import (
 from tensorguard.engine.events import Ended, Evaluated, Event, Saved, Started, Stepped
 from tensorguard.ledger.contract import LedgerState
 
-_PHASES = {
-    Reason.COMPLETED: Phase.SUCCEEDED,
-    Reason.BUDGET_EXHAUSTED: Phase.BUDGET_EXHAUSTED,
-    Reason.INTERRUPTED: Phase.SUSPENDED,
-}
 _EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.BUDGET_EXHAUSTED: 3, Phase.SUSPENDED: 130}
-
-
-def phase_of(reason: Reason) -> Phase:
-    """Where a job is whose last attempt ended for `reason`."""
-    return _PHASES.get(reason, Phase.FAILED)
 
 
 def exit_code_of(reason: Reason) -> int:
     """What `tensafe run` returns for it."""
-    return 3 if reason is Reason.PRIVACY_BUDGET_EXCEEDED else _EXIT_CODES.get(phase_of(reason), 1)
+    return 3 if reason is Reason.PRIVACY_BUDGET_EXCEEDED else _EXIT_CODES.get(reason.phase, 1)
 
 
 def fold_status(
@@ -54,7 +44,7 @@ def fold_status(
     ended.
     """
     reason = Reason(ended.reason)
-    phase = phase_of(reason)
+    phase = reason.phase
     final = next((release for release in reversed(ledger.releases) if release.final), None) if ledger else None
     return Status(
         observed_generation=job.metadata.generation or 0,

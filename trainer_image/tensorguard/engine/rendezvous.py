@@ -1,0 +1,46 @@
+"""How the workers of one attempt find each other: rank 0 opens a store, Ray tells the others where, and all join.
+
+Ray Train's `TorchTrainer` would do it from its controller, and bring PyTorch into that and into the driver, one after
+the other, before a worker is even asked for. `docs/decisions/0016-workers-meet-by-themselves.md` has what that costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from ray.train import get_context
+from ray.train.collective import barrier, broadcast_from_rank_zero
+from ray.train.torch import get_device
+from ray.util import get_node_ip_address
+
+
+@contextmanager
+def process_group(backend: str, seconds: float) -> Iterator[None]:
+    """The default torch.distributed group of all workers inside the with block. All of Ray Train's workers call this.
+
+    One that fails in the block leaves nothing: its peers learn of it from Ray Train, which ends them.
+
+    Args:
+        backend: "gloo" or "nccl".
+        seconds: how long ranks wait for each other, here and in each collective.
+
+    Raises:
+        torch.distributed.DistError: where not all came in time.
+    """
+    device = get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    rank, size, timeout = get_context().get_world_rank(), get_context().get_world_size(), timedelta(seconds=seconds)
+    store = None
+    if rank == 0:  # it chooses a free port itself, so that nobody else can have taken it meanwhile
+        store = dist.TCPStore(get_node_ip_address(), 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+    host, port = broadcast_from_rank_zero((store.host, store.port) if store else ("", 0))
+    store = store or dist.TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    yield
+    barrier()  # a peer may still be in the last collective
+    dist.destroy_process_group()
