@@ -42,10 +42,20 @@ def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
         self_test(model.model, model.gradients, model.batch)
 
 
-def test_finds_records_that_are_coupled(trained):
+@pytest.mark.parametrize(
+    "felt",
+    [
+        lambda size: size.mean(),
+        lambda size: size.roll(1),
+        lambda size: size[0],
+        lambda size: size[[1, 0, *range(2, 4)]],
+    ],
+    ids=["all", "the one before", "the first", "the two that are tried"],
+)
+def test_finds_records_that_are_coupled(trained, felt):
     def coupled(model, batch):
         logits = forward_logits(model, batch)
-        return classification_losses(logits, batch["labels"]) * (1 + logits.detach().abs().mean())
+        return classification_losses(logits, batch["labels"]) * (1 + felt(logits.detach().abs().mean(dim=1)))
 
     model = trained("bert", loss=coupled)
     with pytest.raises(SelfTestFailed, match="couples the records"):
