@@ -215,7 +215,7 @@ class Clinic:
             over = status.get("phase") in FINAL and not told(self._status(name))
             if over or time.monotonic() > deadline:
                 raise AssertionError(f"not within {seconds:.0f} s: {json.dumps(status, indent=1)}")
-            time.sleep(1)  # a person looks again, too; each look costs the cluster's machine a tenth of a second
+            time.sleep(1)  # a person looks again, too
         return status
 
     def _status(self, name: str) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class Clinic:
         deadline = time.monotonic() + seconds
         while found := left():
             assert time.monotonic() < deadline, f"still there: {found}"
-            time.sleep(0.5)
+            time.sleep(1)
 
     def dump(self, folder: Path) -> None:
         """Write down everything about the namespace: objects, events and logs."""
