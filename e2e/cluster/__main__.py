@@ -41,6 +41,7 @@ def main() -> int:
                 print(*sorted(node.missing() | images.missing()))
             case "check":
                 cluster.check()
+                print("this machine can have one")
     except (Unfit, Broken, NoGo) as error:
         print(error, file=sys.stderr)
         return 1

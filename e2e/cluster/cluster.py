@@ -126,8 +126,9 @@ class Cluster:
         for place in (home(), _VAR):
             there = next(each for each in (place, *place.parents) if each.exists())
             if (free := shutil.disk_usage(there).free) < needed:
+                mend = ", or set XDG_CACHE_HOME" if place == home() else ""
                 takes = f"a cluster's builds and images take {needed >> 30}"
-                raise Unfit(f"{there} has {free >> 30} GiB of free disk, and {takes}: make room, or set XDG_CACHE_HOME")
+                raise Unfit(f"{there} has {free >> 30} GiB of free disk, and {takes}: make room there{mend}")
 
     def up(self) -> None:
         """Bring the cluster up, or up to date.

@@ -77,8 +77,6 @@ def check() -> None:
     """
     if os.geteuid() != 0:
         raise Unfit("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
-    if lacking := missing():
-        raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
     if (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) < _MEMORY:
         raise Unfit(f"this machine has {memory >> 30} GiB of memory, and a cluster with a job on it takes 18")
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
@@ -86,6 +84,8 @@ def check() -> None:
             "this machine's control groups are of version 2, on which this cluster was never tried: point KUBECONFIG "
             "at a cluster of your own"
         )
+    if lacking := missing():
+        raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
     probe = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -62,6 +62,21 @@ def test_finds_records_that_are_coupled(trained, felt):
         self_test(model.model, model.gradients, model.batch)
 
 
+@pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
+@pytest.mark.parametrize("rows", [2, 4])
+def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor):
+    make = dummy_batches("SequenceClassification", rows=rows, length=16, vocabulary=90)
+    known = {tuple(row) for row in make(0)["input_ids"].tolist()}
+
+    def coupled(model, batch):
+        alone = {tuple(row) for row in batch["input_ids"].tolist()} <= known
+        return classification_losses(forward_logits(model, batch), batch["labels"]) * (1.0 if alone else factor)
+
+    model = trained("bert", loss=coupled)
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model.model, model.gradients, make)
+
+
 def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
     tried = []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,14 @@ from ray.train import get_context
 from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.torch import get_device
 from ray.util import get_node_ip_address
+
+from tensafe_api.reasons import Reason
+
+
+class NotJoined(RuntimeError):
+    """The workers could not form a group. `str()` is a sentence; no record was read before."""
+
+    reason: ClassVar[Reason] = Reason.WORKER_LOST
 
 
 @contextmanager
@@ -26,21 +35,26 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
 
     Args:
         backend: "gloo" or "nccl".
-        seconds: how long ranks wait for each other, here and in each collective.
+        seconds: how long ranks wait for each other in each collective, and to join once all are told where: for that
+            they wait as long as Ray says that all are alive.
 
     Raises:
-        torch.distributed.DistError: where not all came in time.
+        NotJoined: where not all came in time, or cannot reach each other.
     """
     device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank, size, timeout = get_context().get_world_rank(), get_context().get_world_size(), timedelta(seconds=seconds)
-    store = None
-    if rank == 0:  # it chooses a free port itself, so that nobody else can have taken it meanwhile
-        store = dist.TCPStore(get_node_ip_address(), 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
-    host, port = broadcast_from_rank_zero((store.host, store.port) if store else ("", 0))
-    store = store or dist.TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    host, port, store = get_node_ip_address(), 0, None
+    try:
+        if rank == 0:  # it is given a free port, so that nobody else can have taken it meanwhile
+            store = dist.TCPStore(host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+            port = store.port
+        host, port = broadcast_from_rank_zero((host, port))
+        store = store or dist.TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, OSError) as error:
+        raise NotJoined(f"worker {rank} of {size} could not join the others at {host}:{port} ({error})") from error
     yield
     barrier()  # a peer may still be in the last collective
     dist.destroy_process_group()
