@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +208,16 @@ def test_the_tasks_find_the_pod_they_run_in(head: Mounted, monkeypatch: pytest.M
     assert raise_stop_flag()
     release()
     assert not raise_stop_flag()
+
+
+def test_importing_the_driver_imports_nothing_heavy() -> None:
+    """What it imports, Ray Train's controller imports once more, one after the other, before a worker starts."""
+    code = (
+        "import sys\nimport tensorguard.engine.attempt\n"
+        "sys.exit(', '.join({'torch', 'ray', 'scipy', 'dp_accounting'} & set(sys.modules)) or 0)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert (told.returncode, told.stderr.strip()) == (0, "")
 
 
 def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:
