@@ -32,7 +32,7 @@ from e2e.cluster import versions
 from e2e.cluster.gotools import program
 from e2e.cluster.processes import Processes
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 300
 AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are written down."""
 _SERVERS = ("controller-manager", "apiserver", "etcd")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 300
 
 
 class Processes:

@@ -19,7 +19,7 @@ from e2e.cluster.gotools import program
 
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 300
 
 
 class S3:

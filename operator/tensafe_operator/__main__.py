@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -35,6 +36,7 @@ from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0
+CANCEL_SECONDS = 5.0
 BEGIN_ANEW = -1
 _COMMAND = "python -m tensafe_operator"
 
@@ -81,8 +83,7 @@ async def operate(settings: Settings) -> int:
                     unusable = error
                 else:
                     log.error("the operator ends: %s", error, exc_info=error)
-            task.cancel()
-        await asyncio.gather(*tasks, acquiring, stopping, return_exceptions=True)
+        await _ended({*tasks, acquiring, stopping})
         await lease.release()
         if unusable is not None:
             raise unusable
@@ -92,6 +93,16 @@ async def operate(settings: Settings) -> int:
             await runner.cleanup()
         await api.close()
         await apart.close()
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    """Return once these have ended. They are cancelled until they do: kopf waits for much with `asyncio.wait_for`, and
+    Python 3.11's can swallow a cancellation.
+    """
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
 
 
 def _heed(stop: asyncio.Event) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from tensafe_operator.api import CONFLICT, NOT_FOUND, Api, ApiAway, ApiError
 
@@ -24,6 +24,7 @@ LEASE_SECONDS = 10
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 2.0
 NAME = "tensafe-operator"
+T = TypeVar("T")
 
 
 class Lease:
@@ -80,19 +81,26 @@ class Lease:
         """Take or renew the lease if it may be had."""
         asked = time.monotonic()
         try:
-            found = await asyncio.wait_for(self._api.get("Lease", self._namespace, NAME), RETRY_SECONDS)
+            found = await self._answer(self._api.get("Lease", self._namespace, NAME))
             if found is None:
-                await asyncio.wait_for(self._api.create(self._document(None)), RETRY_SECONDS)
+                await self._answer(self._api.create(self._document(None)))
             elif self._free(found):
-                await asyncio.wait_for(self._api.replace(self._document(found)), RETRY_SECONDS)
+                await self._answer(self._api.replace(self._document(found)))
             else:
                 return False
         except (ApiAway, ApiError, TimeoutError) as error:
             if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
-                log.warning("the lease could not be renewed: %s", error or type(error).__name__)
+                log.warning("the lease could not be renewed: %s", str(error) or f"no answer for {RETRY_SECONDS:.0f} s")
             return False
         self._until = asked + RENEW_SECONDS
         return True
+
+    async def _answer(self, request: Awaitable[T]) -> T:
+        """What the API server says in good time. (`asyncio.wait_for` of Python 3.11 can swallow a cancellation that
+        comes with the answer: who does not lead any more would renew its Lease for ever.)
+        """
+        async with asyncio.timeout(RETRY_SECONDS):
+            return await request
 
     def _free(self, found: Mapping[str, Any]) -> bool:
         """Whether it is ours, nobody's, or of somebody who has not renewed it for its whole time, by our clock."""

@@ -96,7 +96,8 @@ class Work:
             wait = self._alarms[0][0] - time.time() if self._alarms else None
             if wait is None or wait > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), wait)
+                    async with asyncio.timeout(wait):
+                        await self._changed.wait()
                 continue
             when, _, key = heapq.heappop(self._alarms)
             if self._due.get(key) == when:

@@ -7,11 +7,7 @@ trainer are played by the test, each with its own rights.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,8 @@ import yaml
 from argocd import ArgoCD, Repository
 from jobs import MINIMAL, changed
 from ledgers import Pod, make_pod
+from operators import Operator
+from patience import until
 
 from e2e.cluster import versions
 from e2e.cluster.controlplane import ControlPlane
@@ -30,7 +28,6 @@ from tensafe_operator import names
 
 pytestmark = pytest.mark.cluster
 
-PATIENCE_SECONDS = 60
 SYSTEM, CLINIC = "tensafe-system", "clinic"
 KINDS = "tsj,privacyledger,rayjob,configmap,secret,serviceaccount,networkpolicy,rolebinding"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -51,7 +48,7 @@ class Site:
         self.plane = ControlPlane(folder / "plane")
         self.argo = ArgoCD(self.plane, folder / "argocd")
         self.git = Repository(folder / "git")
-        self._operator: subprocess.Popen[bytes] | None = None
+        self._operator: Operator | None = None
 
     def start(self) -> None:
         """A cluster with RayJobs and Argo CD, and nothing of ours."""
@@ -65,18 +62,11 @@ class Site:
         """What the Deployment would do, with the account that the chart made."""
         token = self.plane.kubectl("-n", SYSTEM, "create", "token", "tensafe-operator").stdout.strip()
         kubeconfig = self.plane.kubeconfig_of_token("tensafe-operator", token)
-        with (self.folder / "operator.log").open("ab") as log:
-            self._operator = subprocess.Popen(
-                [sys.executable, "-m", "tensafe_operator"],
-                env={**os.environ, "KUBECONFIG": str(kubeconfig), "TENSAFE_PORT": "0"},
-                stdout=log,
-                stderr=log,
-            )
+        self._operator = Operator(self.folder / "operator.log", {"KUBECONFIG": str(kubeconfig)})
 
     def stop(self) -> None:
         if self._operator is not None:
             self._operator.kill()
-            self._operator.wait()
         self.argo.stop()
         self.plane.stop()
 
@@ -98,12 +88,27 @@ class Site:
         return {(item["kind"], item["metadata"]["name"], item["metadata"]["uid"]) for item in items}
 
     def until(self, happened: Callable[[], object]) -> None:
-        """Nobody tells a test what an operator or a garbage collector does."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not happened():
-            log = (self.folder / "operator.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, f"{log}\n{self.kubectl('get', KINDS)}\n{self.argo.logs()}"
-            time.sleep(0.1)
+        """Wait until something has happened."""
+
+        def so() -> object:
+            self._keep()
+            return happened()
+
+        log = self.folder / "operator.log"
+        until(so, why=lambda: f"{log.read_text()[-3000:]}\n{self.kubectl('get', KINDS)}\n{self.argo.logs()}")
+
+    def until_argo_tells(self, name: str, told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The status of an Application once it tells something."""
+
+        def so(status: dict[str, Any]) -> object:
+            self._keep()
+            return told(status)
+
+        return self.argo.until(name, so)
+
+    def _keep(self) -> None:
+        if self._operator is not None:
+            self._operator.keep()
 
     def suspend(self, name: str, value: bool) -> None:
         """What Argo CD's actions do, and a person with kubectl."""
@@ -192,22 +197,22 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
 
     # The chart: CRDs, policies, roles and the operator's account.
     argo.create(chart, git)
-    argo.until("tensafe", synced(revision))
+    site.until_argo_tells("tensafe", synced(revision))
     site.plane.established()
     site.start_operator()
 
     # Jobs, however they are applied. While the operator works there is no drift to heal, and nothing is pruned.
     argo.create(clinic, git)
     argo.create(changed(clinic, SERVER_SIDE), git)
-    argo.until("server-side", synced(revision))
-    argo.until("clinic-jobs", synced(revision))
+    site.until_argo_tells("server-side", synced(revision))
+    site.until_argo_tells("clinic-jobs", synced(revision))
     site.until(lambda: site.get("rayjob", "third-a1") and site.get("rayjob", "triage-a1"))
-    argo.until("server-side", healthy("third", "Progressing", "Starting: "))
+    site.until_argo_tells("server-side", healthy("third", "Progressing", "Starting: "))
     at = {name: last_sync(argo.refresh(name)) for name in ("tensafe", "clinic-jobs", "server-side")}
     pod = site.worker("triage")
     site.kuberay_says("triage-a1", jobDeploymentStatus="Running", rayClusterName="triage-a1-x")
     site.charge("triage", pod)
-    argo.until("clinic-jobs", healthy("triage", "Progressing", "Training: Steps are being made."))
+    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Training: Steps are being made."))
     made = {each for each in site.objects() if not each[1].startswith("second")}
     assert {kind for kind, name, _ in made if name.startswith("triage")} == OF_TRIAGE
     site.suspend("second", True)  # git does not name it, so it stays as the action set it
@@ -217,14 +222,14 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
 
     # A commit suspends the job, and another one lets it go on.
     revision = git.commit({"jobs/triage.json": manifest("triage", spec__suspend=True)})
-    argo.until("clinic-jobs", synced(revision))
-    argo.until("clinic-jobs", healthy("triage", "Progressing", "Suspending: "))
+    site.until_argo_tells("clinic-jobs", synced(revision))
+    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Suspending: "))
     site.charge("triage", pod, outcome="Suspended")
     site.kuberay_says("triage-a1", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
-    argo.until("clinic-jobs", healthy("triage", "Suspended", "Suspended: "))
+    site.until_argo_tells("clinic-jobs", healthy("triage", "Suspended", "Suspended: "))
     site.kubectl("delete", "pod", pod.name, "--force")
     revision = git.commit({"jobs/triage.json": manifest("triage", spec__suspend=False)})
-    argo.until("clinic-jobs", synced(revision))
+    site.until_argo_tells("clinic-jobs", synced(revision))
     site.until(lambda: site.get("rayjob", "triage-a2"))
     site.suspend("triage", True)  # git names it now, so it is put back
     site.until(lambda: site.job("triage")["spec"]["suspend"] is False)
@@ -232,17 +237,20 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
     # What cannot change is refused with our sentence, and what nobody knows is told; git is mended, and all is well.
     wrong = {"jobs/triage.json": manifest("triage", spec__lora={"rank": 32})}
     revision = git.commit({**wrong, "jobs/misspelt.json": manifest("misspelt", spec__cluster__wokers=3)})
-    refused = argo.until("clinic-jobs", lambda status: status["operationState"]["phase"] == "Failed")["operationState"]
+    failed = site.until_argo_tells("clinic-jobs", lambda status: status["operationState"]["phase"] == "Failed")
+    refused = failed["operationState"]
     assert refused["syncResult"]["revision"] == revision
     assert IMMUTABLE in refused["message"]
     assert site.job("triage")["spec"]["lora"]["rank"] == 16
-    argo.until("clinic-jobs", healthy("misspelt", "Degraded", "UnknownField: spec.cluster.wokers: unknown field"))
+    site.until_argo_tells(
+        "clinic-jobs", healthy("misspelt", "Degraded", "UnknownField: spec.cluster.wokers: unknown field")
+    )
     mended = {"jobs/triage.json": manifest("triage", spec__suspend=False), "jobs/misspelt.json": None}
-    argo.until("clinic-jobs", synced(git.commit(mended)))
+    site.until_argo_tells("clinic-jobs", synced(git.commit(mended)))
 
     # A job that is no longer in git is deleted with its children; its ledger, and what was spent, stay.
     spent = site.job("triage")["status"]["ledgerName"]
-    argo.until("clinic-jobs", synced(git.commit({"jobs/triage.json": None})))
+    site.until_argo_tells("clinic-jobs", synced(git.commit({"jobs/triage.json": None})))
     site.until(lambda: {kind for kind, name, _ in site.objects() if name.startswith("triage")} == {"PrivacyLedger"})
     ledger = site.get("privacyledger", spent)
     assert ledger is not None and ledger["status"]["charges"][0]["steps"] == 5

@@ -8,7 +8,8 @@ import random
 from typing import Any, ClassVar
 
 import pytest
-from cluster import FINAL, Cluster, wait_until
+from cluster import FINAL, Cluster
+from patience import until
 
 from tensafe_operator.api import Api, ApiAway, ApiError
 from tensafe_operator.children import Manifest
@@ -97,7 +98,7 @@ def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster:
         uid = cluster.status()["ledgerUID"]
         cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
         # A garbage collector that has just begun hears of new kinds each half a minute.
-        wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"), 60)
+        until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
         forget(cluster, uid)
         if survived:
             break
@@ -172,7 +173,7 @@ def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluste
     cluster.plane.kubectl(*patch, held)
     old = (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"]
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-    wait_until(lambda: "deletionTimestamp" in (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"])
+    until(lambda: "deletionTimestamp" in (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"])
 
     cluster.apply()
     cluster.reconcile()
@@ -180,7 +181,7 @@ def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluste
     assert (stalled["status"], stalled["reason"]) == ("True", "NameTaken")
     assert "claims-triage-a1" in stalled["message"]
     cluster.plane.kubectl(*patch, json.dumps({"metadata": {"finalizers": None}}))
-    wait_until(lambda: cluster.get("rayjob", "claims-triage-a1") is None)
+    until(lambda: cluster.get("rayjob", "claims-triage-a1") is None)
     cluster.reconcile()
     assert (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"] != old
     assert cluster.condition("Stalled")["status"] == "False"
@@ -214,7 +215,7 @@ def test_a_job_may_be_deleted_in_each_phase_and_its_ledger_stays(cluster: Cluste
     before = cluster.get("privacyledger", ledger) if ledger else None
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
-    wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
+    until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
     assert made(cluster)["privacyledger"] == ([ledger] if before else [])
     if before:
         assert cluster.get("privacyledger", ledger) == before

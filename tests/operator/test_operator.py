@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,16 +15,16 @@ from typing import Any
 import pytest
 from cluster import install_kuberays_kinds
 from jobs import ARITHMETIC, MINIMAL, changed
+from operators import Operator
+from patience import PATIENCE_SECONDS, until
 from roles import install_roles
 
 from e2e.cluster.controlplane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 
-Process = subprocess.Popen[bytes]
-FAILOVER_SECONDS = 20
-_RUN = "\nimport runpy; runpy.run_module('tensafe_operator', run_name='__main__')"
-PATIENCE_SECONDS = 60
+FAILOVER_SECONDS, HANDOVER_SECONDS = 20, 8
+TOLD_SECONDS = 10
 
 
 class Plane:
@@ -37,7 +33,7 @@ class Plane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plane = ControlPlane(folder / "plane")
-        self.operators: list[subprocess.Popen[bytes]] = []
+        self.operators: list[Operator] = []
 
     def start(self, *, kinds: bool = True, **values: Any) -> None:
         """Start the servers; install our kinds and KubeRay's, and the roles of a chart with these values."""
@@ -61,37 +57,22 @@ class Plane:
         return [each["requestURI"] for each in asked if each["responseStatus"]["code"] == 403]
 
     def stop(self) -> None:
-        for process in self.operators:
-            process.kill()
-            process.wait()
+        for each in self.operators:
+            each.kill()
         self.plane.stop()
 
-    def operator(self, kubeconfig: Path | None = None, *, before: str = "", **more: str) -> tuple[Process, int]:
-        """Start an operator; its process, and the port of its health and metrics.
+    def operator(self, kubeconfig: Path | None = None, *, before: str = "", **more: str) -> Operator:
+        """Start an operator.
 
         Args:
             kubeconfig: who it is, where it is not the chart's account in tensafe-system.
             before: Python that is run before it begins.
             more: environment.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        environment = {**self.settings, "KUBECONFIG": str(kubeconfig or self.kubeconfig), "TENSAFE_PORT": str(port)}
-        environment |= more
-        log = (self.folder / f"operator-{len(self.operators)}.log").open("ab")
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"{before}\nimport runpy; runpy.run_module('tensafe_operator', run_name='__main__')",
-            ],
-            env={**os.environ, **environment},
-            stdout=log,
-            stderr=log,
-        )
-        self.operators.append(process)
-        return process, port
+        log = self.folder / f"operator-{len(self.operators)}.log"
+        environment = {**self.settings, "KUBECONFIG": str(kubeconfig or self.kubeconfig), **more}
+        self.operators.append(Operator(log, environment, before=before))
+        return self.operators[-1]
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("operator-*.log")))
@@ -105,13 +86,17 @@ class Plane:
         done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
         return None if done.returncode else dict(json.loads(done.stdout))
 
-    def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> float:
-        """Wait until something has happened; how long that took. Nobody tells a test what an operator does."""
-        began = time.monotonic()
-        while not happened():
-            assert time.monotonic() - began < seconds, self.logs()[-3000:]
-            time.sleep(0.1)
-        return time.monotonic() - began
+    def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until something has happened, in so many seconds for which the CPUs were there. Operators that lost
+        their Lease meanwhile are started again.
+        """
+
+        def so() -> object:
+            for each in self.operators:
+                each.keep()
+            return happened()
+
+        until(so, seconds, lambda: self.logs()[-3000:])
 
     def ray_jobs(self) -> list[str]:
         """Names of all RayJobs that there are."""
@@ -122,6 +107,12 @@ class Plane:
         """Whether the status tells since when this attempt runs, which is the last that is said of a beginning."""
         status = (self.get("tsj", name) or {}).get("status") or {}
         return any(each["number"] == attempt and "startTime" in each for each in status.get("attempts", ()))
+
+    def lease(self) -> tuple[str, str]:
+        """Who holds the Lease, and when it was renewed."""
+        told = ("get", "lease", "tensafe-operator", "-o", "jsonpath={.spec.holderIdentity} {.spec.renewTime}")
+        holder, renewed = self.plane.kubectl("-n", "tensafe-system", *told).stdout.split(" ")
+        return holder, renewed
 
     def through(self, wire: Wire) -> Path:
         """The operator's kubeconfig, by way of a wire."""
@@ -196,37 +187,27 @@ def plane(bare: Plane) -> Plane:
     return bare
 
 
-def metrics(port: int) -> str:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
-            return str(answer.read().decode())
-    except OSError:
-        return ""
-
-
 def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
-    first, port = plane.operator()
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
-    second, other = plane.operator()
+    first = plane.operator()
+    plane.until(lambda: first.leading)
+    second = plane.operator()
     plane.apply("one")
     plane.until(lambda: plane.begun("one"))
-    plane.until(lambda: 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0' in metrics(port))
-    assert "tensafe_leading 1.0" not in metrics(other)
+    plane.until(lambda: 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0' in first.metrics())
+    assert not second.leading
 
     before = plane.get("tsj", "one")
     first.kill()
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(other), FAILOVER_SECONDS)
+    plane.until(lambda: second.leading, FAILOVER_SECONDS)
     plane.apply("two")
     plane.until(lambda: plane.begun("two"))
     assert plane.get("tsj", "one") == before, "a new leader writes nothing that is so already"
 
     # SIGTERM gives the lease back, so the next one need not wait for it to run out.
-    third, last = plane.operator()
-    plane.until(lambda: metrics(last))
-    second.send_signal(signal.SIGTERM)
-    assert second.wait(20) == 0, plane.logs()
-    assert plane.until(lambda: "tensafe_leading 1.0" in metrics(last)) < 8
-    assert third.poll() is None
+    third = plane.operator()
+    plane.until(third.metrics)
+    assert second.terminate() == 0, plane.logs()
+    plane.until(lambda: third.leading, HANDOVER_SECONDS)
     assert plane.refused() == []
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
     told = json.loads(plane.plane.kubectl("-n", "clinic", *about, "-o", "json").stdout)["items"]
@@ -261,26 +242,24 @@ module.watch = watch
 
 
 def test_a_stop_that_was_asked_for_is_quiet_and_gives_the_lease_back(plane: Plane) -> None:
-    process, port = plane.operator(before=NOISE)
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    operator = plane.operator(before=NOISE)
+    plane.until(lambda: operator.leading)
     for number in range(5):
         plane.apply(f"job-{number}")
     plane.until(lambda: plane.begun("job-0"))
     before = len(plane.logs())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0, plane.logs()
+    assert operator.terminate() == 0, plane.logs()
     said = [json.loads(line) for line in plane.logs()[before:].splitlines()]
     assert [line for line in said if line["level"] != "INFO"] == []
-    held = ("get", "lease", "tensafe-operator", "-o", "jsonpath={.spec.holderIdentity}")
-    assert plane.plane.kubectl("-n", "tensafe-system", *held).stdout == ""
+    assert plane.lease()[0] == ""
 
 
 def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) -> None:
     """It cannot know whether somebody else leads by now, so it does nothing more."""
-    process, port = plane.operator()
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    operator = plane.operator()
+    plane.until(lambda: operator.leading)
     plane.plane.kill("apiserver", signal.SIGSTOP)
-    assert process.wait(30) == 1
+    assert operator.end() == 1
     plane.plane.kill("apiserver", signal.SIGCONT)
     plane.apply("after")
     plane.operator()
@@ -290,8 +269,8 @@ def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) 
 @pytest.mark.parametrize("namespaces", [[], ["clinic"]], ids=["everywhere", "in one namespace"])
 def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: Plane, namespaces: list[str]) -> None:
     bare.start(kinds=False, **({"namespaces": namespaces} if namespaces else {}))
-    process, port = bare.operator()
-    bare.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    operator = bare.operator()
+    bare.until(lambda: operator.leading)
     bare.install_ours()
     bare.apply("early")
     bare.apply("elsewhere", "lab")
@@ -304,19 +283,18 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     bare.until(lambda: "WorkerLost" in json.dumps(bare.get("tsj", "early")))
     there = bare.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
     assert bool(there) == (not namespaces)
-    assert process.poll() is None
     assert bare.refused() == []
 
 
 def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane: Plane) -> None:
-    process, port = plane.operator()
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    operator = plane.operator()
+    plane.until(lambda: operator.leading)
     plane.apply("before")
     plane.until(lambda: plane.begun("before"))
-    plane.until(lambda: 'phase="Starting"' in metrics(port))
+    plane.until(lambda: 'phase="Starting"' in operator.metrics())
     before = plane.get("tsj", "before")
     plane.plane.kill("apiserver")
-    assert process.wait(60) == 1, "without a Lease it must not act; its pod is started again"
+    assert operator.end() == 1, "without a Lease it must not act; its pod is started again"
     plane.plane.start_api_server()
     plane.operator()
     plane.apply("after")
@@ -325,18 +303,27 @@ def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane
     assert plane.ray_jobs() == ["after-a1", "before-a1"]
 
 
+NOTICES_SOON = """
+import tensafe_operator.lease as lease, tensafe_operator.watch as watch
+watch.INACTIVITY_SECONDS, lease.RENEW_SECONDS = 5.0, 60.0
+"""
+"""Gives its streams up soon, and its Lease late: it must not be another process that finds what was missed."""
+
+
 def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
     """A load balancer that forgets a connection tells nobody. New connections go through."""
     with Wire(plane.plane.url) as wire:
         through = plane.through(wire)
-        process, port = plane.operator(through, before="import tensafe_operator.watch as w; w.INACTIVITY_SECONDS = 5.0")
-        plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+        operator = plane.operator(through, before=NOTICES_SOON)
+        plane.until(lambda: operator.leading)
         plane.apply("before")
         plane.until(lambda: plane.begun("before"))
         wire.freeze()
+        lease = plane.lease()
         plane.apply("after")
         plane.until(lambda: plane.begun("after"))
-        assert process.poll() is None, "the Lease was renewed over new connections"
+        plane.until(lambda: plane.lease() != lease)
+        assert plane.lease()[0] == lease[0], "the Lease was renewed over new connections"
 
 
 @pytest.mark.parametrize(
@@ -344,8 +331,7 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
 )
 def test_who_may_not_look_at_a_namespace_says_which_setting_names_it(bare: Plane, asked: str, says: str) -> None:
     bare.start(namespaces=["clinic"])
-    process, _ = bare.operator(TENSAFE_NAMESPACES=asked)
-    assert process.wait(30) == 1
+    assert bare.operator(TENSAFE_NAMESPACES=asked).end() == 1
     assert f"TENSAFE_NAMESPACES {says}, and not all of it may be looked at" in bare.logs()
     assert "Traceback" not in bare.logs()
 
@@ -353,43 +339,39 @@ def test_who_may_not_look_at_a_namespace_says_which_setting_names_it(bare: Plane
 CUT_SECONDS = 60.0
 
 
-@pytest.mark.timeout(300)
 def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what_was_missed(plane: Plane) -> None:
     with Wire(plane.plane.url) as wire:
         through = plane.through(wire)
-        process, port = plane.operator(through)
-        plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+        operator = plane.operator(through)
+        plane.until(lambda: operator.leading)
         plane.apply("before")
         plane.until(lambda: plane.begun("before"))
         wire.cut = True
         wire.freeze()
         since = time.monotonic()
-        assert process.wait(30) == 1, "without a Lease it must not act; its pod is started again"
-        process, port = plane.operator(through)
+        assert operator.end() == 1, "without a Lease it must not act; its pod is started again"
+        operator = plane.operator(through)
         plane.apply("meanwhile")
         plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "before-a1")
         plane.until(lambda: time.monotonic() > since + CUT_SECONDS)
-        assert "tensafe_leading 0.0" in metrics(port) and not plane.begun("meanwhile")
+        assert not operator.leading and not plane.begun("meanwhile")
         wire.cut = False
         plane.until(lambda: plane.begun("meanwhile"))
         plane.until(lambda: plane.begun("before", attempt=2))
         assert plane.ray_jobs() == ["before-a2", "meanwhile-a1"]
-        assert process.poll() is None
 
 
 def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
     """Two releases in two namespaces have two Leases, so both lead."""
     other = install_roles(plane.plane, "tensafe-other", **{"rbac.trainerRole": False})
-    _, one = plane.operator()
-    _, two = plane.operator(other, TENSAFE_OWN_NAMESPACE="tensafe-other")
-    for port in (one, two):
-        plane.until(lambda port=port: "tensafe_leading 1.0" in metrics(port))
+    both = plane.operator(), plane.operator(other, TENSAFE_OWN_NAMESPACE="tensafe-other")
+    plane.until(lambda: all(each.leading for each in both))
     names = [f"job-{number}" for number in range(8)]
     for name in names:
         plane.apply(name)
     plane.until(lambda: all(plane.begun(name) for name in names))
     starting = ('phase="Starting"', len(names))
-    plane.until(lambda: all(metrics(port).count(starting[0]) == starting[1] for port in (one, two)))
+    plane.until(lambda: all(each.metrics().count(starting[0]) == starting[1] for each in both))
     before = {name: plane.get("tsj", name) for name in names}
     assert plane.ray_jobs() == [f"{name}-a1" for name in names]
     ledgers = plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout.split()
@@ -400,13 +382,13 @@ def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
 
 
 def test_what_the_api_server_takes_and_cannot_be_run_is_told_within_ten_seconds(plane: Plane) -> None:
-    _, port = plane.operator()
-    plane.until(lambda: "tensafe_leading 1.0" in metrics(port))
+    operator = plane.operator()
+    plane.until(lambda: operator.leading)
     wrong = [*ARITHMETIC, ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?")]
     for number, (changes, _) in enumerate(wrong):
         plane.apply(f"wrong-{number}", changes=changes)
     for number, (_, says) in enumerate(wrong):
-        plane.until(lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), 10)
+        plane.until(lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), TOLD_SECONDS)
         job = plane.get("tsj", f"wrong-{number}")
         accepted, stalled = condition(job, "Accepted"), condition(job, "Stalled")
         assert (accepted["status"], stalled["status"]) == ("False", "True")

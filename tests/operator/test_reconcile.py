@@ -10,7 +10,8 @@ import json
 from typing import Any, NoReturn
 
 import pytest
-from cluster import FINAL, Cluster, wait_until
+from cluster import FINAL, Cluster
+from patience import until
 
 from tensafe_operator import reconcile
 from tensafe_operator.plan.observed import Observed, Planned
@@ -97,7 +98,7 @@ def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: Cluster)
     quota = ("-n", cluster.namespace, "create", "quota", "few", "--hard=count/rayjobs.ray.io=0")
     cluster.plane.kubectl(*quota)
     cluster.apply()
-    wait_until(lambda: bool((cluster.get("quota", "few") or {}).get("status", {}).get("hard")))
+    until(lambda: bool((cluster.get("quota", "few") or {}).get("status", {}).get("hard")))
     cluster.reconcile()
     cluster.reconcile()
     assert cluster.condition("Stalled")["reason"] in ("QuotaExceeded", "Forbidden")

@@ -17,12 +17,12 @@ import json
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from patience import PATIENCE_SECONDS, until
 
 from e2e.cluster.controlplane import ControlPlane, free_ports
 from e2e.cluster.gotools import MODULES, program, source
@@ -34,7 +34,6 @@ ACTIONS = ("suspend", "resume")
 NAMESPACE = "argocd"
 PROJECT = "clinic"
 CLUSTER = "here"
-PATIENCE_SECONDS = 60
 _KIND = "tensafe.io_TenSafeTrainingJob"
 _REFRESH = "argocd.argoproj.io/refresh"
 _HEAD = """\
@@ -171,7 +170,7 @@ class ArgoCD:
         made["spec"]["project"] = PROJECT
         made["spec"]["source"]["repoURL"] = repository.url
         made["spec"]["destination"] = {"name": CLUSTER, "namespace": made["spec"]["destination"]["namespace"]}
-        made["spec"]["syncPolicy"]["retry"] = {"limit": 1, "backoff": {"duration": "1s"}}
+        made["spec"]["syncPolicy"]["retry"] = {"limit": 5, "backoff": {"duration": "1s", "factor": 1}}
         self._apply(made)
 
     def delete(self, name: str) -> None:
@@ -179,28 +178,30 @@ class ArgoCD:
         patch = json.dumps({"metadata": {"finalizers": ["resources-finalizer.argocd.argoproj.io"]}})
         where = ("-n", NAMESPACE, "patch", "application", name, "--type=merge")
         self._plane.kubectl(*where, "-p", patch)
-        self._plane.kubectl("-n", NAMESPACE, "delete", "application", name, f"--timeout={PATIENCE_SECONDS}s")
+        self._plane.kubectl("-n", NAMESPACE, "delete", "application", name, f"--timeout={PATIENCE_SECONDS:.0f}s")
 
     def refresh(self, name: str) -> dict[str, Any]:
         """Let Argo CD look at git and the cluster now: the Application's status once it has compared them."""
         where = ("-n", NAMESPACE, "annotate", "application", name, "--overwrite")
         self._plane.kubectl(*where, f"{_REFRESH}=normal")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while _REFRESH in (found := self._get(name))["metadata"].get("annotations", {}):
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.1)  # nobody tells; the annotation goes when it is done
-        return dict(found["status"])
+        return until(lambda: self._compared(name), why=self.logs)
 
     def until(self, name: str, told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The Application's status once it tells something. Argo CD is asked to look each time."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not told(status := self.refresh(name)):
-            assert time.monotonic() < deadline, f"{json.dumps(status, indent=1)}\n{self.logs()}"
-        return status
+
+        def found() -> dict[str, Any] | None:
+            return status if told(status := self.refresh(name)) else None
+
+        return until(found, why=lambda: f"{json.dumps(self._get(name), indent=1)}\n{self.logs()}") or {}
 
     def logs(self) -> str:
         """The last lines that each server wrote."""
         return "\n".join(f"{path.stem}: {path.read_text()[-3000:]}" for path in sorted(self._folder.glob("*.log")))
+
+    def _compared(self, name: str) -> dict[str, Any] | None:
+        """The Application's status, unless it is still to be looked at: then it is annotated."""
+        found = self._get(name)
+        return None if _REFRESH in found["metadata"].get("annotations", {}) else dict(found["status"])
 
     def _get(self, name: str) -> dict[str, Any]:
         return dict(json.loads(self._plane.kubectl("-n", NAMESPACE, "get", "application", name, "-o", "json").stdout))
@@ -279,14 +280,15 @@ def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = 
 
 def _until_open(address: str) -> None:
     host, port = address.split(":")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
+
+    def listens() -> bool:
         try:
             socket.create_connection((host, int(port)), 1).close()
-            return
         except OSError:
-            assert time.monotonic() < deadline, f"nobody listens on {address}"
-            time.sleep(0.1)  # nobody tells when a server has begun to listen
+            return False
+        return True
+
+    until(listens, why=lambda: f"nobody listens on {address}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +126,3 @@ class Cluster:
             text=json.dumps(ledger),
             kubeconfig=pod.kubeconfig,
         )
-
-
-def wait_until(happened: Callable[[], object], seconds: float = 20) -> None:
-    """Nobody tells a test what a controller has seen."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -1,7 +1,6 @@
 """How long things took on a cluster, told at the end of a run and kept beside the cluster's logs.
 
-A virtual machine may be given less of its CPUs than it asks for, and then everything takes as much longer. The kernel
-counts what was withheld (`steal` in proc(5)); a limit is compared with the time that the CPUs were really there.
+A limit is compared with the time that the CPUs were really there (see `patience`).
 """
 
 from __future__ import annotations
@@ -10,32 +9,11 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-_STAT = Path("/proc/stat")
+from patience import Timer
+
 _WORTH_TELLING = 0.95
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """What this machine's CPUs have done since it started, in ticks: worked, and been withheld while there was work."""
-
-    worked: int
-    withheld: int
-
-    @classmethod
-    def now(cls, stat: Path = _STAT) -> Cpu:
-        """Of this moment; nothing where the kernel does not tell."""
-        if not stat.exists():
-            return cls(0, 0)
-        user, nice, system, _, _, interrupts, soft, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
-        return cls(user + nice + system + interrupts + soft, steal)
-
-    def share_since(self, before: Cpu) -> float:
-        """Which part of the work that there was since then the CPUs were given for: 1 where nothing was withheld."""
-        worked, withheld = self.worked - before.worked, self.withheld - before.withheld
-        return worked / (worked + withheld) if withheld else 1.0
 
 
 class Stopwatch:
@@ -62,10 +40,9 @@ class Stopwatch:
         Raises:
             AssertionError: where they are.
         """
-        began, before = time.monotonic(), Cpu.now()
+        timer = Timer(here=self._here)
         yield
-        seconds = time.monotonic() - began
-        share = Cpu.now().share_since(before) if self._here else 1.0
+        seconds, share = timer.seconds, timer.share
         self.last = seconds * share
         told = (
             f"{seconds:.1f} s" if share > _WORTH_TELLING else f"{seconds:.1f} s (CPUs were there for {self.last:.1f})"

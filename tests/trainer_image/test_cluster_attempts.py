@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import wait_until
 from harness import MANIFEST, free_port, make_model, records
 from ledgers import make_pod
+from patience import PATIENCE_SECONDS, until
 
 from e2e.cluster.controlplane import ControlPlane
 from tensafe_api.manifest import load_manifest
@@ -41,7 +41,6 @@ from tensorguard.ledger.open import POD_UID
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 STEPS = 12
-PATIENCE_SECONDS = 300
 STARTS = 3
 
 
@@ -207,7 +206,7 @@ def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes:
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
 def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, nodes: Nodes) -> None:
     driver = nodes.drive()
-    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0, PATIENCE_SECONDS)
+    until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     driver.send_signal(signal.SIGTERM)
     out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
     status = clinic.status()
@@ -223,7 +222,7 @@ def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, node
 def test_pods_that_are_told_to_go_seal_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
     """The preStop hooks of head and worker, which the kubelet calls before it ends Ray."""
     driver = nodes.drive()
-    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0, PATIENCE_SECONDS)
+    until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     try:
         hooks = [subprocess.Popen(hook) for hook in clinic.hooks()]
         assert [hook.wait(PATIENCE_SECONDS) for hook in hooks] == [0, 0]

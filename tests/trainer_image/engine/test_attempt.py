@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import wait_until
 from harness import MANIFEST
+from patience import until
 
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
@@ -140,7 +140,7 @@ def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
         return answers
 
     def asked_again() -> None:
-        wait_until(lambda: len(asked) > 2, 30)
+        until(lambda: len(asked) > 2)
         assert is_at_work(head.run)
 
     monkeypatch.setattr(module, "_ASK_AGAIN_SECONDS", 0.0)
@@ -159,7 +159,7 @@ def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
     end(head, Reason.INTERRUPTED, "stopped on request")
     monkeypatch.setattr(module, "_workers", lambda: pods)
     monkeypatch.setattr(module, "_answers", lambda act: [read_end()] if act is read_end else [False for _ in pods])
-    workers.meanwhile = lambda: wait_until(lambda: not is_at_work(head.run), 30)
+    workers.meanwhile = lambda: until(lambda: not is_at_work(head.run))
     Stop.of(head.run).request()
     assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
 

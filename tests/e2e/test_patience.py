@@ -1,13 +1,15 @@
-"""A limit holds for the time in which the machine had its CPUs, and only that is taken off."""
+"""Limits hold for the time in which the machine had its CPUs: those of measures, and of waiting."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
+import patience as module
 import pytest
-import stopwatch as module
-from stopwatch import Cpu, Stopwatch
+from patience import Cpu, until
+from stopwatch import Stopwatch
 
 
 def test_what_the_kernel_tells_is_read(tmp_path: Path) -> None:
@@ -44,3 +46,18 @@ def test_a_goal_that_was_missed_is_an_error_and_one_that_others_cpus_cost_is_not
     with pytest.raises(AssertionError, match="more than 10"):
         measure(withheld=300, here=False)
     assert [json.loads(line)["share"] for line in (tmp_path / "times.jsonl").open()] == [1.0, 0.56, 0.25, 1.0]
+
+
+def test_who_waits_gives_up_after_so_long_with_the_cpus_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks(share: float) -> int:
+        """How often it is looked, once a second of the clock, at what never happens."""
+        clock, seen = itertools.count(), []
+        monkeypatch.setattr(module.time, "sleep", lambda _: None)
+        monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(module.Cpu, "share_since", lambda *_: share)
+        with pytest.raises(AssertionError, match="it never came"):
+            until(lambda: seen.append(1), 10, lambda: "it never came")
+        return len(seen)
+
+    assert until(lambda: "at once", 0) == "at once"
+    assert (looks(share=1), looks(share=0.25)) == (10, 40)
