@@ -12,7 +12,7 @@ EXAMPLES := examples/quickstart
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
 FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model and not cluster and not e2e"
 # Each of the two has a control plane of its own; the first run on a machine builds it from Go modules (ten minutes).
-CLUSTER := $(PY) -m pytest -n 2 -m cluster --timeout 1800
+CLUSTER := $(PY) -m pytest -n 2 -m cluster
 # Each file's tests share a Ray cluster. While one of them waits for its processes to start, another can go on.
 SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
 

@@ -1,4 +1,7 @@
-"""A real control plane for tests that are marked `cluster`, and a namespace for each of them."""
+"""A real control plane for tests that are marked `cluster`, and a namespace for each of them.
+
+No limit of time is put on an example of Hypothesis: a machine may stand still for a while.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from roles import install_roles
 
@@ -13,6 +17,9 @@ from e2e.cluster.controlplane import ControlPlane
 
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)
+
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

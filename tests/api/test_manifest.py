@@ -359,7 +359,7 @@ optional_fields = {
 }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(changes=st.fixed_dictionaries({}, optional=optional_fields), as_json=st.booleans())
 def test_writing_and_reading_gives_the_same_job(changes: dict[str, Any], as_json: bool) -> None:
     manifest = yaml.safe_load(SHORTEST)

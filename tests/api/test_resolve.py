@@ -299,7 +299,7 @@ def test_colluders_are_paid_for_with_larger_shares(job: Job) -> None:
     assert plan.mechanism.outsider_noise_multiplier == 2.0
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from(["0.5", "1", "3", "8", "20"]), st.integers(1, 3000), st.integers(30, 100_000))
 def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, steps: int, at_least: int) -> None:
     manifest = {

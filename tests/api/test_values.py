@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -98,7 +98,6 @@ def test_what_is_said_of_a_wrong_decimal(kind: object, value: object, sentence: 
     assert error.value.errors()[0]["msg"].startswith(sentence)
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0, max_value=1e299, allow_nan=False))
 def test_every_python_float_can_be_written(value: float) -> None:
     assert accepts(values.NonNegativeDecimal, repr(value))

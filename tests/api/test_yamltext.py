@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensafe_api import yamltext
@@ -100,7 +100,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
 def test_what_is_written_is_read_the_same_by_both_readers(value: dict[str, Any]) -> None:
     text = yamltext.write(value)
@@ -108,7 +107,6 @@ def test_what_is_written_is_read_the_same_by_both_readers(value: dict[str, Any])
     assert yaml.safe_load(text) == value
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
 def test_json_is_read_the_same_by_yaml_readers(value: dict[str, Any]) -> None:
     text = yamltext.write_json(value)

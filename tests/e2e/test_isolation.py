@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import json
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clinic import LABELS, Clinic
+from patience import until
 from transformers import AutoTokenizer
 from wire import check_masked, streams
 
@@ -164,10 +164,7 @@ def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
     processes = cluster.node.processes
     processes.start("tcpdump", command)
     try:
-        deadline = time.monotonic() + 30
-        while not file.exists() or not file.stat().st_size:  # its first bytes are written when it listens
-            assert processes.running("tcpdump") and time.monotonic() < deadline, processes.log("tcpdump")
-            time.sleep(0.1)
+        until(lambda: file.exists() and file.stat().st_size, why=lambda: processes.log("tcpdump"))  # when it listens
         yield file
     finally:
         processes.kill("tcpdump", signal.SIGINT)  # on which it writes down what it has heard

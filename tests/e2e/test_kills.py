@@ -87,7 +87,7 @@ def test_pods_that_are_told_to_go_seal_a_checkpoint_before_they_do(
 
     # The node, drained by somebody who maintains it: all pods at once.
     (node,) = clinic.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
-    selected = ("--pod-selector=tensafe.io/job=triage", "--delete-emptydir-data", "--force", "--timeout=180s")
+    selected = ("--pod-selector=tensafe.io/job=triage", "--delete-emptydir-data", "--force", "--timeout=300s")
     with stopwatch("node drained and given back → next step"):
         try:
             clinic.kubectl("drain", node, *selected)

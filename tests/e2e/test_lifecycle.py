@@ -49,7 +49,7 @@ def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(
     assert float(resumed["privacy"]["epsilonSpent"]) > float(sealed["privacy"]["epsilonSpent"])
 
     # Deleted while it runs: the pods go, and what was spent stays.
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
+    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
     clinic.until_gone(lambda: clinic.pods(), 180)
     assert clinic.charged(resumed["ledgerName"]) >= resumed["privacy"]["stepsCharged"]
 

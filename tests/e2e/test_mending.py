@@ -34,7 +34,7 @@ def held_up(clinic: Clinic, stopwatch: Stopwatch, reason: str, **changes: Any) -
         status = clinic.until(lambda status: stalled(status).startswith(reason), 60)
     yield stalled(status)
     assert not stalled(clinic.until_step(1, 300))
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
+    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
     clinic.until_gone(lambda: clinic.pods(), 180)
 
 

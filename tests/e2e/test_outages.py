@@ -24,7 +24,7 @@ API_SECONDS, S3_SECONDS = 30, 60
 def test_storage_goes_away_for_a_minute(clinic: Clinic, data: Path, stopwatch: Stopwatch) -> None:
     began = training(clinic, data)
     clinic.kubectl("scale", "deployment/s3", "--replicas=0")
-    clinic.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=60s")
+    clinic.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=300s")
     time.sleep(S3_SECONDS)  # what is tried is an outage of that length, in which a checkpoint is due (every five steps)
     clinic.kubectl("scale", "deployment/s3", "--replicas=1")
     with stopwatch("S3 back after a minute → five steps on"):

@@ -57,7 +57,7 @@ def test_queued_admitted_evicted_and_admitted_again(
     assert [attempt["number"] for attempt in over["attempts"]] == [1]
     assert clinic.incarnation(1) == 2
     assert over["privacy"]["stepsRecharged"] <= 1, "its pods were told to go, and seal a checkpoint before they do"
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=60s")
+    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
     clinic.until_gone(lambda: clinic.kubectl("get", "workloads", "-o", "name"), 60)
 
 

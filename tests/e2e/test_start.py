@@ -59,7 +59,7 @@ def run(clinic: Clinic, job: dict[str, Any]) -> None:
 
 
 def removed(clinic: Clinic, name: str) -> None:
-    clinic.kubectl("delete", "rayjob", name, "--timeout=60s")
+    clinic.kubectl("delete", "rayjob", name, "--timeout=300s")
     clinic.until_gone(lambda: clinic.kubectl("get", "pods", "-l", "ray.io/cluster", "-o", "name"), 120)
 
 

@@ -19,7 +19,7 @@ RELEASE = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
 
 def operators(clinic: Clinic) -> set[str]:
     """The UIDs of the operator's pods once it is rolled out, but for those that are told to go."""
-    kubectl(clinic.kubeconfig, "-n", SYSTEM, "rollout", "status", "deployment/tensafe-operator", "--timeout=180s")
+    kubectl(clinic.kubeconfig, "-n", SYSTEM, "rollout", "status", "deployment/tensafe-operator", "--timeout=300s")
     listed = kubectl(clinic.kubeconfig, "-n", SYSTEM, "get", "pods", "-o", "json").stdout
     pods = (pod["metadata"] for pod in json.loads(listed)["items"])
     return {pod["uid"] for pod in pods if "deletionTimestamp" not in pod}

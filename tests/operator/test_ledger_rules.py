@@ -176,6 +176,6 @@ def test_nobody_deletes_a_ledger_unless_it_may_be_forgotten(ledger: LedgerObject
 
 
 def test_a_ledger_goes_with_its_namespace(ledger: LedgerObject, control_plane: ControlPlane) -> None:
-    control_plane.kubectl("delete", "namespace", ledger.namespace, "--timeout=60s")
+    control_plane.kubectl("delete", "namespace", ledger.namespace, "--timeout=300s")
     found = control_plane.kubectl("-n", ledger.namespace, "get", "privacyledgers", "-o", "name")
     assert found.stdout == ""

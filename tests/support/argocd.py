@@ -15,14 +15,13 @@ import functools
 import hashlib
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from patience import PATIENCE_SECONDS, until
+from patience import PATIENCE_SECONDS, until, until_open
 
 from e2e.cluster.controlplane import ControlPlane, free_ports
 from e2e.cluster.gotools import MODULES, program, source
@@ -137,7 +136,7 @@ class ArgoCD:
         self._plane.kubectl("apply", "--server-side", "-f", str(CONFIG_MAP))
         redis, repositories, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
         self._run("redis", [str(_redis()), redis])
-        _until_open(redis)
+        until_open(redis)
         self._run(
             "repo-server",
             [
@@ -146,7 +145,7 @@ class ArgoCD:
                 *("--port", repositories.rsplit(":")[-1], "--metrics-port", metrics.rsplit(":")[-1]),
             ],
         )
-        _until_open(repositories)
+        until_open(repositories)
         self._run(
             "application-controller",
             [
@@ -276,19 +275,6 @@ def _installation(plane: ControlPlane) -> list[dict[str, Any]]:
 def _object(version: str, kind: str, name: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
     metadata = {"name": name, "namespace": NAMESPACE, "labels": labels or {}}
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
-
-
-def _until_open(address: str) -> None:
-    host, port = address.split(":")
-
-    def listens() -> bool:
-        try:
-            socket.create_connection((host, int(port)), 1).close()
-        except OSError:
-            return False
-        return True
-
-    until(listens, why=lambda: f"nobody listens on {address}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import contextlib
 import importlib.resources
 import json
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import s3fs
 from jobs import changed
+from patience import Timer, until_open
 
 from e2e.cluster import images
 from e2e.cluster.controlplane import Authority, built, free_ports, kubectl
@@ -117,7 +117,7 @@ class Clinic:
             self.kubectl("create", "secret", "tls", "s3-tls", f"--cert={certificate}", f"--key={key}")
             self.kubectl("create", "configmap", "authority", f"--from-file=ca.crt={self._authority.certificate}")
         self.apply(*self._s3())
-        self.kubectl("rollout", "status", "deployment/s3", "--timeout=60s")
+        self.kubectl("rollout", "status", "deployment/s3", "--timeout=300s")
 
     def credentials(self, name: str) -> None:
         """Make a Secret with the bucket's keys."""
@@ -127,7 +127,7 @@ class Clinic:
 
     def close(self) -> None:
         """Delete it all, the ledgers of its jobs included."""
-        kubectl(self.kubeconfig, "delete", "namespace", self.namespace, "--timeout=180s")
+        kubectl(self.kubeconfig, "delete", "namespace", self.namespace, "--timeout=300s")
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[dict[str, Any]]:
@@ -151,13 +151,7 @@ class Clinic:
         command = [str(built("kubectl")), "--kubeconfig", str(self.kubeconfig), "-n", self.namespace]
         forward = subprocess.Popen([*command, "port-forward", what, f"{own}:{port}"], stdout=subprocess.DEVNULL)
         try:
-            deadline = time.monotonic() + 30
-            while True:
-                with contextlib.suppress(OSError):
-                    socket.create_connection(("127.0.0.1", own), timeout=1).close()
-                    break
-                assert time.monotonic() < deadline, f"{what} cannot be reached"
-                time.sleep(0.1)
+            until_open(f"127.0.0.1:{own}")
             yield own
         finally:
             forward.kill()
@@ -185,7 +179,7 @@ class Clinic:
     def idle(self, name: str, claim: str = "") -> None:
         """Start a pod of the trainer's image that does nothing but hold a claim's volume at /volume."""
         self.apply(_idle(name, images.ours()[1], claim))
-        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=120s")
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=300s")
 
     def run(self, pod: str, *command: str) -> subprocess.CompletedProcess[str]:
         """What a command does in a pod."""
@@ -210,10 +204,10 @@ class Clinic:
         """The job's status once it tells something, which a job that is over never does. Whatever is waited for, what
         was spent never falls.
         """
-        deadline = time.monotonic() + seconds
+        timer = Timer()
         while not told(status := self._status(name)):
             over = status.get("phase") in FINAL and not told(self._status(name))
-            if over or time.monotonic() > deadline:
+            if over or timer.given > seconds:
                 raise AssertionError(f"not within {seconds:.0f} s: {json.dumps(status, indent=1)}")
             time.sleep(1)  # a person looks again, too
         return status
@@ -284,9 +278,9 @@ class Clinic:
 
     def until_gone(self, left: Callable[[], object], seconds: float) -> None:
         """Return once nothing is left."""
-        deadline = time.monotonic() + seconds
+        timer = Timer()
         while found := left():
-            assert time.monotonic() < deadline, f"still there: {found}"
+            assert timer.given < seconds, f"still there: {found}"
             time.sleep(1)
 
     def dump(self, folder: Path) -> None:

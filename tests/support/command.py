@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness import MANIFEST, make_model, records
+from patience import PATIENCE_SECONDS, Timer, until
 
 from tensorguard.engine.config import EVENTS
 from tensorguard.engine.events import Event, EventReader, Started, Stepped
@@ -27,7 +28,6 @@ OVERRIDES = (
     "spec.cluster.workers=1",  # each more costs every start a quarter of a minute
     "spec.dataset.uri=data.jsonl",
 )
-PATIENCE_SECONDS = 240
 
 
 def write_job(place: Path) -> None:
@@ -58,9 +58,9 @@ class Command:
     def wait_for(self, happened: Callable[[list[Event]], bool]) -> list[Event]:
         """Read events until they show what is waited for."""
         events: list[Event] = []
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        timer = Timer()
         while not happened(events):
-            assert time.monotonic() < deadline, f"nothing happened: {events[-3:]}"
+            assert timer.given < PATIENCE_SECONDS, f"nothing happened: {events[-3:]}"
             assert self.process.poll() is None, self.words()
             try:
                 self.process.wait(0.1)
@@ -134,7 +134,4 @@ def assert_nothing_is_left(run: Path, temporary: Path) -> None:
     """Neither the run's working folder nor Ray's, nor a process of Ray's."""
     assert not (run / ".work").exists()
     assert list(temporary.iterdir()) == []
-    deadline = time.monotonic() + 60
-    while left := processes_of(temporary):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)  # a process that ends tells nobody but its parent
+    until(lambda: not processes_of(temporary), why=lambda: "\n".join(processes_of(temporary)))

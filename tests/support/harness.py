@@ -317,7 +317,7 @@ def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: 
     for instrument in instruments:
         instrument.install(rank, directory)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=300)
     )
     device = torch.device("cpu")
     train(config, ProcessGroup(device), device)

@@ -7,6 +7,7 @@ limit is what a test claims, it is the claim's; all other limits are long, since
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,3 +78,17 @@ def until(happened: Callable[[], T], seconds: float = PATIENCE_SECONDS, why: Cal
         assert timer.given < seconds, why()
         time.sleep(0.1)
     return what
+
+
+def until_open(address: str) -> None:
+    """Wait until somebody listens on an address, such as 127.0.0.1:80."""
+    host, port = address.split(":")
+
+    def listens() -> bool:
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+        except OSError:
+            return False
+        return True
+
+    until(listens, why=lambda: f"nobody listens on {address}")

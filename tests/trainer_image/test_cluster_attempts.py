@@ -38,7 +38,7 @@ from tensorguard.engine.folder import WORK
 from tensorguard.engine.mounted import ROOT, Mounted
 from tensorguard.ledger.open import POD_UID
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.cluster
 
 STEPS = 12
 STARTS = 3

@@ -35,7 +35,7 @@ def local(rank: int) -> tuple[np.ndarray, np.ndarray]:
 def work(rendezvous: str, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=300)
     )
     channel = ProcessGroup(torch.device("cpu"))
     check_wraps(channel)

@@ -28,7 +28,7 @@ def expected() -> list[int]:
 def test_three_processes_add_exactly_and_agree(tmp_path: Path) -> None:
     script = Path(__file__).with_name("gloo_worker.py")
     rendezvous = tmp_path / "rendezvous"
-    subprocess.run([sys.executable, str(script), str(rendezvous), str(SIZE)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(script), str(rendezvous), str(SIZE)], check=True, timeout=600)
     results = [json.loads(Path(f"{rendezvous}-{rank}").read_text()) for rank in range(SIZE)]
     for result in results:
         assert result["stops"] == [False, False, True]

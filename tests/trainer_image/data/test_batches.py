@@ -36,7 +36,7 @@ def test_buckets():
 
 
 @given(units_of_lengths, st.data(), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_units_are_worked_off_whole_in_public_shapes(units, data, size):
     shard = shard_of(units)
     drawn = data.draw(st.lists(st.integers(0, len(units) - 1), unique=True))
@@ -54,7 +54,7 @@ def test_units_are_worked_off_whole_in_public_shapes(units, data, size):
 
 
 @given(units_of_lengths)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_hold_their_record_and_dummies_hold_nothing(units):
     shard = shard_of(units)
     for batch in batches(shard, range(len(units))):
@@ -75,7 +75,7 @@ def test_rows_hold_their_record_and_dummies_hold_nothing(units):
 
 
 @given(units_of_lengths, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_units_shape_does_not_depend_on_who_else_is_drawn(units, data):
     shard = shard_of(units)
     unit = data.draw(st.integers(0, len(units) - 1))

@@ -106,7 +106,7 @@ def test_one_odd_row_drops_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "parquet"])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n"), min_size=1), min_size=1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_fragments_tile_a_file_however_it_is_cut(tmp_path_factory, form, texts):
     path = tmp_path_factory.mktemp("tiles") / f"d.{form}"
     if form == "parquet":

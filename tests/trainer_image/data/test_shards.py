@@ -46,14 +46,14 @@ def shards(rows, limit=None, batches=1, **options):
 
 
 @given(records, st.randoms(), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shards_do_not_depend_on_the_order_of_rows_or_on_how_they_were_read(rows, random, batches):
     shuffled = random.sample(rows, len(rows))
     assert shards(shuffled, limit=2, batches=batches) == shards(rows, limit=2)
 
 
 @given(records, st.tuples(texts, users))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_record_more_changes_its_own_unit_only(rows, extra):
     text, user = extra
     before, after = shards(rows)[0], shards([*rows, extra])[0]
@@ -69,7 +69,7 @@ def test_one_record_more_changes_its_own_unit_only(rows, extra):
 
 
 @given(records)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_user_is_one_unit_and_every_record_without_one_is_its_own(rows):
     units = [tuple(sorted(unit)) for shard in shards(rows)[0] for unit in shard]
     expected = [tuple(sorted(t for t, u in rows if u == user)) for user in {u for _, u in rows if u}]
@@ -78,7 +78,7 @@ def test_every_user_is_one_unit_and_every_record_without_one_is_its_own(rows):
 
 
 @given(records)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_for_examples_every_row_is_a_unit_and_twins_share_a_shard(rows):
     found, _ = shards(rows, columns={"text": "t"})
     assert Counter(unit for shard in found for unit in shard) == Counter((t,) for t, _ in rows)
@@ -86,7 +86,7 @@ def test_for_examples_every_row_is_a_unit_and_twins_share_a_shard(rows):
 
 
 @given(st.lists(texts, min_size=1, max_size=8), st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_limit_keeps_the_same_records_whoever_else_is_there(hers, limit):
     rows = [(t, "1") for t in hers]
     [kept] = [unit for shard in shards(rows, limit=limit)[0] for unit in shard]
@@ -124,7 +124,7 @@ def tokeniser_of_none(values):
 
 
 @given(records)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_digest_sees_every_record_and_needs_the_key(rows):
     digest = shards(rows)[1]
     assert digest.startswith("hmac-sha256:") and len(digest) == 12 + 64
@@ -167,7 +167,6 @@ def test_ids_are_one_user_whatever_their_type():
 
 
 @given(st.integers() | st.floats(allow_nan=False) | st.decimals(allow_nan=False) | st.text())
-@settings(deadline=None)
 def test_a_users_name_is_the_same_when_it_is_written_and_read_again(value):
     name = keys.user_of(value)
     assert name == keys.user_of(str(value))

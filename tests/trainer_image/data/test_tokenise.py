@@ -83,7 +83,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
     texts=st.lists(st.text() | st.none(), min_size=1, max_size=6),
     at=st.integers(0, 5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_records_tokens_depend_on_no_other_record(make_tokenizer, texts, at):
     encode = tokeniser(make_tokenizer(), Recipe({"text": "t"}, 8, loss_on="All"))
     at %= len(texts)

@@ -13,7 +13,7 @@ from harness import make_model, records
 from tensorguard.distributed import DistributedDPConfig, TenSafeCallback, TenSafeTrainer, TenSafeTrainingConfig
 from tensorguard.ledger.file import FileLedger
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.ray
 
 
 def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_path: Path) -> None:

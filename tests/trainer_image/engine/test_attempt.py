@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from harness import MANIFEST
-from patience import until
+from patience import PATIENCE_SECONDS, until
 
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
@@ -45,10 +44,7 @@ class Workers:
 
     def fit(self, loop: Any, values: dict[str, Any], group: Group, storage: Path) -> None:
         self.values, self.group = values, group
-        deadline = time.monotonic() + 30
-        while self.until is not None and not self.until:
-            assert time.monotonic() < deadline, "nobody raised the flag"
-            time.sleep(0.05)
+        until(lambda: self.until is None or self.until, why=lambda: "nobody raised the flag")
         self.meanwhile()
         if self.fails is not None:
             raise self.fails
@@ -182,7 +178,7 @@ def test_ray_is_not_left_while_it_is_being_asked(
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", left.set)
     monkeypatch.setattr(module, "_answers", answer)
-    workers.meanwhile = lambda: asked.wait(30)
+    workers.meanwhile = lambda: asked.wait(PATIENCE_SECONDS)
     Stop.of(head.run).request()
     assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
     assert left.is_set()

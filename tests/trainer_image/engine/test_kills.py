@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from harness import Job, join
 from instruments import EVERY_RANK, POINTS, Instrument, Kill, Tear
 
@@ -124,7 +123,6 @@ class Story:
             assert place.ledger_length <= ledger.length
 
 
-@pytest.mark.timeout(0 if KILLS > 20 else 600)
 def test_training_goes_on_from_every_kill_and_what_was_spent_stays_spent(tmp_path: Path) -> None:
     planned = kills(random.Random(20))
     died = jobs = 0

@@ -32,7 +32,7 @@ tokens = st.one_of(
 records = st.tuples(tokens, st.integers(0, 1))
 examples = records.map(lambda record: [record])
 users = st.lists(records, min_size=1, max_size=11)
-quick = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+quick = settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def with_duplicates(units: Sequence[Unit], doubled: bool) -> list[Unit]:

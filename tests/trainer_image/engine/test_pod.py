@@ -41,7 +41,7 @@ class Meeting:
     """Where the ranks exchange messages."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(RANKS, timeout=60)
+        self.barrier = threading.Barrier(RANKS, timeout=300)
         self.messages: list[bytes] = [b""] * RANKS
         self.met = 0
 

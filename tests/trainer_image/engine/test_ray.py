@@ -23,7 +23,7 @@ from tensorguard.engine.run import run
 from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import LedgerState
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")

@@ -293,4 +293,4 @@ class Life(RuleBasedStateMachine):
 def test_what_was_charged_never_falls_whatever_happens(make_backend: Callable[[], Any], spec: LedgerSpec) -> None:
     life = type("Life", (Life,), {"make": staticmethod(make_backend), "spec": spec})
     examples = make_backend().examples
-    run_state_machine_as_test(life, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(life, settings=settings(max_examples=examples, stateful_step_count=25))

@@ -77,7 +77,7 @@ def total(clip: GridClipper, units: list[tuple[list[float], int]]) -> torch.Tens
     return clip.take()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(neighbours())
 def test_neighbouring_sums_differ_by_at_most_the_grid(
     case: tuple[int, float, list[tuple[list[float], int]], tuple[list[float], int], int, int],
