@@ -18,7 +18,7 @@ from e2e.cluster.controlplane import ControlPlane
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)
 
-hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
 

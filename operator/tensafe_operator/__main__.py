@@ -16,14 +16,14 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
 from tensafe_operator.api import FORBIDDEN, Api, ApiAway, ApiError
 from tensafe_operator.cache import Cache, Key
 from tensafe_operator.connection import KUBECONFIG, connection, said
+from tensafe_operator.ending import Ending, Together
 from tensafe_operator.health import Health
 from tensafe_operator.lease import Lease
 from tensafe_operator.logs import Json
@@ -36,58 +36,55 @@ from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0
-CANCEL_SECONDS = 5.0
 BEGIN_ANEW = -1
+WATCHING, RECONCILING = "watching", "reconciling"
 _COMMAND = "python -m tensafe_operator"
 
 log = logging.getLogger("tensafe_operator")
 
 
-async def operate(settings: Settings) -> int:
+async def operate(settings: Settings, ending: Ending) -> int:
     """Lead, and reconcile until told to stop. Returns the exit code, or BEGIN_ANEW.
 
     The lease is renewed over connections of its own: it does not wait behind the work, nor try one after the other the
-    many that a load balancer has forgotten.
+    many that a load balancer has forgotten. Whatever ends first ends all.
     """
-    metrics = Metrics()
+    metrics, tasks, stop = Metrics(), Together(), asyncio.Event()
     apart = Api(await connection(), metrics.answered)
     lease = Lease(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
     api = Api(await connection(), metrics.answered, lambda: lease.leading)
     health = Health(metrics, lease)
-    stop = asyncio.Event()
-    _heed(stop)
+
+    def heed() -> None:
+        """Let SIGTERM and Ctrl-C raise the flag."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, asked)
+
+    def asked() -> None:
+        ending.asked = True
+        stop.set()
+
+    heed()
     runner = None
-    code = 1
     try:
         runner = await _serve(health, settings.port)
-        tasks = [asyncio.create_task(health.listen(api, settings.own_namespace))]
-        stopping = asyncio.create_task(stop.wait())
-        acquiring = asyncio.create_task(lease.acquire())
-        await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
+        tasks.start("stopping", stop.wait())
+        tasks.start("listening", health.listen(api, settings.own_namespace))
+        grown = None
+        if await tasks.done("taking the lease", lease.acquire()):
             metrics.leading.set(1)
-            known = await known_kinds(api)  # before kopf looks
-            lead = _lead(api, settings, lease, metrics, health, stop)
-            tasks += [asyncio.create_task(lease.keep()), asyncio.create_task(lead)]
-            grown = asyncio.create_task(new_kinds(api, known))
-            tasks.append(grown)
-            await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            if grown.done() and not grown.exception():
-                log.info("new kinds of objects are there: beginning anew")
-                code = BEGIN_ANEW
+            grown = await _lead(tasks, api, settings, lease, metrics, health, heed)
+            await tasks.first()
+        ending.begin()
         _hush()
-        unusable = None
-        for task in (*tasks, acquiring, stopping):
-            if task.done() and not task.cancelled() and (error := task.exception()):
-                if isinstance(error, Unusable):
-                    unusable = error
-                else:
-                    log.error("the operator ends: %s", error, exc_info=error)
-        await _ended({*tasks, acquiring, stopping})
+        if anew := not stop.is_set() and grown is not None and grown.done() and not grown.exception():
+            log.info("new kinds of objects are there: beginning anew")
+        unusable = _told(tasks)
+        await tasks.end()
         await lease.release()
         if unusable is not None:
             raise unusable
-        return 0 if stop.is_set() else code
+        return BEGIN_ANEW if anew else 0 if stop.is_set() else 1
     finally:
         if runner is not None:
             await runner.cleanup()
@@ -95,42 +92,17 @@ async def operate(settings: Settings) -> int:
         await apart.close()
 
 
-async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
-    """Return once these have ended. They are cancelled until they do: kopf waits for much with `asyncio.wait_for`, and
-    Python 3.11's can swallow a cancellation.
-    """
-    while tasks:
-        for task in tasks:
-            task.cancel()
-        _, tasks = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
-
-
-def _heed(stop: asyncio.Event) -> None:
-    """Let SIGTERM and Ctrl-C raise the flag."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-
-def _hush() -> None:
-    """All is being cancelled now: what kopf says of that is no news, nor in which order its generators are closed."""
-    logging.getLogger("kopf").setLevel(logging.CRITICAL)
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-
-
-async def _serve(health: Health, port: int) -> web.AppRunner | None:
-    """Let health and metrics be asked for, where a port is given."""
-    try:
-        return await health.serve(port) if port else None
-    except OSError as error:
-        mend = "set it to a free one, or to 0 for neither health nor metrics"
-        raise Unusable(f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}.") from error
-
-
 async def _lead(
-    api: Api, settings: Settings, lease: Lease, metrics: Metrics, health: Health, stop: asyncio.Event
-) -> None:
-    """Watch and reconcile, until cancelled or kopf ends."""
-    cache, work = Cache(), Work()
+    tasks: Together,
+    api: Api,
+    settings: Settings,
+    lease: Lease,
+    metrics: Metrics,
+    health: Health,
+    heed: Callable[[], None],
+) -> asyncio.Task[None] | None:
+    """Begin to watch and reconcile; the task that ends when there are new kinds, or None where there was an end."""
+    cache, work, ready = Cache(), Work(), asyncio.Event()
     reconciler = Reconciler(api, settings, learn=cache.learn)
 
     async def handle(key: Key) -> float | None:
@@ -157,18 +129,46 @@ async def _lead(
             except (ApiAway, ApiError) as error:
                 log.warning("not everything could be listed: %s", error)
 
-    async def heed_again() -> None:
-        await ready.wait()
-        _heed(stop)  # kopf has put its own handlers in the place of ours
+    tasks.start("keeping the lease", lease.keep())
+    looked = await tasks.done("looking at the kinds", known_kinds(api))  # before kopf looks
+    if looked is None or not await tasks.done("listing", _listed(api, cache, settings)):
+        return None
+    tasks.start(RECONCILING, work.run(handle))
+    tasks.start("looking again", resync())
+    tasks.start(WATCHING, watch(registry(cache, work.touch, health.heard), settings, ready))
+    if not await tasks.done("kopf's beginning", ready.wait()):
+        return None
+    heed()  # kopf has put its own handlers in the place of ours
+    return tasks.start("looking for new kinds", new_kinds(api, looked.result()))
 
-    await _listed(api, cache, settings)
-    ready = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(work.run(handle))
-        group.create_task(resync())
-        group.create_task(heed_again())
-        await watch(registry(cache, work.touch, health.heard), settings, ready)
-        raise RuntimeError("kopf has ended")
+
+def _told(tasks: Together) -> Unusable | None:
+    """Say which errors tasks have ended with; what somebody must set right is returned."""
+    unusable = None
+    for task in tasks.ended():
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Unusable):
+            unusable = error
+        elif error is not None:
+            log.error("the operator ends: %s: %s", task.get_name(), error, exc_info=error)
+        elif task.get_name() in (WATCHING, RECONCILING):
+            log.error("the operator ends: %s has ended", task.get_name())
+    return unusable
+
+
+def _hush() -> None:
+    """All is being cancelled now: what kopf says of that is no news, nor in which order its generators are closed."""
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+
+async def _serve(health: Health, port: int) -> web.AppRunner | None:
+    """Let health and metrics be asked for, where a port is given."""
+    try:
+        return await health.serve(port) if port else None
+    except OSError as error:
+        mend = "set it to a free one, or to 0 for neither health nor metrics"
+        raise Unusable(f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}.") from error
 
 
 async def _listed(api: Api, cache: Cache, settings: Settings) -> None:
@@ -209,14 +209,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(Json())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    ending = Ending()
     try:
         while True:
             logging.getLogger("kopf").setLevel(logging.WARNING)
-            if (code := asyncio.run(operate(Settings.from_environment()))) != BEGIN_ANEW:
+            if (code := asyncio.run(operate(Settings.from_environment(), ending))) != BEGIN_ANEW:
                 return code
+            if ending.asked:  # meanwhile
+                return 0
+            ending.in_time()
     except Unusable as error:
         log.error("%s", error)
         return 1
+    finally:
+        ending.in_time()
 
 
 if __name__ == "__main__":

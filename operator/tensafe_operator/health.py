@@ -70,7 +70,7 @@ class Health:
         """
         app = web.Application()
         app.add_routes([web.get("/healthz", self._healthz), web.get("/metrics", self._show)])
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, port=port).start()

@@ -25,6 +25,7 @@ RENEW_SECONDS = 7.0
 RETRY_SECONDS = 2.0
 NAME = "tensafe-operator"
 T = TypeVar("T")
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
@@ -41,12 +42,12 @@ class Lease:
     @property
     def leading(self) -> bool:
         """Whether this process may write now."""
-        return time.monotonic() < self._until
+        return _now() < self._until
 
     @property
     def unrenewed(self) -> float:
         """Seconds since the last renewal by this process; 0 where it never led, or let go."""
-        return time.monotonic() - (self._until - RENEW_SECONDS) if self._until else 0.0
+        return _now() - (self._until - RENEW_SECONDS) if self._until else 0.0
 
     async def acquire(self) -> None:
         """Return once this process leads."""
@@ -71,15 +72,15 @@ class Lease:
             return
         self._until = 0.0
         try:
-            found = await self._api.get("Lease", self._namespace, NAME)
+            found = await self._answer(self._api.get("Lease", self._namespace, NAME))
             if found is not None and found["spec"].get("holderIdentity") == self._identity:
-                await self._api.replace(self._document(found, holder="", seconds=1))
-        except (ApiAway, ApiError) as error:
-            log.warning("the lease could not be released: %s", error)
+                await self._answer(self._api.replace(self._document(found, holder="", seconds=1)))
+        except (ApiAway, ApiError, TimeoutError) as error:
+            log.warning("the lease could not be released: %s", _words(error))
 
     async def _try(self) -> bool:
         """Take or renew the lease if it may be had."""
-        asked = time.monotonic()
+        asked = _now()
         try:
             found = await self._answer(self._api.get("Lease", self._namespace, NAME))
             if found is None:
@@ -90,7 +91,7 @@ class Lease:
                 return False
         except (ApiAway, ApiError, TimeoutError) as error:
             if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
-                log.warning("the lease could not be renewed: %s", str(error) or f"no answer for {RETRY_SECONDS:.0f} s")
+                log.warning("the lease could not be renewed: %s", _words(error))
             return False
         self._until = asked + RENEW_SECONDS
         return True
@@ -107,7 +108,7 @@ class Lease:
         spec = found["spec"]
         if spec.get("holderIdentity") in (self._identity, "", None):
             return True
-        version, now = str(found["metadata"]["resourceVersion"]), time.monotonic()
+        version, now = str(found["metadata"]["resourceVersion"]), _now()
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
         return now - self._seen[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
@@ -127,3 +128,12 @@ class Lease:
         }
         metadata = dict(found["metadata"]) if found else {"name": NAME, "namespace": self._namespace}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def _now() -> float:
+    """Seconds on a clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(_CLOCK)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or f"no answer for {RETRY_SECONDS:.0f} s"

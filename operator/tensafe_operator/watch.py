@@ -4,7 +4,7 @@ Only `on.event` is used: it writes nothing (no finalizer, no annotation), and ev
 (kopf's own index would also keep what it shows, but it takes minutes to fill with a thousand jobs: `relist` does that.)
 The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
 which cache and queue live.
-KubeRay's kinds may be installed later: kopf watches the cluster's CRDs and begins to watch RayJobs then.
+KubeRay's kinds may be installed later: `new_kinds` looks for them, and then the operator begins anew.
 """
 
 from __future__ import annotations

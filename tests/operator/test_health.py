@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tensafe_operator import health as module
+from tensafe_operator import lease as lease_module
 from tensafe_operator.health import Health
 from tensafe_operator.lease import LEASE_SECONDS, Lease
 from tensafe_operator.metrics import Metrics
@@ -36,8 +37,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
-        real = time.monotonic
+        real, of_lease = time.monotonic, lease_module._now
         monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
+        monkeypatch.setattr(lease_module, "_now", lambda: of_lease() + self.ahead)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_who_led_and_no_longer_renews_is_ill_until_it_lets_go(clock: Clock) -> N
 
 def test_an_api_server_that_says_nothing_for_long_is_told(clock: Clock) -> None:
     health, _, metrics = made()
-    assert abs(value(metrics, "tensafe_api_last_heard_timestamp_seconds") - time.time()) < 5
+    assert abs(value(metrics, "tensafe_api_last_heard_timestamp_seconds") - time.time()) < 60
     clock.ahead = module.SILENT_SECONDS + 1
     assert "nothing was heard of the API server for 151 s" in health.illness()
     health.heard()

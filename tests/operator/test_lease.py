@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
-from tensafe_operator import __main__ as program
 from tensafe_operator import lease as module
 from tensafe_operator.lease import Lease
 
@@ -33,7 +30,7 @@ class Server:
 
 
 async def ends(task: asyncio.Future[Any]) -> bool:
-    done, _ = await asyncio.wait([task], timeout=1)
+    done, _ = await asyncio.wait([task], timeout=20)
     return bool(done)
 
 
@@ -55,23 +52,5 @@ def test_a_lease_is_let_go_however_near_the_cancellation_is_to_the_answer(
             await asyncio.sleep(0)
         keeping.cancel()
         return await ends(keeping)
-
-    assert asyncio.run(run())
-
-
-def test_who_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "CANCEL_SECONDS", 0.05)
-
-    async def deaf(times: int) -> None:
-        for _ in range(times):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-        await asyncio.sleep(60)
-
-    async def run() -> bool:
-        tasks = {asyncio.ensure_future(deaf(times)) for times in range(3)}
-        await asyncio.sleep(0)
-        ending: Awaitable[None] = program._ended(set(tasks))
-        return await ends(asyncio.ensure_future(ending)) and all(task.cancelled() for task in tasks)
 
     assert asyncio.run(run())

@@ -20,11 +20,14 @@ from patience import PATIENCE_SECONDS, until
 from roles import install_roles
 
 from e2e.cluster.controlplane import ControlPlane
+from tensafe_operator.lease import LEASE_SECONDS
 
 pytestmark = pytest.mark.cluster
 
 FAILOVER_SECONDS, HANDOVER_SECONDS = 20, 8
 TOLD_SECONDS = 10
+PATIENT = "import tensafe_operator.lease as lease; lease.RENEW_SECONDS = 60.0"
+"""Does not lose its Lease where the machine stands still for some seconds."""
 
 
 class Plane:
@@ -188,13 +191,13 @@ def plane(bare: Plane) -> Plane:
 
 
 def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
-    first = plane.operator()
-    plane.until(lambda: first.leading)
-    second = plane.operator()
+    both = [plane.operator(), plane.operator()]
     plane.apply("one")
     plane.until(lambda: plane.begun("one"))
-    plane.until(lambda: 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0' in first.metrics())
-    assert not second.leading
+    shown = 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0'
+    plane.until(lambda: any(shown in each.metrics() for each in both))
+    plane.until(lambda: sorted(each.leading for each in both) == [False, True])
+    second, first = sorted(both, key=lambda each: each.leading)
 
     before = plane.get("tsj", "one")
     first.kill()
@@ -212,8 +215,11 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
     told = json.loads(plane.plane.kubectl("-n", "clinic", *about, "-o", "json").stdout)["items"]
     assert [each["reason"] for each in told].count("AttemptStarted") == 1, "told once, not by each leader"
-    line = next(json.loads(each) for each in plane.logs().splitlines() if "AttemptStarted" in each)
-    assert (line["namespace"], line["job"], line["attempt"]) == ("clinic", "one", 1)
+    lines = [json.loads(each) for each in plane.logs().splitlines() if "AttemptStarted" in each]
+    assert sorted((line["namespace"], line["job"], line["attempt"]) for line in lines) == [
+        ("clinic", "one", 1),
+        ("clinic", "two", 1),
+    ]
 
 
 NOISE = """
@@ -259,7 +265,7 @@ def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) 
     operator = plane.operator()
     plane.until(lambda: operator.leading)
     plane.plane.kill("apiserver", signal.SIGSTOP)
-    assert operator.end() == 1
+    assert operator.end() == 1 and operator.lost_its_lease
     plane.plane.kill("apiserver", signal.SIGCONT)
     plane.apply("after")
     plane.operator()
@@ -303,27 +309,21 @@ def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane
     assert plane.ray_jobs() == ["after-a1", "before-a1"]
 
 
-NOTICES_SOON = """
-import tensafe_operator.lease as lease, tensafe_operator.watch as watch
-watch.INACTIVITY_SECONDS, lease.RENEW_SECONDS = 5.0, 60.0
-"""
-"""Gives its streams up soon, and its Lease late: it must not be another process that finds what was missed."""
-
-
 def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
     """A load balancer that forgets a connection tells nobody. New connections go through."""
     with Wire(plane.plane.url) as wire:
         through = plane.through(wire)
-        operator = plane.operator(through, before=NOTICES_SOON)
+        soon = "\nimport tensafe_operator.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
+        operator = plane.operator(through, before=PATIENT + soon)
         plane.until(lambda: operator.leading)
         plane.apply("before")
         plane.until(lambda: plane.begun("before"))
         wire.freeze()
         lease = plane.lease()
+        plane.until(lambda: plane.lease() != lease, LEASE_SECONDS)
         plane.apply("after")
         plane.until(lambda: plane.begun("after"))
-        plane.until(lambda: plane.lease() != lease)
-        assert plane.lease()[0] == lease[0], "the Lease was renewed over new connections"
+        assert plane.lease()[0] == lease[0], "it is the process that was cut off which found what it had missed"
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
 )
 def test_who_may_not_look_at_a_namespace_says_which_setting_names_it(bare: Plane, asked: str, says: str) -> None:
     bare.start(namespaces=["clinic"])
-    assert bare.operator(TENSAFE_NAMESPACES=asked).end() == 1
+    assert bare.operator(TENSAFE_NAMESPACES=asked).end(PATIENCE_SECONDS) == 1
     assert f"TENSAFE_NAMESPACES {says}, and not all of it may be looked at" in bare.logs()
     assert "Traceback" not in bare.logs()
 
@@ -354,7 +354,7 @@ def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what
         plane.apply("meanwhile")
         plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "before-a1")
         plane.until(lambda: time.monotonic() > since + CUT_SECONDS)
-        assert not operator.leading and not plane.begun("meanwhile")
+        assert "tensafe_leading 0.0" in operator.metrics() and not plane.begun("meanwhile")
         wire.cut = False
         plane.until(lambda: plane.begun("meanwhile"))
         plane.until(lambda: plane.begun("before", attempt=2))
@@ -382,7 +382,7 @@ def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:
 
 
 def test_what_the_api_server_takes_and_cannot_be_run_is_told_within_ten_seconds(plane: Plane) -> None:
-    operator = plane.operator()
+    operator = plane.operator(before=PATIENT)
     plane.until(lambda: operator.leading)
     wrong = [*ARITHMETIC, ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?")]
     for number, (changes, _) in enumerate(wrong):

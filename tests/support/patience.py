@@ -7,37 +7,27 @@ limit is what a test claims, it is the claim's; all other limits are long, since
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 300.0
 _STAT = Path("/proc/stat")
+_STEAL = 8
 
 
-@dataclass(frozen=True)
-class Cpu:
-    """What this machine's CPUs have done since it started, in ticks: worked, and been withheld while there was work."""
-
-    worked: int
-    withheld: int
-
-    @classmethod
-    def now(cls, stat: Path = _STAT) -> Cpu:
-        """Of this moment; nothing where the kernel does not tell."""
-        if not stat.exists():
-            return cls(0, 0)
-        user, nice, system, _, _, interrupts, soft, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
-        return cls(user + nice + system + interrupts + soft, steal)
-
-    def share_since(self, before: Cpu) -> float:
-        """Which part of the work that there was since then the CPUs were given for: 1 where nothing was withheld."""
-        worked, withheld = self.worked - before.worked, self.withheld - before.withheld
-        return worked / (worked + withheld) if withheld else 1.0
+def withheld(stat: Path = _STAT) -> list[float]:
+    """For how many seconds each CPU was withheld while there was work for it, since the machine started; nothing where
+    the kernel does not tell.
+    """
+    if not stat.exists():
+        return []
+    lines = (line.split() for line in stat.read_text().splitlines() if line.startswith("cpu") and line[3].isdigit())
+    return [int(fields[_STEAL]) / os.sysconf("SC_CLK_TCK") for fields in lines]
 
 
 class Timer:
@@ -48,7 +38,7 @@ class Timer:
     """
 
     def __init__(self, *, here: bool = True) -> None:
-        self._began, self._before, self._here = time.monotonic(), Cpu.now(), here
+        self._began, self._before, self._here = time.monotonic(), withheld(), here
 
     @property
     def seconds(self) -> float:
@@ -56,14 +46,10 @@ class Timer:
         return time.monotonic() - self._began
 
     @property
-    def share(self) -> float:
-        """For which part of the work that there was the CPUs were there."""
-        return Cpu.now().share_since(self._before) if self._here else 1.0
-
-    @property
     def given(self) -> float:
-        """Seconds for which the CPUs were there."""
-        return self.seconds * self.share
+        """Those of them for which the CPUs were there: all but what was withheld of the one that was withheld most."""
+        lost = [after - before for before, after in zip(self._before, withheld(), strict=True)] if self._here else []
+        return self.seconds - max(lost, default=0.0)
 
 
 def until(happened: Callable[[], T], seconds: float = PATIENCE_SECONDS, why: Callable[[], str] = str) -> T:

@@ -42,14 +42,12 @@ class Stopwatch:
         """
         timer = Timer(here=self._here)
         yield
-        seconds, share = timer.seconds, timer.share
-        self.last = seconds * share
-        told = (
-            f"{seconds:.1f} s" if share > _WORTH_TELLING else f"{seconds:.1f} s (CPUs were there for {self.last:.1f})"
-        )
+        seconds, self.last = timer.seconds, timer.given
+        all_of_it = self.last > _WORTH_TELLING * seconds
+        told = f"{seconds:.1f} s" + ("" if all_of_it else f" (CPUs were there for {self.last:.1f})")
         self.lines.append(f"{told:>9}  {what}" + (f" (goal: {goal:.0f} s)" if goal else ""))
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        measure = {"at": round(time.time()), "what": what, "seconds": round(seconds, 1), "share": round(share, 2)}
+        measure = {"at": round(time.time()), "what": what, "seconds": round(seconds, 1), "given": round(self.last, 1)}
         with self._file.open("a") as kept:
             kept.write(json.dumps(measure) + "\n")
         assert goal is None or self.last <= goal, f"{what}: {told}, more than {goal:.0f}"
