@@ -20,11 +20,10 @@ from patience import PATIENCE_SECONDS, until
 from roles import install_roles
 
 from e2e.cluster.controlplane import ControlPlane
-from tensafe_operator.lease import LEASE_SECONDS
 
 pytestmark = pytest.mark.cluster
 
-FAILOVER_SECONDS, HANDOVER_SECONDS = 20, 8
+FAILOVER_SECONDS, HANDOVER_SECONDS, RECONNECT_SECONDS = 20, 8, 20
 TOLD_SECONDS = 10
 PATIENT = "import tensafe_operator.lease as lease; lease.RENEW_SECONDS = 60.0"
 """Does not lose its Lease where the machine stands still for some seconds."""
@@ -320,7 +319,7 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
         plane.until(lambda: plane.begun("before"))
         wire.freeze()
         lease = plane.lease()
-        plane.until(lambda: plane.lease() != lease, LEASE_SECONDS)
+        plane.until(lambda: plane.lease() != lease, RECONNECT_SECONDS)
         plane.apply("after")
         plane.until(lambda: plane.begun("after"))
         assert plane.lease()[0] == lease[0], "it is the process that was cut off which found what it had missed"

@@ -17,7 +17,7 @@ from e2e.cluster.controlplane import free_ports
 
 GRACE_SECONDS = 15
 """What the chart's pods have to end."""
-END_SECONDS = 30
+END_SECONDS = 60
 """The Lease runs out within seven, and ten more are left."""
 MOST_STARTS = 4
 _LOST = "the lease is lost"
