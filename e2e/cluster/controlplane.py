@@ -30,9 +30,8 @@ from cryptography.x509.oid import NameOID
 
 from e2e.cluster import versions
 from e2e.cluster.gotools import program
-from e2e.cluster.processes import Processes
+from e2e.cluster.processes import PATIENCE_SECONDS, Processes
 
-PATIENCE_SECONDS = 300
 AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are written down."""
 _SERVERS = ("controller-manager", "apiserver", "etcd")

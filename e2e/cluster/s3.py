@@ -16,10 +16,10 @@ from pathlib import Path
 
 from e2e.cluster.controlplane import Authority
 from e2e.cluster.gotools import program
+from e2e.cluster.processes import PATIENCE_SECONDS
 
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"
-PATIENCE_SECONDS = 300
 
 
 class S3:

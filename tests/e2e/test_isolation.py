@@ -164,7 +164,12 @@ def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
     processes = cluster.node.processes
     processes.start("tcpdump", command)
     try:
-        until(lambda: file.exists() and file.stat().st_size, why=lambda: processes.log("tcpdump"))  # when it listens
+
+        def listens() -> bool:
+            assert processes.running("tcpdump"), processes.log("tcpdump")
+            return file.exists() and file.stat().st_size > 0  # its first bytes are written then
+
+        until(listens, why=lambda: processes.log("tcpdump"))
         yield file
     finally:
         processes.kill("tcpdump", signal.SIGINT)  # on which it writes down what it has heard

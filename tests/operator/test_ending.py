@@ -61,7 +61,7 @@ def test_what_is_done_while_all_else_goes_on_is_known_from_what_is_cut_short() -
 
 
 STUCK = """
-import asyncio, sys, threading, time
+import asyncio, time
 from tensafe_operator import ending as module
 
 module.END_SECONDS = 1.0

@@ -210,6 +210,7 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
     plane.until(third.metrics)
     assert second.terminate() == 0, plane.logs()
     plane.until(lambda: third.leading, HANDOVER_SECONDS)
+    third.keep()
     assert plane.refused() == []
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
     told = json.loads(plane.plane.kubectl("-n", "clinic", *about, "-o", "json").stdout)["items"]
@@ -288,6 +289,7 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     bare.until(lambda: "WorkerLost" in json.dumps(bare.get("tsj", "early")))
     there = bare.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
     assert bool(there) == (not namespaces)
+    operator.keep()
     assert bare.refused() == []
 
 
@@ -358,6 +360,7 @@ def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what
         plane.until(lambda: plane.begun("meanwhile"))
         plane.until(lambda: plane.begun("before", attempt=2))
         assert plane.ray_jobs() == ["before-a2", "meanwhile-a1"]
+        operator.keep()
 
 
 def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:

@@ -59,7 +59,7 @@ class Operator:
         return "tensafe_leading 1.0" in self.metrics()
 
     def keep(self) -> None:
-        """Start it again where it ended for want of its Lease.
+        """Start it again where it ended for want of its Lease. (Also a check that it goes on otherwise.)
 
         Raises:
             AssertionError: where it ended otherwise, or again and again, and nobody had asked it to.
