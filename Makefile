@@ -66,7 +66,7 @@ crds: setup ## write crds/*.yaml from the models in tensafe_api
 	$(PY) -m tensafe_api.crd
 
 crash: setup ## kill -9 at random moments, KILLS=200 times: epsilon must never fall
-	TENSAFE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(PY) -m pytest tests/trainer_image/engine/test_kills.py --timeout 0
+	TENSAFE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(PY) -m pytest tests/trainer_image/training/test_kills.py --timeout 0
 
 mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must turn red
 	$(PY) tests/mutants/run.py

@@ -23,12 +23,12 @@ import torch
 from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.peers import opacus_sst2
 from tensafe_api.accounting import job_epsilon
-from tensorguard.engine.build import private_model
-from tensorguard.engine.config import WorkerConfig
-from tensorguard.engine.saving import ADAPTER_WEIGHTS, FINAL
-from tensorguard.engine.worker import train
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
+from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, FINAL
+from tensorguard.training.config import WorkerConfig
+from tensorguard.training.setup import private_model
+from tensorguard.training.worker import train
 
 WORKERS = 2
 

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tensafe_operator.api import RESOURCES, Resource
+from tensafe_operator.runtime.api_client import RESOURCES, Resource
 
 Object = dict[str, Any]
 Heard = Callable[[str, Object, float], None]

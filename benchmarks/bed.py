@@ -22,19 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))  # the tests' control plane is the benchmark's as well
-
-from cluster import install_kuberays_kinds  # noqa: E402
-from jobs import MINIMAL, changed  # noqa: E402
-from roles import install_roles  # noqa: E402
-
-from e2e.cluster import versions  # noqa: E402
-from e2e.cluster.controlplane import ControlPlane  # noqa: E402
-from e2e.cluster.gotools import program  # noqa: E402
+from e2e.platform import versions
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.roles import install_roles
+from e2e.platform.gotools import program
 
 __all__ = ["MINIMAL", "REFERENCE", "ROOT", "Account", "Bed", "Operator", "changed"]
 
+ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = "reference"
 """Namespace of the RayJobs that KubeRay itself is measured with: it looks at no other."""
 NAMESPACES = ("few", "rate", "burst", "failover", REFERENCE)

@@ -1,6 +1,6 @@
 """TenSafe's side of a comparison: the classification job of the benchmarks, as the product runs it but for Ray.
 
-What comes in: labelled texts and the figures of a run. What goes out: a ``WorkerConfig`` for ``engine.worker``, in a
+What comes in: labelled texts and the figures of a run. What goes out: a ``WorkerConfig`` for ``training.worker``, in a
 folder of its own with shards, ledger and job key, just as the driver would have left it. Ray starts and restarts
 workers and does nothing in a step, so leaving it out changes no figure.
 """
@@ -24,8 +24,8 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.data.tokenise import tokeniser
-from tensorguard.engine.config import JOB_KEY, WorkerConfig
 from tensorguard.ledger.file import FileLedger
+from tensorguard.training.config import JOB_KEY, WorkerConfig
 
 MANIFEST = """
 apiVersion: tensafe.io/v1alpha1

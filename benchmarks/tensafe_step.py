@@ -34,14 +34,14 @@ from benchmarks.peers.opacus_step import BATCH, StepCost, full_length_rows
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
-from tensorguard.engine import build as engine_build
-from tensorguard.engine import step as engine_step
-from tensorguard.engine.build import Parts
-from tensorguard.engine.config import WorkerConfig
-from tensorguard.engine.step import PrivateStep
-from tensorguard.engine.units import tensors
-from tensorguard.engine.worker import Worker
-from tensorguard.models.checks import SelfTest, settle_threads
+from tensorguard.models.self_test import SelfTest, settle_threads
+from tensorguard.training import setup as engine_build
+from tensorguard.training import step as engine_step
+from tensorguard.training.config import WorkerConfig
+from tensorguard.training.setup import Parts
+from tensorguard.training.step import PrivateStep
+from tensorguard.training.unit_gradients import tensors
+from tensorguard.training.worker import Worker
 
 WAYS = ("plain", "private")
 _CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from roles import install_roles
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.roles import install_roles
 
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)

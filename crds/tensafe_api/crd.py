@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensafe_api import yamltext
-from tensafe_api.guard import KEPT, admission_policies
-from tensafe_api.resources.block import Block
+from tensafe_api import yaml_io
+from tensafe_api.admission_policy import KEPT, admission_policies
+from tensafe_api.resources.base import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
 from tensafe_api.schema import schema_of, with_patterns
@@ -151,8 +151,8 @@ def open_api_schema(kind: Kind) -> dict[str, Any]:
 
 def files() -> dict[str, str]:
     """The text of each file, by name."""
-    written = {kind.file_name: yamltext.write(custom_resource_definition(kind)) for kind in KINDS}
-    guard = "---\n".join(yamltext.write(document) for document in admission_policies())
+    written = {kind.file_name: yaml_io.write(custom_resource_definition(kind)) for kind in KINDS}
+    guard = "---\n".join(yaml_io.write(document) for document in admission_policies())
     return {name: _HEADER + text for name, text in {**written, f"{GROUP}_{LEDGERS.plural}_guard.yaml": guard}.items()}
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from tensafe_api.resources.block import Block
+from tensafe_api.resources.base import Block
 from tensafe_api.resources.values import Positive, PositiveDecimal, Rate
 
 _MOST_DIGITS = 400

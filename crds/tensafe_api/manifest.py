@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import yaml
 
-from tensafe_api import yamltext
+from tensafe_api import yaml_io
 from tensafe_api.overrides import override
 from tensafe_api.problems import ManifestError, Problem, parse_job
-from tensafe_api.resources.block import Block, alias_of
+from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 
 __all__ = ["ManifestError", "Problem", "dump_manifest", "load_manifest", "parse_job"]
@@ -54,8 +54,8 @@ def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "ya
     """
     data = _lean(job)
     if format == "json":
-        return yamltext.write_json(data)
-    return yamltext.write(data)
+        return yaml_io.write_json(data)
+    return yaml_io.write(data)
 
 
 def _text_of(text_or_path: str | Path) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def _text_of(text_or_path: str | Path) -> tuple[str, str]:
 def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
     """The mapping that the text holds, and the problems of its keys."""
     try:
-        documents, key_troubles = yamltext.read_documents(text)
+        documents, key_troubles = yaml_io.read_documents(text)
     except yaml.YAMLError as error:
         raise ManifestError([Problem(name, f"is no YAML: {_first_line(error)}")]) from None
     if not _is_text(documents):

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from tensafe_api import yamltext
+from tensafe_api import yaml_io
 from tensafe_api.problems import Problem, unknown_field
-from tensafe_api.resources.block import Block, fields_of
+from tensafe_api.resources.base import Block, fields_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 
 _INSTEAD = {"spec.training.steps": "epochs", "spec.training.epochs": "steps"}
@@ -66,7 +66,7 @@ def _place(here: dict[str, Any], name: str, kind: Any, value: str, instead: str 
         return None
     try:
         here[name] = _read(kind, value)
-    except yamltext.RepeatedKeyError as repeated:
+    except yaml_io.RepeatedKeyError as repeated:
         return f'"{repeated}" stands there twice: keep one of them'
     except yaml.YAMLError:
         return f"{value} cannot be read: write a list as [a, b] and a mapping as {{name: value}}"
@@ -80,14 +80,14 @@ def _read(kind: Any, text: str) -> Any:
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     if _is_string(kind) and not quoted:
         return text
-    return _shape(kind, yamltext.read_value(text))
+    return _shape(kind, yaml_io.read_value(text))
 
 
 def _shape(kind: Any, tree: Any) -> Any:
     """A tree of strings, lists and mappings, with its scalars as the type wants them; what does not fit stays."""
     kind = _bare(kind)
     if isinstance(tree, str):
-        return tree if _is_string(kind) or get_origin(kind) is tuple or _is_block(kind) else yamltext.read_scalar(tree)
+        return tree if _is_string(kind) or get_origin(kind) is tuple or _is_block(kind) else yaml_io.read_scalar(tree)
     if isinstance(tree, list) and get_origin(kind) is tuple:
         return [_shape(get_args(kind)[0], item) for item in tree]
     if isinstance(tree, dict) and _is_block(kind):

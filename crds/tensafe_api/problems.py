@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from tensafe_api.resources.block import RULE_ERROR, TWIN_ERROR, Block, block_of, fields_of
+from tensafe_api.resources.base import RULE_ERROR, TWIN_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.values import STRING_ERROR
 

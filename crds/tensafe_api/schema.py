@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensafe_api.resources.block import Block
+from tensafe_api.resources.base import Block
 from tensafe_api.resources.values import form_of
 
 KEYS = (

@@ -20,19 +20,19 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from tensafe_operator.api import FORBIDDEN, Api, ApiAway, ApiError
-from tensafe_operator.cache import Cache, Key
-from tensafe_operator.connection import KUBECONFIG, connection, said
-from tensafe_operator.ending import Ending, Together
-from tensafe_operator.health import Health
-from tensafe_operator.lease import Lease
-from tensafe_operator.logs import Json
-from tensafe_operator.metrics import Metrics
 from tensafe_operator.reconcile import Reconciler
-from tensafe_operator.relist import relist
+from tensafe_operator.runtime.api_client import FORBIDDEN, Api, ApiAway, ApiError
+from tensafe_operator.runtime.cache import Cache, Key
+from tensafe_operator.runtime.connection import KUBECONFIG, connection, said
+from tensafe_operator.runtime.health import Health
+from tensafe_operator.runtime.json_logs import Json
+from tensafe_operator.runtime.leader_election import Lease
+from tensafe_operator.runtime.metrics import Metrics
+from tensafe_operator.runtime.resync import relist
+from tensafe_operator.runtime.shutdown import Ending, Together
+from tensafe_operator.runtime.watch import known_kinds, new_kinds, registry, watch
+from tensafe_operator.runtime.work_queue import Work
 from tensafe_operator.settings import Settings, Unusable, explained, variable
-from tensafe_operator.watch import known_kinds, new_kinds, registry, watch
-from tensafe_operator.work import Work
 
 RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 from tensafe_operator import names
-from tensafe_operator.api import Api, ApiAway
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.observed import Object, Observed, Warned
+from tensafe_operator.runtime.api_client import Api, ApiAway
 
 _TRIES = 5
 

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tensafe_operator.act import NotYet, act, write_status
-from tensafe_operator.announce import of
-from tensafe_operator.api import INVALID, Api, ApiAway, ApiError
+from tensafe_operator.apply import NotYet, act, write_status
 from tensafe_operator.children import Manifest
+from tensafe_operator.event_recorder import of
 from tensafe_operator.observe import observe
 from tensafe_operator.plan import plan
 from tensafe_operator.plan.admission import admit
 from tensafe_operator.plan.conditions import failed_pass
 from tensafe_operator.plan.observed import Object, Observed, Planned, Warned
+from tensafe_operator.runtime.api_client import INVALID, Api, ApiAway, ApiError
 from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)

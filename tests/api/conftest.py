@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from jobs import MINIMAL, changed
+
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import BAD_INPUT, MINIMAL, changed
 
+from e2e.platform.fixtures.manifests import BAD_INPUT, MINIMAL, changed
 from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from jobs import EXAMPLES, MORE_REFUSED, Example
 
+from e2e.platform.fixtures.manifests import EXAMPLES, MORE_REFUSED, Example
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.resources.block import Block, Rule, block_of
+from tensafe_api.resources.base import Block, Rule, block_of
 from tensafe_api.resources.cluster import Cluster
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
-from tensafe_api.resources.learning import Training
+from tensafe_api.resources.training import Training
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.peers import opacus_trainer
-from tensorguard.engine.schedule import schedule
+from tensorguard.training.schedule import schedule
 
 CLIP, EXPECTED = 0.5, 10
 

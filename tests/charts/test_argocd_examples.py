@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import MINIMAL, changed
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 

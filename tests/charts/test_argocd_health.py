@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from argocd import ACTIONS, CONFIG_MAP, argocd, config_map
-from jobs import MINIMAL, changed
 
+from e2e.platform.fixtures.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator.plan.conditions import set_conditions
@@ -144,7 +144,7 @@ def test_an_action_changes_suspend_and_nothing_else(
 
 
 def test_the_config_map_is_that_of_the_lua_files() -> None:
-    assert CONFIG_MAP.read_text() == config_map(), "write it again: python tests/support/argocd.py"
+    assert CONFIG_MAP.read_text() == config_map(), "write it again: python e2e/platform/fixtures/argocd.py"
     data = yaml.safe_load(CONFIG_MAP.read_text())["data"]
     assert {key.rsplit(".", 1)[0] for key in data} == {
         "resource.customizations.health.tensafe",

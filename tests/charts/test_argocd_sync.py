@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 import yaml
-from argocd import ArgoCD, Repository
-from jobs import MINIMAL, changed
-from ledgers import Pod, make_pod
-from operators import Operator
-from patience import until
 
-from e2e.cluster import versions
-from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.gotools import source
-from e2e.cluster.helm import CHART
+from e2e.platform import versions
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.argocd import ArgoCD, Repository
+from e2e.platform.fixtures.ledger_objects import Pod, make_pod
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.operator_process import Operator
+from e2e.platform.fixtures.waiting import until
+from e2e.platform.gotools import source
+from e2e.platform.helm import CHART
 from tensafe_operator import names
 
 pytestmark = pytest.mark.cluster

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import MINIMAL, changed
-from ledgers import LedgerObject, make_pod, status_of
 
-from e2e.cluster.controlplane import ControlPlane
-from e2e.cluster.helm import CHART, helm, rendered
-from tensafe_operator import metrics, names
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod, status_of
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.helm import CHART, helm, rendered
+from tensafe_operator import names
+from tensafe_operator.runtime import metrics
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster

@@ -11,13 +11,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from clinic import Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster.cluster import Cluster
-from e2e.cluster.controlplane import Authority
-from e2e.cluster.gotools import NoGo, home
-from e2e.cluster.node import Unfit
+from e2e.platform.cluster import Cluster
+from e2e.platform.controlplane import Authority
+from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.gotools import NoGo, home
+from e2e.platform.node import Unfit
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
 REQUIRED = "TENSAFE_E2E_REQUIRED"

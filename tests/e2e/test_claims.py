@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from clinic import JOB, Clinic
 
+from e2e.platform.fixtures.clinic import JOB, Clinic
 from tensorguard.checkpoint.store import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from clinic import Clinic
 
-from e2e.cluster import images
-from e2e.cluster.cluster import SYSTEM, Cluster
-from e2e.cluster.controlplane import kubectl
+from e2e.platform import images
+from e2e.platform.cluster import SYSTEM, Cluster
+from e2e.platform.controlplane import kubectl
+from e2e.platform.fixtures.clinic import Clinic
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from clinic import LABELS, Clinic
-from patience import until
 from transformers import AutoTokenizer
-from wire import check_masked, streams
 
-from e2e.cluster.cluster import Cluster
-from e2e.cluster.node import BRIDGE
+from e2e.platform.cluster import Cluster
+from e2e.platform.fixtures.clinic import LABELS, Clinic
+from e2e.platform.fixtures.packet_capture import check_masked, streams
+from e2e.platform.fixtures.waiting import until
+from e2e.platform.node import BRIDGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 

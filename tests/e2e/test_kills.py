@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clinic import JOB, Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster.cluster import Cluster
+from e2e.platform.cluster import Cluster
+from e2e.platform.fixtures.clinic import JOB, Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400, func_only=True)]
 

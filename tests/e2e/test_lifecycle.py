@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters import accuracy, download
-from clinic import BUCKET, JOB, Clinic
-from jobs import changed
 from safetensors.torch import load_file
 
+from e2e.platform.fixtures.clinic import BUCKET, JOB, Clinic
+from e2e.platform.fixtures.manifests import changed
+from e2e.platform.trainer.adapters import accuracy, download
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve
 

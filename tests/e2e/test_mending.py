@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clinic import BUCKET, Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster import images
-from e2e.cluster.cluster import Cluster
+from e2e.platform import images
+from e2e.platform.cluster import Cluster
+from e2e.platform.fixtures.clinic import BUCKET, Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from adapters import download
-from clinic import Clinic
 
-from e2e.cluster.controlplane import kubectl
+from e2e.platform.controlplane import kubectl
+from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.trainer.adapters import download
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clinic import Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster.cluster import SYSTEM, Cluster
-from e2e.cluster.controlplane import kubectl
+from e2e.platform.cluster import SYSTEM, Cluster
+from e2e.platform.controlplane import kubectl
+from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 

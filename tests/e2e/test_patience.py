@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import patience as module
 import pytest
-from patience import until, withheld
-from stopwatch import Stopwatch
+
+import e2e.platform.fixtures.waiting as module
+from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.waiting import until, withheld
 
 
 def test_what_the_kernel_tells_is_read(tmp_path: Path) -> None:

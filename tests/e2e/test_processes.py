@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.processes import Processes, identity, process_of
+from e2e.platform.processes import Processes, identity, process_of
 
 SLEEPER = ["sleep", "1000"]
 

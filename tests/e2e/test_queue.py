@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clinic import Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster.cluster import Cluster
+from e2e.platform.cluster import Cluster
+from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import images, node
-from e2e.cluster.cluster import Cluster
-from e2e.cluster.gotools import home
-from e2e.cluster.node import Unfit
+from e2e.platform import images, node
+from e2e.platform.cluster import Cluster
+from e2e.platform.gotools import home
+from e2e.platform.node import Unfit
 
 
 @pytest.fixture(autouse=True)

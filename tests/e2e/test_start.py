@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clinic import JOB, Clinic
-from stopwatch import Stopwatch
 
-from e2e.cluster import images
+from e2e.platform import images
+from e2e.platform.fixtures.clinic import JOB, Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
 from tensafe_operator.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from adapters import accuracy, download
-from clinic import LABELS, Clinic
-from stopwatch import Stopwatch
 
+from e2e.platform.fixtures.clinic import LABELS, Clinic
+from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.trainer.adapters import accuracy, download
 from tensafe_api.accounting import shown
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import PrivacyLedgerSpec

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from clinic import Clinic
 
-from e2e.cluster.cluster import SYSTEM, Cluster
-from e2e.cluster.controlplane import kubectl
-from e2e.cluster.helm import CHART, helm
+from e2e.platform.cluster import SYSTEM, Cluster
+from e2e.platform.controlplane import kubectl
+from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.helm import CHART, helm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from e2e.cluster import versions
-from e2e.cluster.gotools import MODULES
+from e2e.platform import versions
+from e2e.platform.gotools import MODULES
 
 PINNED = {
     "kubernetes": {"k8s.io/kubernetes": versions.KUBERNETES, "go.etcd.io/etcd/server/v3": versions.ETCD},

@@ -10,7 +10,8 @@ from pathlib import Path
 import dpkt
 import numpy as np
 import pytest
-from wire import Direction, check_masked, messages, streams, uniform
+
+from e2e.platform.fixtures.packet_capture import Direction, check_masked, messages, streams, uniform
 
 WORKERS = ("10.85.0.2", "10.85.0.3")
 STEPS, SIZE = 6, 27_000

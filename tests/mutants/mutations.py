@@ -29,14 +29,18 @@ class Mutation:
 
 _TRAINER = "trainer_image/tensorguard/"
 _API = "crds/tensafe_api/"
-_STEP, _CLIPPING, _NOISE = _TRAINER + "engine/step.py", _TRAINER + "privacy/clipping.py", _TRAINER + "privacy/noise.py"
+_STEP, _CLIPPING, _NOISE = (
+    _TRAINER + "training/step.py",
+    _TRAINER + "privacy/clipping.py",
+    _TRAINER + "privacy/noise.py",
+)
 _SAMPLING, _FOLD = _TRAINER + "privacy/sampling.py", _TRAINER + "ledger/fold.py"
 _MASKS, _FILE = _TRAINER + "aggregation/masks.py", _TRAINER + "ledger/file.py"
 
 _PRIVACY_TESTS = "tests/trainer_image/privacy/"
 _AGGREGATION_TESTS = "tests/trainer_image/aggregation/"
 _LEDGER_TESTS = "tests/trainer_image/ledger/"
-_ENGINE_TESTS = "tests/trainer_image/engine/"
+_TRAINING_TESTS = "tests/trainer_image/training/"
 _NEIGHBOURS = (
     _PRIVACY_TESTS + "test_clipping.py::test_neighbouring_sums_differ_by_at_most_the_grid",
     _AGGREGATION_TESTS + "test_whole_step.py::test_one_more_unit_moves_the_revealed_sum_by_at_most_the_grid",
@@ -286,21 +290,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "records clipped where the unit is a user",
         (
             Edit(
-                _TRAINER + "engine/units.py",
+                _TRAINER + "training/unit_gradients.py",
                 "if open_unit is not None and open_unit[0] == unit:",
                 "if open_unit is not None and open_unit is None:",
             ),
         ),
         (
-            _ENGINE_TESTS + "test_units.py::test_a_user_is_clipped_once_for_all_her_records",
-            _ENGINE_TESTS + "test_neighbours.py::test_a_user_moves_the_sum_by_at_most_one_clip_norm",
+            _TRAINING_TESTS + "test_unit_gradients.py::test_a_user_is_clipped_once_for_all_her_records",
+            _TRAINING_TESTS + "test_neighbours.py::test_a_user_moves_the_sum_by_at_most_one_clip_norm",
         ),
     ),
     Mutation(
         "records sampled where the unit is a user: she joins when any of her records is drawn",
         (
             Edit(
-                _TRAINER + "engine/build.py",
+                _TRAINER + "training/setup.py",
                 'sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),',
                 "sampler=type(\n"
                 '            "RecordSampler",\n'
@@ -310,18 +314,18 @@ MUTATIONS: tuple[Mutation, ...] = (
                 '        )(int(shard._units[-1]), mechanism.sample_rate, stream.derive("sampling")),',
             ),
         ),
-        (_ENGINE_TESTS + "test_modes.py::test_users_are_sampled_and_not_their_records",),
+        (_TRAINING_TESTS + "test_modes.py::test_users_are_sampled_and_not_their_records",),
     ),
     Mutation(
         "dropout keyed by the slot",
         (
             Edit(
-                _TRAINER + "engine/units.py",
+                _TRAINER + "training/unit_gradients.py",
                 "seeds = dropout(batch.units, batch.records) + [0] * dummies",
                 "seeds = list(range(len(batch.units))) + [0] * dummies",
             ),
         ),
-        (_ENGINE_TESTS + "test_neighbours.py::test_a_batch_may_be_worked_off_in_any_order",),
+        (_TRAINING_TESTS + "test_neighbours.py::test_a_batch_may_be_worked_off_in_any_order",),
     ),
     Mutation(
         "a stop that one worker alone has seen ignored",
@@ -332,20 +336,20 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "if self.agreement.agree(header, bool(self.stop)) and False:",
             ),
         ),
-        (_ENGINE_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),
+        (_TRAINING_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),
     ),
     Mutation(
         "the optimiser's state forgotten at a resume",
         (
             Edit(
-                _TRAINER + "engine/saving.py",
+                _TRAINER + "training/checkpointing.py",
                 "    load_optimizer(optimizer, files[OPTIMIZER])\n",
                 "",
             ),
         ),
         (
-            _ENGINE_TESTS + "test_resume.py::test_weights_and_optimiser_are_put_back_to_the_bit",
-            _ENGINE_TESTS + "test_resume.py::test_the_optimiser_has_seen_every_step_of_the_released_adapter",
+            _TRAINING_TESTS + "test_resume.py::test_weights_and_optimiser_are_put_back_to_the_bit",
+            _TRAINING_TESTS + "test_resume.py::test_the_optimiser_has_seen_every_step_of_the_released_adapter",
         ),
     ),
     Mutation(

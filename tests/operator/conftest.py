@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, install_kuberays_kinds
-from roles import install_roles
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.job_cluster import Cluster, install_kuberays_kinds
+from e2e.platform.fixtures.roles import install_roles
 
 
 @pytest.fixture(scope="session")

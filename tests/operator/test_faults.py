@@ -8,11 +8,11 @@ import random
 from typing import Any, ClassVar
 
 import pytest
-from cluster import FINAL, Cluster
-from patience import until
 
-from tensafe_operator.api import Api, ApiAway, ApiError
+from e2e.platform.fixtures.job_cluster import FINAL, Cluster
+from e2e.platform.fixtures.waiting import until
 from tensafe_operator.children import Manifest
+from tensafe_operator.runtime.api_client import Api, ApiAway, ApiError
 
 pytestmark = pytest.mark.cluster
 

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 import pytest
-from jobs import BAD_INPUT, EXAMPLES, MINIMAL, MORE_REFUSED, Example, changed
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.manifests import BAD_INPUT, EXAMPLES, MINIMAL, MORE_REFUSED, Example, changed
 
 pytestmark = pytest.mark.cluster
 

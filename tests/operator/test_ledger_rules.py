@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from ledgers import SPEC, LedgerObject, Pod, make_pod, status_of
 
-from e2e.cluster.controlplane import ControlPlane
-from tensafe_operator.plan.reading import ledger_status
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, make_pod, status_of
+from tensafe_operator.plan.parsing import ledger_status
 
 pytestmark = pytest.mark.cluster
 

@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 import pytest
 
-from tensafe_operator import watch
+from tensafe_operator.runtime import watch
 
 
 @pytest.fixture(autouse=True)

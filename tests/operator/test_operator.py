@@ -13,19 +13,19 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from cluster import install_kuberays_kinds
-from jobs import ARITHMETIC, MINIMAL, changed
-from operators import Operator
-from patience import PATIENCE_SECONDS, until
-from roles import install_roles
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.manifests import ARITHMETIC, MINIMAL, changed
+from e2e.platform.fixtures.operator_process import Operator
+from e2e.platform.fixtures.roles import install_roles
+from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.cluster
 
 FAILOVER_SECONDS, HANDOVER_SECONDS, RECONNECT_SECONDS = 20, 8, 20
 TOLD_SECONDS = 10
-PATIENT = "import tensafe_operator.lease as lease; lease.RENEW_SECONDS = 60.0"
+PATIENT = "import tensafe_operator.runtime.leader_election as lease; lease.RENEW_SECONDS = 60.0"
 """Does not lose its Lease where the machine stands still for some seconds."""
 
 
@@ -224,7 +224,7 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
 
 NOISE = """
 import asyncio, logging
-import tensafe_operator.watch as module
+import tensafe_operator.runtime.watch as module
 
 real, left = module.watch, []
 
@@ -314,7 +314,7 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
     """A load balancer that forgets a connection tells nobody. New connections go through."""
     with Wire(plane.plane.url) as wire:
         through = plane.through(wire)
-        soon = "\nimport tensafe_operator.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
+        soon = "\nimport tensafe_operator.runtime.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
         operator = plane.operator(through, before=PATIENT + soon)
         plane.until(lambda: operator.leading)
         plane.apply("before")

@@ -10,9 +10,9 @@ import json
 from typing import Any, NoReturn
 
 import pytest
-from cluster import FINAL, Cluster
-from patience import until
 
+from e2e.platform.fixtures.job_cluster import FINAL, Cluster
+from e2e.platform.fixtures.waiting import until
 from tensafe_operator import reconcile
 from tensafe_operator.plan.observed import Observed, Planned
 

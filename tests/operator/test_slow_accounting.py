@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-from world import SETTINGS, World
 
+from e2e.platform.fixtures.fake_cluster import SETTINGS, World
 from tensafe_operator import reconcile
 from tensafe_operator.plan import plan
 from tensafe_operator.plan.observed import Planned

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from s3fs import S3FileSystem
 
-from e2e.cluster import s3
+from e2e.platform import s3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

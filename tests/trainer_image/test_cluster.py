@@ -15,12 +15,12 @@ from tensafe_api.reasons import Reason, reason_of_exit
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, Unreadable
-from tensorguard.engine.admission import RunRefused
-from tensorguard.engine.group import RankFailed, RayTimeoutError, WorkersFailed
-from tensorguard.engine.mounted import ROOT, Mounted
-from tensorguard.engine.stopping import Stop
 from tensorguard.ledger.contract import DatasetChanged, Fenced, LedgerCorrupt, LedgerForbidden, LedgerUnreachable
 from tensorguard.models.source import ModelNotFound
+from tensorguard.runners.pod.pod_files import ROOT, Mounted
+from tensorguard.runners.preflight import RunRefused
+from tensorguard.runners.worker_group import RankFailed, RayTimeoutError, WorkersFailed
+from tensorguard.training.stop_signal import Stop
 
 RECORD = "Jane Doe has diabetes"
 WORKER = "the ledger cannot be had"
@@ -37,14 +37,14 @@ from pathlib import Path
 from ray import cloudpickle
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from tensafe_api.reasons import Reason
-from tensorguard.engine import group
-from tensorguard.engine.attempt import pod_main
+from tensorguard.runners import worker_group
+from tensorguard.runners.pod.attempt import pod_main
 
 DataParallelTrainer.fit = lambda trainer: cloudpickle.loads(cloudpickle.dumps(trainer.train_loop_per_worker))
-group._wait_for_room = lambda group, seconds: None
+worker_group._wait_for_room = lambda group, seconds: None
 
 def run(mounted, stop):
-    group.fit(pod_main, {}, group.Group(2, 1, 0, 0), mounted.root / "ray")
+    worker_group.fit(pod_main, {}, worker_group.Group(2, 1, 0, 0), mounted.root / "ray")
     return Reason.COMPLETED, ", ".join({"torch", "scipy", "dp_accounting"} & set(sys.modules)) or "nothing heavy"
 """
 """All but Ray: what the driver asks Ray Train for, and that its controller unpickles the loop."""

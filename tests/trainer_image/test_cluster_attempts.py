@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MANIFEST, free_port, make_model, records
-from ledgers import make_pod
-from patience import PATIENCE_SECONDS, until
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import make_pod
+from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, until
+from e2e.platform.trainer.rank_harness import MANIFEST, free_port, make_model, records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -34,9 +34,9 @@ from tensafe_operator.children.ledger import ledger
 from tensafe_operator.children.rayjob import DIGEST, RUN_PATH, ray_job
 from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.engine.folder import WORK
-from tensorguard.engine.mounted import ROOT, Mounted
-from tensorguard.ledger.open import POD_UID
+from tensorguard.ledger.backends import POD_UID
+from tensorguard.runners.pod.pod_files import ROOT, Mounted
+from tensorguard.runners.run_folder import WORK
 
 pytestmark = pytest.mark.cluster
 

@@ -1,6 +1,6 @@
 """`python -m tensorguard.cluster`: the entrypoint of the operator's RayJobs, in a cluster's head pod.
 
-It runs one attempt (`engine.attempt`), prints one sentence that says how it ended, and exits with 0 where a ledger
+It runs one attempt (`runners.pod.attempt`), prints one sentence that says how it ended, and exits with 0 where a ledger
 says the rest (Completed, BudgetExhausted, Suspended), else with the exit code of the reason. KubeRay copies the end of
 what it prints into the RayJob, where everybody may read it, so nothing else is printed: what libraries write, and every
 traceback, goes to a file in the run's folder.
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 from tensafe_api.reasons import Phase, Reason
 
 if TYPE_CHECKING:
-    from tensorguard.engine.attempt import Ending
-    from tensorguard.engine.mounted import Mounted
-    from tensorguard.engine.stopping import Stop
+    from tensorguard.runners.pod.attempt import Ending
+    from tensorguard.runners.pod.pod_files import Mounted
+    from tensorguard.training.stop_signal import Stop
 
     Run = Callable[[Mounted, Stop], Ending]
 
@@ -40,11 +40,11 @@ def main(run: Run | None = None) -> int:
 
     Args: run: takes the place of `run_attempt`.
     """
-    from tensorguard.engine.attempt import run_attempt
-    from tensorguard.engine.config import ERRORS, note_traceback
-    from tensorguard.engine.mounted import Mounted
-    from tensorguard.engine.stopping import Stop
-    from tensorguard.engine.together import told
+    from tensorguard.runners.pod.attempt import run_attempt
+    from tensorguard.runners.pod.pod_files import Mounted
+    from tensorguard.training.collective_errors import told
+    from tensorguard.training.config import ERRORS, note_traceback
+    from tensorguard.training.stop_signal import Stop
 
     mounted, stop = Mounted.here(), Stop()
     for number in (signal.SIGTERM, signal.SIGINT):

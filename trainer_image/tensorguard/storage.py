@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from fsspec import AbstractFileSystem
 from fsspec.core import split_protocol
 
-from tensafe_api.resources.learning import Storage
-from tensorguard.patience import PATIENCE_SECONDS, waits
+from tensafe_api.resources.training import Storage
+from tensorguard.backoff import PATIENCE_SECONDS, waits
 
 _CREDENTIALS = (
     "no credentials were found: give them to the environment (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.resources.block import Block, Rule, Unique
+from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
 from tensafe_api.resources.values import (
     QUALIFIED,

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.resources.block import Block, Rule
+from tensafe_api.resources.base import Block, Rule
 from tensafe_api.resources.values import URI, Positive, UnitCount, Word
 
 FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]

@@ -14,12 +14,12 @@ from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 
-from tensafe_api.resources.block import Block, Rule, Transition
+from tensafe_api.resources.base import Block, Rule, Transition
 from tensafe_api.resources.cluster import Cluster, Observability, Retry
 from tensafe_api.resources.data import Dataset, Evaluation
-from tensafe_api.resources.learning import Aggregation, Checkpoint, Privacy, Storage, Training
 from tensafe_api.resources.model import Lora, Model
 from tensafe_api.resources.status import Status
+from tensafe_api.resources.training import Aggregation, Checkpoint, Privacy, Storage, Training
 from tensafe_api.resources.values import (
     DECIMAL,
     Count,

@@ -3,8 +3,8 @@
 The operator makes one for each job, with everything that the claim rests on frozen in its spec. Only the trainer writes
 its status: a claim when a group of workers begins, charges before the steps that they pay for are revealed, releases
 after checkpoints. The API server itself sees to it that a charge never falls and a release never changes (the rules
-here), and that nobody else writes and nobody deletes (`tensafe_api.guard`). `tensorguard.ledger` reads and writes it;
-the operator folds it into the job's status.
+here), and that nobody else writes and nobody deletes (`tensafe_api.admission_policy`). `tensorguard.ledger` reads and
+writes it; the operator folds it into the job's status.
 
 CRD rules do not run on deletion, and nested transition rules not on the first status write: so each rule stands at the
 highest level at which it can be said, and what is left is the guard's.
@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.events import Mechanism
-from tensafe_api.resources.block import Block, Rule, StatusBlock, Transition, Unique
+from tensafe_api.resources.base import Block, Rule, StatusBlock, Transition, Unique
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.values import (
     Count,

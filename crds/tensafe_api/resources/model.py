@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.resources.block import Block, Rule, Unique
+from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, Positive, Share, Template, Word
 
 Task = Literal["CausalLM", "SequenceClassification"]

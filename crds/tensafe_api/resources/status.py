@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tensafe_api.reasons import ConditionType, Phase
-from tensafe_api.resources.block import StatusBlock, Unique
+from tensafe_api.resources.base import StatusBlock, Unique
 from tensafe_api.resources.values import (
     Address,
     Count,

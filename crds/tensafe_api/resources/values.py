@@ -24,7 +24,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from tensafe_api.resources.block import Rule
+from tensafe_api.resources.base import Rule
 
 STRING_ERROR = "string"
 """Type of the pydantic error of a string that is not written as its field asks."""

@@ -33,7 +33,7 @@ GRACE_SECONDS = 120
 """How long a pod that is told to go may take: a worker until a checkpoint is sealed, the head until they have ended."""
 _LEAVE = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
 """The preStop hook of all pods. Once it ends, Ray is ended too, and everything with it: so it waits for the lock that
-whoever is at work there holds (`tensorguard.engine.folder`)."""
+whoever is at work there holds (`tensorguard.runners.run_folder`)."""
 _STORE_SHARE = 0.3
 """Of a pod's memory for Ray's object store, which lies in /dev/shm."""
 _AGENT_PORT = 52365

@@ -23,12 +23,12 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
 from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
 from tensafe_operator.plan.attempts import State, Verdict, judge
+from tensafe_operator.plan.blockers import obstacle, ready
 from tensafe_operator.plan.conditions import set_conditions
 from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Object, Observed, Planned
-from tensafe_operator.plan.reading import has_ended, ledger_spec, ledger_status, terminal
-from tensafe_operator.plan.spent import fold_ledger
-from tensafe_operator.plan.times import seconds_of, text_of
-from tensafe_operator.plan.waiting import obstacle, ready
+from tensafe_operator.plan.parsing import has_ended, ledger_spec, ledger_status, terminal
+from tensafe_operator.plan.privacy_status import fold_ledger
+from tensafe_operator.plan.timestamps import seconds_of, text_of
 from tensafe_operator.settings import Settings
 
 SUSPEND_SECONDS = 120

@@ -14,7 +14,7 @@ from enum import StrEnum
 from tensafe_api.reasons import Reason, reason_of_exit
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_operator.plan.observed import Object
-from tensafe_operator.plan.times import seconds_of
+from tensafe_operator.plan.timestamps import seconds_of
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
 _MORE = "The driver's last lines are in its RayJob's status.message."

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
-from tensafe_operator.plan.times import text_of
+from tensafe_operator.plan.timestamps import text_of
 
 _LONGEST = 1024
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import install_kuberays_kinds
-from jobs import MINIMAL, changed
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob

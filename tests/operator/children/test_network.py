@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import MINIMAL, changed
 
-from e2e.cluster.gotools import program
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.gotools import program
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob

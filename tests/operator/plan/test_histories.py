@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import SETTINGS, Killed, Operator, World
 
+from e2e.platform.fixtures.fake_cluster import SETTINGS, Killed, Operator, World
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import PrivacyStatus, Status
 from tensafe_operator.plan import plan
-from tensafe_operator.plan.spent import fold_ledger
+from tensafe_operator.plan.privacy_status import fold_ledger
 
 HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
 STEPS = 45

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from world import JOB_UID, SETTINGS, Killed, Operator, World, begun, condition, running
 
+from e2e.platform.fixtures.fake_cluster import JOB_UID, SETTINGS, Killed, Operator, World, begun, condition, running
 from tensafe_api.reasons import Reason
 from tensafe_operator import names
 from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from world import begun, condition, running
-
+from e2e.platform.fixtures.fake_cluster import begun, condition, running
 from tensafe_operator.plan import SUSPEND_SECONDS
 
 

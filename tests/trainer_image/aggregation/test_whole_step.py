@@ -23,13 +23,13 @@ from scipy import stats
 from tensafe_api.events import Mechanism
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
-from tensorguard.engine.charging import Allowance, Verdict
-from tensorguard.engine.step import PrivateStep
-from tensorguard.engine.stopping import Stop
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.budget_gate import Allowance, Verdict
+from tensorguard.training.step import PrivateStep
+from tensorguard.training.stop_signal import Stop
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 Shard = Mapping[int, Sequence[float]]

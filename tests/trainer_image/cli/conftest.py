@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-import tensorguard.engine
+import tensorguard.runners.local
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -27,8 +27,8 @@ from tensafe_api.resources.status import (
     Progress,
     Status,
 )
-from tensorguard.engine.events import Evaluated, Event, EventLog, Preparing, Saved, Started, Stepped
 from tensorguard.ledger.file import FileLedger
+from tensorguard.training.run_log import Evaluated, Event, EventLog, Preparing, Saved, Started, Stepped
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[
 
 @dataclass
 class FakeEngine:
-    """Stands in for `tensorguard.engine.run`; the attributes say what a run tells, does and comes to."""
+    """Stands in for `tensorguard.runners.local.driver`; the attributes say what a run tells, does and comes to."""
 
     phase: str = "Succeeded"
     exit_code: int = 0
@@ -122,7 +122,7 @@ class FakeEngine:
     ) -> Any:
         self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
         if self.refusal:
-            refused = sys.modules["tensorguard.engine.run"].RunRefused(": ".join(filter(None, self.refusal)))
+            refused = sys.modules["tensorguard.runners.local.driver"].RunRefused(": ".join(filter(None, self.refusal)))
             refused.path = self.refusal[0]
             raise refused
         completed, plan = resolve(job)
@@ -143,7 +143,7 @@ class FakeEngine:
         log.close()
         print("a library prints this")
         self.during(stop)
-        return sys.modules["tensorguard.engine.run"].RunResult(
+        return sys.modules["tensorguard.runners.local.driver"].RunResult(
             self._finished(completed, plan, output_dir), self.exit_code
         )
 
@@ -209,12 +209,12 @@ def install(fake: FakeEngine, set_item: Callable[..., None], set_attribute: Call
     class RunRefused(Exception):
         path = ""
 
-    module = ModuleType("tensorguard.engine.run")
+    module = ModuleType("tensorguard.runners.local.driver")
     module.__dict__.update(run=fake.run, RunResult=RunResult, RunRefused=RunRefused)
     source = ModuleType("tensorguard.models.source")
     source.__dict__.update(resolve_model=_found, ModelNotFound=LookupError)
-    set_item(sys.modules, "tensorguard.engine.run", module)
-    set_attribute(tensorguard.engine, "run", module, raising=False)
+    set_item(sys.modules, "tensorguard.runners.local.driver", module)
+    set_attribute(tensorguard.runners.local, "driver", module, raising=False)
     set_item(sys.modules, "tensorguard.models.source", source)
 
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from s3fs import S3FileSystem
 
-from e2e.cluster.s3 import BUCKET
-from tensafe_api.resources.learning import Storage
+from e2e.platform.s3 import BUCKET
+from tensafe_api.resources.training import Storage
 from tensorguard.data import listing
 from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError, Unreadable

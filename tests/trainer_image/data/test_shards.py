@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorguard.data import keys
+from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard, write
-from tensorguard.data.split import merge, split_by_unit
 from tensorguard.data.tokenise import Example, tokeniser
 
 KEY = b"0123456789abcdef"

@@ -14,16 +14,16 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
-from tensorguard.engine import run as engine
-from tensorguard.engine.events import Ended, Evaluated, Event, Listener, Started, Stepped
-from tensorguard.engine.status import exit_code_of, fold_status
 from tensorguard.ledger.contract import Release
 from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.local import driver as engine
+from tensorguard.runners.local.status import exit_code_of, fold_status
+from tensorguard.training.run_log import Ended, Evaluated, Event, Listener, Started, Stepped
 
 
 @dataclass
 class FakeEngine:
-    """Stands in for `tensorguard.engine.run.run`; the attributes say how its run goes."""
+    """Stands in for `tensorguard.runners.local.driver.run`; the attributes say how its run goes."""
 
     reason: Reason = Reason.COMPLETED
     message: str = ""

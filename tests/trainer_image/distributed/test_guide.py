@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import ray
-from harness import make_model, records
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from e2e.platform.trainer.rank_harness import make_model, records
 from tensafe_api import statement
 from tensorguard.distributed import (
     DistributedDPConfig,

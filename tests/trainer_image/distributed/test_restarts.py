@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from command import CHECKPOINT_STEPS, kill_rank_0
-from harness import make_model, records
 
+from e2e.platform.trainer.command import CHECKPOINT_STEPS, kill_rank_0
+from e2e.platform.trainer.rank_harness import make_model, records
 from tensorguard.distributed import DistributedDPConfig, TenSafeCallback, TenSafeTrainer, TenSafeTrainingConfig
 from tensorguard.ledger.file import FileLedger
 

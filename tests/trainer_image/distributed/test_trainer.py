@@ -25,8 +25,8 @@ from tensorguard.distributed import (
     TenSafeTrainingConfig,
     TrainingFailed,
 )
-from tensorguard.engine.admission import RunRefused
 from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.preflight import RunRefused
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from kubernetes import client, config
-from ledgers import LedgerObject, make_pod
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod
 from tensafe_api.events import Mechanism
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from ledgers import grant
-from patience import PATIENCE_SECONDS, Timer, until
-from roles import install_roles
 from urllib3.exceptions import ProtocolError
 
-from e2e.cluster.controlplane import ControlPlane
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import grant
+from e2e.platform.fixtures.roles import install_roles
+from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer, until
 from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes

@@ -17,11 +17,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tensorguard.models.checks import dummy_batches
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
+from tensorguard.models.self_test import dummy_batches
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 ROWS, LENGTH, WORDS = 4, 16, 97

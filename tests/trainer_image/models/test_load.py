@@ -26,8 +26,8 @@ from transformers import (
 from tensorguard.models.attention import RECORD_SDPA
 from tensorguard.models.load import checkpoint_activations, load_model, prepare_base
 from tensorguard.models.source import resolve_model
-from tensorguard.models.support import Unsupported, refuse_config
 from tensorguard.models.tokenizer import load_tokenizer
+from tensorguard.models.unsupported import Unsupported, refuse_config
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -19,8 +19,8 @@ from transformers import (
 from tensorguard.models.dropout import RecordDropout
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.support import Unsupported, refuse_trainable
 from tensorguard.models.targets import BadTarget
+from tensorguard.models.unsupported import Unsupported, refuse_trainable
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tensorguard.models.adapter import adapter_config, adapter_state
-from tensorguard.models.checks import dummy_batches, self_test
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import evaluate, record_loss
+from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.privacy.gradients import PerExampleGradients

@@ -10,8 +10,8 @@ import argparse
 import json
 import math
 
-from tensorguard.cli.exits import SUCCEEDED, Refused
-from tensorguard.cli.parsing import Verbs, open_fraction, positive, probability, sensible_sigma, whole
+from tensorguard.cli.arguments import Verbs, open_fraction, positive, probability, sensible_sigma, whole
+from tensorguard.cli.exit_codes import SUCCEEDED, Refused
 
 _EPILOG = """\
 examples:

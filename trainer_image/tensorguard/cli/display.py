@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tensafe_api.resolve import Plan
-from tensorguard.cli.track import Track, duration, restart_of
-from tensorguard.engine.events import Event, Preparing, Started, Stepped
+from tensorguard.cli.progress import Track, duration, restart_of
+from tensorguard.training.run_log import Event, Preparing, Started, Stepped
 
 PLAIN_SHARE = 0.05
 """A log gets a line each time this share of the steps is done,"""

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.cli.exits import FAILED, INVALID, SUCCEEDED, Refused
-from tensorguard.cli.parsing import Verbs
+from tensorguard.cli.arguments import Verbs
+from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, Refused
 
 if TYPE_CHECKING:
     from tensorguard.ledger.contract import LedgerState
@@ -56,10 +56,10 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
 
 def _read(directory: Path) -> LedgerState:
-    from tensorguard.engine.config import EVENTS
-    from tensorguard.engine.witness import check_events
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
+    from tensorguard.training.config import EVENTS
+    from tensorguard.training.rollback_check import check_events
 
     try:
         state = FileLedger(directory).read()

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from tensorguard.cli import account, ledger, run, validate
-from tensorguard.cli.exits import FAILED, INTERRUPTED, INVALID, Refused
-from tensorguard.cli.parsing import Parser, ShowVersion
+from tensorguard.cli.arguments import Parser, ShowVersion
+from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, Refused
 
 _EPILOG = """\
 examples:

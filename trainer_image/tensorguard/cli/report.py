@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tensafe_api.accounting import shown
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.cli.track import PLD_FIGURES, restart_of
-from tensorguard.engine.events import Evaluated, Event, EventReader, Started, Stepped
+from tensorguard.cli.progress import PLD_FIGURES, restart_of
+from tensorguard.training.run_log import Evaluated, Event, EventReader, Started, Stepped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

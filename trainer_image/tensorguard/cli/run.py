@@ -2,7 +2,7 @@
 
 In: a manifest and a folder for the run. Out: the job with its status on standard output, and nothing else there. This
 module does what belongs to a person at a terminal (progress, signals, where things were put);
-`tensorguard.engine.run` does the training, and says how it ended by the exit code that is returned here.
+`tensorguard.runners.local.driver` does the training, and says how it ended by the exit code that is returned here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.exits import FAILED, INTERRUPTED, INVALID, Refused
-from tensorguard.cli.parsing import Verbs, add_manifest
+from tensorguard.cli.arguments import Verbs, add_manifest
+from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, Refused
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
     from tensafe_api.resources.job import TenSafeTrainingJob
-    from tensorguard.cli.stopping import Interrupts
-    from tensorguard.engine.run import RunResult
+    from tensorguard.cli.signals import Interrupts
+    from tensorguard.runners.local.driver import RunResult
 
 _EPILOG = """\
 examples:
@@ -71,13 +71,13 @@ def add(verbs: Verbs) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tensorguard.cli.stopping import Interrupts
+    from tensorguard.cli.signals import Interrupts
 
     interrupts = Interrupts()
     with interrupts.caught():
         from tensafe_api.manifest import dump_manifest
-        from tensorguard.cli import closing, report
-        from tensorguard.cli.manifests import load, warnings
+        from tensorguard.cli import report, summary
+        from tensorguard.cli.job_loading import load, warnings
 
         loaded = load(arguments.manifest, arguments.overrides)
         for warning in warnings(loaded):
@@ -92,13 +92,13 @@ def _run(arguments: argparse.Namespace) -> int:
             with _only_results_on_stdout():
                 result = _train(job, loaded.plan, output_dir, base_dir, resume=arguments.resume, interrupts=interrupts)
         except KeyboardInterrupt:
-            closing.tell_aborted(output_dir)
+            summary.tell_aborted(output_dir)
             return INTERRUPTED
         picture = report.write(output_dir, loaded.plan, result.job)
         try:
             print(dump_manifest(result.job, arguments.output), end="", flush=True)
         finally:  # last, so that on a terminal the job does not scroll it away
-            closing.tell(result.job, loaded.plan, output_dir, picture)
+            summary.tell(result.job, loaded.plan, output_dir, picture)
         return result.exit_code
 
 
@@ -108,13 +108,13 @@ def _train(
     """Let the engine train `job`, and show how it goes on. Raises Refused where the engine will not begin."""
     from tensafe_api.manifest import ManifestError
     from tensorguard.cli.display import display_for
-    from tensorguard.engine.events import Preparing
     from tensorguard.ledger.contract import LedgerCorrupt
+    from tensorguard.training.run_log import Preparing
 
     with display_for(plan) as display:
         display.hear(Preparing(time.time(), "Loading PyTorch and Ray"))
-        from tensorguard.engine import run as engine
-        from tensorguard.engine.stopping import Stop
+        from tensorguard.runners.local import driver as engine
+        from tensorguard.training.stop_signal import Stop
 
         stop = Stop()
         try:

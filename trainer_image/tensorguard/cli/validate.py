@@ -11,8 +11,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.exits import SUCCEEDED
-from tensorguard.cli.parsing import Verbs, add_manifest
+from tensorguard.cli.arguments import Verbs, add_manifest
+from tensorguard.cli.exit_codes import SUCCEEDED
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -49,7 +49,7 @@ def add(verbs: Verbs) -> None:
 
 def _validate(arguments: argparse.Namespace) -> int:
     from tensafe_api.manifest import dump_manifest
-    from tensorguard.cli.manifests import load, no_room, warnings
+    from tensorguard.cli.job_loading import load, no_room, warnings
 
     loaded = load(arguments.manifest, arguments.overrides)
     for warning in (*warnings(loaded), *no_room(loaded)):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.utils import infer_compression
 
-from tensafe_api.resources.learning import Storage
+from tensafe_api.resources.training import Storage
 from tensorguard.data.columns import check_columns, check_text_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, csv_rows, json_object, lines, tsv_row

@@ -22,7 +22,7 @@ import ray
 import ray.data
 from ray.exceptions import RayTaskError
 
-from tensafe_api.resources.learning import Storage
+from tensafe_api.resources.training import Storage
 from tensorguard.data.columns import check_columns, check_types
 from tensorguard.data.errors import DataError, Unreadable
 from tensorguard.data.files import Source, text_of, text_table

@@ -29,10 +29,10 @@ from ray.exceptions import RayTaskError
 from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
+from tensorguard.data.partition import Split, concatenate, merge, split_by_unit, split_nothing, why_none
 from tensorguard.data.read import plain_error, quiet
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
-from tensorguard.data.split import Split, concatenate, merge, split_by_unit, split_nothing, why_none
 from tensorguard.data.tokenise import tokeniser
 
 BATCH_ROWS = 4096

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from tensafe_api import accounting
 from tensafe_api.resolve import Plan
-from tensorguard.engine.events import Ended, Evaluated, Event, Saved, Started, Stepped
+from tensorguard.training.run_log import Ended, Evaluated, Event, Saved, Started, Stepped
 
 LOGGER = logging.getLogger("tensafe.audit")
 

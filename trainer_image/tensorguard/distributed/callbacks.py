@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tensafe_api.resolve import Plan
-from tensorguard.engine.events import Event, Started, Stepped
-from tensorguard.engine.stopping import Stop
+from tensorguard.training.run_log import Event, Started, Stepped
+from tensorguard.training.stop_signal import Stop
 
 if TYPE_CHECKING:
     from tensorguard.distributed.trainer import TenSafeTrainer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.engine.group import RayTimeoutError
+from tensorguard.runners.worker_group import RayTimeoutError
 
 __all__ = ["ConfigurationError", "PrivacyBudgetExceeded", "RayTimeoutError", "TrainingFailed", "in_python"]
 

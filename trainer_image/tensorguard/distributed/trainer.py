@@ -1,8 +1,8 @@
 """`TenSafeTrainer.fit`: the guide's face of the engine that `tensafe run` is the other face of.
 
 In: a configuration, callbacks, and data in memory. It becomes a `TenSafeTrainingJob` (`jobs`), and
-`tensorguard.engine.run` trains it, on workers of its own; this module listens on the caller's thread, calls the
-callbacks, and makes of the job's final status a result or an exception. Nothing about privacy is decided here.
+`tensorguard.runners.local.driver` trains it, on workers of its own; this module listens on the caller's thread, calls
+the callbacks, and makes of the job's final status a result or an exception. Nothing about privacy is decided here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tensorguard.distributed.errors import (
     TrainingFailed,
     in_python,
 )
-from tensorguard.distributed.interrupts import Interrupts
-from tensorguard.distributed.jobs import job_of, run_folder
-from tensorguard.engine import run as engine
-from tensorguard.engine.events import Event, Stepped
-from tensorguard.engine.stopping import Stop
+from tensorguard.distributed.manifests import job_of, run_folder
+from tensorguard.distributed.signals import Interrupts
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.local import driver as engine
+from tensorguard.training.run_log import Event, Stepped
+from tensorguard.training.stop_signal import Stop
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class TenSafeTrainer:
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
     """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
     from tensorguard.checkpoint.store import CheckpointStore
-    from tensorguard.engine.saving import latest, name_of
+    from tensorguard.training.checkpointing import latest, name_of
 
     asked = place.removeprefix("file://").rstrip("/")
     asked = asked if "://" in asked else str(Path(asked).expanduser().absolute())

@@ -2,7 +2,7 @@
 
 Every write is a new status under the resourceVersion of the one before, so of two writers one loses and looks again.
 The API server holds what must hold whoever writes: charges only grow, a lower attempt is fenced, and only the pod whose
-bound token this is writes under its claim (`tensafe_api.resources.ledger`, `tensafe_api.guard`).
+bound token this is writes under its claim (`tensafe_api.resources.ledger`, `tensafe_api.admission_policy`).
 
 While the API server is away a call waits, for longer than any restart of it takes; nothing is run that was not charged.
 An answer that was lost on the way is not asked for twice: the hash of the entry tells whether it was taken in.
@@ -33,6 +33,7 @@ from tensafe_api.resources.ledger import (
     ReleaseRecord,
 )
 from tensafe_api.resources.status import EvaluationResult, Progress
+from tensorguard.backoff import PATIENCE_SECONDS, waits
 from tensorguard.ledger.contract import (
     Charge,
     Fenced,
@@ -45,7 +46,6 @@ from tensorguard.ledger.contract import (
 )
 from tensorguard.ledger.fold import Entry, after, opened
 from tensorguard.ledger.recorder import Recorder
-from tensorguard.patience import PATIENCE_SECONDS, waits
 
 PLURAL = "privacyledgers"
 REQUEST_SECONDS = 10.0

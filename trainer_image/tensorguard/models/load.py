@@ -26,8 +26,8 @@ from transformers.utils import logging
 
 from tensorguard.models.attention import use_record_attention
 from tensorguard.models.source import ModelSource
-from tensorguard.models.support import Unsupported, configs, refuse_base, refuse_config
 from tensorguard.models.tokenizer import read_pretrained
+from tensorguard.models.unsupported import Unsupported, configs, refuse_base, refuse_config
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`training.precision` to the dtype of the base weights. Trainable parameters are fp32 in all three."""

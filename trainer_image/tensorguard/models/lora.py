@@ -22,8 +22,8 @@ from transformers.pytorch_utils import Conv1D
 
 from tensorguard.models.dropout import use_record_dropout
 from tensorguard.models.load import BaseModel, seeded
-from tensorguard.models.support import refuse_trainable
 from tensorguard.models.targets import BadTarget, resolve_saved, resolve_targets
+from tensorguard.models.unsupported import refuse_trainable
 
 ADAPTER = "default"
 """peft's name for the one adapter that there is."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tensafe_api.reasons import Reason
-from tensorguard.models.support import Unsupported
+from tensorguard.models.unsupported import Unsupported
 
 ALL_LINEAR = "all-linear"
 

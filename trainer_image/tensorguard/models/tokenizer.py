@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tensorguard.models.source import ModelSource
-from tensorguard.models.support import Unsupported
+from tensorguard.models.unsupported import Unsupported
 
 
 def load_tokenizer(

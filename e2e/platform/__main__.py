@@ -1,0 +1,52 @@
+"""`python -m e2e.platform up|down|status`: a Kubernetes of this machine alone, for tests and for trying things.
+
+`packages` names the Debian packages that it lacks here, and `check` says whether this machine can have one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from e2e.platform import images, node
+from e2e.platform.cluster import Cluster
+from e2e.platform.gotools import NoGo
+from e2e.platform.node import Broken, Unfit
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.platform", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=("up", "down", "status", "packages", "check"))
+    verb = parser.parse_args().verb
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+
+    cluster = Cluster(say)
+    try:
+        match verb:
+            case "up":
+                cluster.up()
+                say("up")
+                print(f"export KUBECONFIG={cluster.kubeconfig}")
+            case "down":
+                cluster.down()
+            case "status":
+                print(cluster.status())
+            case "packages":
+                print(*sorted(node.missing() | images.missing()))
+            case "check":
+                cluster.check()
+                print("this machine can have one")
+    except (Unfit, Broken, NoGo) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

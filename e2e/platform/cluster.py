@@ -1,0 +1,335 @@
+"""A real Kubernetes on this machine alone: control plane and node, KubeRay, and our chart with images built here.
+
+    check ─► images ─► node's network ─► API server ─► containerd ─► images loaded ─► kubelet, proxy, DNS
+          ─► KubeRay ─► our chart
+
+`up` on a cluster that is up brings it up to date; `down` leaves nothing but logs, images and builds. What may be kept
+lies in ~/.cache/tensafe-e2e.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from e2e.platform import images, node, versions
+from e2e.platform.controlplane import ControlPlane, built
+from e2e.platform.gotools import forget_objects, home, program, source
+from e2e.platform.helm import CHART, given, helm
+from e2e.platform.node import Broken, Node, Unfit
+from e2e.platform.processes import Processes
+
+SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
+READY_SECONDS = 180
+_CLASS, _VOLUMES = "folders", 40
+_SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
+_FRONT_PROXY = "front-proxy-client"
+_VAR = Path("/var/lib/containers")
+"""Where buildah keeps images."""
+_ROOM, _ROOM_LATER = 28 << 30, 8 << 30
+"""Bytes of disk that builds and images take, and that changed images take where all are there."""
+_PORTS = (2379, 2380, 6443, 10257)
+
+
+class Plane(ControlPlane):
+    """The control plane of a cluster with a node: all controllers, a scheduler, and servers that live on."""
+
+    address = node.INSIDE
+    controllers = ("*",)
+
+    def __init__(self, folder: Path, of: Node) -> None:
+        super().__init__(folder, ports=_PORTS)
+        self._node = of
+
+    @functools.cached_property
+    def processes(self) -> Processes:
+        return self._node.processes
+
+    def issue(self) -> None:
+        super().issue()
+        self._authority.issue("apiserver-kubelet", "kube-apiserver-kubelet-client", groups=["system:masters"])
+        self._authority.issue("front-proxy", _FRONT_PROXY)
+        self.kubeconfig("kubelet", f"system:node:{node.NAME}", ["system:nodes"])
+        for name in ("scheduler", "proxy"):
+            self.kubeconfig(name, f"system:kube-{name}", [])
+        self.kubeconfig("dns", "coredns", [])
+
+    def start_scheduler(self) -> None:
+        flags = {
+            "kubeconfig": self.folder / "scheduler.kubeconfig",
+            "leader-elect": "false",
+            "secure-port": "10259",
+            "bind-address": "127.0.0.1",
+        }
+        self._start("scheduler", built("kube-scheduler"), flags)
+
+    def _api_flags(self) -> dict[str, object]:
+        return {
+            **super()._api_flags(),
+            "authorization-mode": "Node,RBAC",
+            "enable-admission-plugins": "NodeRestriction",
+            "kubelet-client-certificate": self.folder / "apiserver-kubelet.crt",
+            "kubelet-client-key": self.folder / "apiserver-kubelet.key",
+            "kubelet-preferred-address-types": "InternalIP",
+            # For APIs that others serve, such as Kueue's: while one does not answer, no namespace can be deleted.
+            "proxy-client-cert-file": self.folder / "front-proxy.crt",
+            "proxy-client-key-file": self.folder / "front-proxy.key",
+            "requestheader-client-ca-file": self.ca,
+            "requestheader-allowed-names": _FRONT_PROXY,
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+        }
+
+    def _server_names(self) -> list[str]:
+        return [*super()._server_names(), "kubernetes.default.svc", "10.96.0.1"]
+
+
+class Cluster:
+    """The cluster of this machine."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self._home = home()
+        self.folder = self._home / "cluster"
+        self.logs = self._home / "logs"
+        self._loaded = self._home / "loaded.json"
+        self._say = say
+        self.node = Node(self.folder / "node", self._home / "containerd", self.logs)
+        self.plane = Plane(self.folder, self.node)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.plane.admin
+
+    @property
+    def running(self) -> bool:
+        return self.node.running
+
+    def check(self) -> None:
+        """See whether this machine can have a cluster.
+
+        Raises:
+            Unfit: where it cannot.
+        """
+        node.check()
+        images.check()
+        there_already = self._loaded.exists() and images.ours()[1] in self._loaded.read_text()
+        needed = _ROOM_LATER if there_already else _ROOM
+        for place in (home(), _VAR):
+            there = next(each for each in (place, *place.parents) if each.exists())
+            if (free := shutil.disk_usage(there).free) < needed:
+                mend = ", or set XDG_CACHE_HOME" if place == home() else ""
+                takes = f"a cluster's builds and images take {needed >> 30}"
+                raise Unfit(f"{there} has {free >> 30} GiB of free disk, and {takes}: make room there{mend}")
+
+    def up(self) -> None:
+        """Bring the cluster up, or up to date.
+
+        Raises:
+            Unfit: where this machine cannot have one.
+            Broken: where it can, and does not get one.
+            NoGo: where its programs cannot be built.
+        """
+        self.check()
+        self._build()
+        made = images.build(self._say)
+        if not self._whole():
+            self._start()
+        self._provide_volumes()
+        self._load(made)
+        self._say("installing KubeRay and TenSafe")
+        self._install_kuberay()
+        self._install_tensafe(made)
+
+    @contextlib.contextmanager
+    def kueue(self) -> Iterator[None]:
+        """Kueue, as long as it is needed: its webhooks stand before every RayJob of the cluster."""
+        chart = source("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
+        self._load(images.build_kueue(self._say))
+        repository, _, tag = images.KUEUE.rpartition(":")
+        manager = "controllerManager.manager"
+        values = {
+            f"{manager}.image": {"repository": repository, "tag": tag, "pullPolicy": "IfNotPresent"},
+            f"{manager}.resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+            "controllerManager.readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
+        }
+        common = ("--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
+        installing = ("install", "kueue", str(chart), "--create-namespace", *given(values))
+        try:
+            helm(*installing, *common, kubeconfig=self.kubeconfig)
+            yield
+        finally:  # whatever it holds a finalizer of goes while it is there
+            for kind in ("clusterqueues", "resourceflavors"):
+                self.plane.kubectl("delete", kind, "--all", "--timeout=60s", check=False)
+            helm("uninstall", "kueue", *common, kubeconfig=self.kubeconfig)
+            self.plane.kubectl("delete", "namespace", KUEUE_SYSTEM)
+
+    def down(self) -> None:
+        """End it. Logs, images and builds stay."""
+        self.node.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def status(self) -> str:
+        """What runs, as a person reads it."""
+        if not self.running:
+            return "down"
+        return self.plane.kubectl("get", "nodes,pods,tsj", "--all-namespaces", "--output=wide", check=False).stdout
+
+    def _whole(self) -> bool:
+        """Whether all of it runs: after a test run that was stopped, something may be missing."""
+        return self.running and all(self.node.processes.running(name) for name in _SERVERS)
+
+    def _load(self, made: dict[str, str]) -> None:
+        images.load(self.node, made, self._loaded, self._say)
+
+    def _build(self) -> None:
+        """Build what is not there yet, and say so: it takes a quarter of an hour on two cores."""
+        self._say("building Kubernetes, unless it is there")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"):
+            built(name)
+        program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd")
+        program("coredns", "github.com/coredns/coredns")
+        images.programs()
+        forget_objects()
+
+    def _start(self) -> None:
+        self._say("starting the control plane")
+        self.down()  # whatever an earlier one has left
+        for folder in (self.folder / "node", self.logs):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        self.node.start_network()
+        self.plane.start()
+        self.plane.start_scheduler()
+        self._say("starting the node")
+        self.node.start_containerd()
+        self.node.start_kubelet(self.folder / "kubelet.kubeconfig", self.plane.ca)
+        self.node.start_proxy(self.folder / "proxy.kubeconfig")
+        self._let_dns_read()
+        self.node.start_dns(self.folder / "dns.kubeconfig")
+        self._until_node_is_ready()
+        for name in _SERVERS:
+            if not self.node.processes.running(name):
+                raise Broken(f"{name} has ended: {self.node.processes.log(name)}")
+
+    def _let_dns_read(self) -> None:
+        resources = "services,pods,namespaces,endpointslices.discovery.k8s.io,nodes"
+        for arguments in (
+            ("create", "clusterrole", "coredns", "--verb=list,watch,get", f"--resource={resources}"),
+            ("create", "clusterrolebinding", "coredns", "--clusterrole=coredns", "--user=coredns"),
+        ):
+            self.plane.kubectl(*arguments)
+        self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(_dns()))
+
+    def _until_node_is_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        wait = ("wait", "--for=condition=Ready", f"node/{node.NAME}", "--timeout=5s")
+        while self.plane.kubectl(*wait, check=False).returncode:
+            assert time.monotonic() < deadline, self.node.processes.log("kubelet")
+
+    def _provide_volumes(self) -> None:
+        """Let claims be bound: there is nobody here who makes volumes when they are asked for. One that a claim has
+        given back is made anew, and empty.
+        """
+        found = json.loads(self.plane.kubectl("get", "persistentvolumes", "-o", "json").stdout)["items"]
+        phases = {each["metadata"]["name"]: each["status"].get("phase") for each in found}
+        kept = {name for name, phase in phases.items() if phase in ("Available", "Bound", "Pending")}
+        if given_back := sorted(phases.keys() - kept):
+            self.plane.kubectl("delete", "persistentvolumes", *given_back, "--timeout=60s")
+        documents: list[dict[str, Any]] = [_storage_class()]
+        for number in range(_VOLUMES):
+            if (name := f"volume-{number}") in kept:
+                continue
+            folder = self.folder / "volumes" / str(number)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            folder.chmod(0o777)
+            documents.append(_volume(name, folder))
+        self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
+
+    def _install_kuberay(self) -> None:
+        config = source("kuberay", versions.KUBERAY_MODULE) / "config" / "default"
+        documents = list(yaml.safe_load_all(self.plane.kubectl("kustomize", str(config)).stdout))
+        for each in documents:
+            _move(each, KUBERAY_SYSTEM)
+            if each["kind"] == "Deployment":
+                each["spec"]["template"]["spec"]["containers"][0]["image"] = images.KUBERAY
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KUBERAY_SYSTEM}}
+        self.plane.kubectl("apply", "--server-side", "-f", "-", text=yaml.safe_dump_all([namespace, *documents]))
+        self._until_rolled_out(KUBERAY_SYSTEM, "kuberay-operator")
+
+    def _install_tensafe(self, made: dict[str, str]) -> None:
+        operator, trainer = images.ours()
+        values: dict[str, Any] = {
+            "image.repository": operator.rpartition(":")[0],
+            "trainer.image.repository": trainer.rpartition(":")[0],
+            "podAnnotations": {"tensafe.io/image-id": made[operator]},  # a new image of the same name is rolled out
+        }
+        release = ("upgrade", "--install", "tensafe", str(CHART), "--namespace", SYSTEM, "--create-namespace")
+        helm(*release, *given(values), kubeconfig=self.kubeconfig)
+        self._until_rolled_out(SYSTEM, "tensafe-operator")
+
+    def _until_rolled_out(self, namespace: str, deployment: str) -> None:
+        wait = ("rollout", "status", f"deployment/{deployment}", f"--timeout={READY_SECONDS}s")
+        self.plane.kubectl("-n", namespace, *wait)
+
+
+def _move(document: dict[str, Any], namespace: str) -> None:
+    """Put a document of KubeRay's into a namespace of its own: its kustomization says default."""
+    if "namespace" in document["metadata"]:
+        document["metadata"]["namespace"] = namespace
+    for subject in document.get("subjects") or ():
+        subject["namespace"] = namespace
+
+
+def _storage_class() -> dict[str, Any]:
+    default = {"storageclass.kubernetes.io/is-default-class": "true"}
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": _CLASS, "annotations": default},
+        "provisioner": "kubernetes.io/no-provisioner",
+    }
+
+
+def _volume(name: str, folder: Path) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "storageClassName": _CLASS,
+            "capacity": {"storage": "10Gi"},
+            "accessModes": ["ReadWriteOnce", "ReadWriteMany"],
+            "hostPath": {"path": str(folder)},
+        },
+    }
+
+
+def _dns() -> list[dict[str, Any]]:
+    """The service of CoreDNS, which is no pod: its address is the bridge's."""
+    ports = [{"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    metadata = {"name": "kube-dns", "namespace": "kube-system"}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"clusterIP": node.DNS, "ports": ports},
+    }
+    endpoints = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {**metadata, "labels": {"kubernetes.io/service-name": "kube-dns"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [node.GATEWAY]}],
+        "ports": ports,
+    }
+    return [service, endpoints]

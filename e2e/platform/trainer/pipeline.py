@@ -1,0 +1,111 @@
+"""A step's private half in this process, without noise: shard, draw, micro-batches, model, gradients, clip, grid sum.
+
+What the neighbour test looks at: D and D ∪ {x} must give sums that differ by at most S in the L2 norm, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from e2e.platform.trainer.rank_harness import make_causal_model, make_model
+from tensorguard.data.shard import Shard, tokens_table, units_table
+from tensorguard.models.load import load_model
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import LossFunction, record_loss
+from tensorguard.models.source import resolve_model
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.gradients import PerExampleGradients
+from tensorguard.privacy.sampling import PoissonSampler
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.stop_signal import Stop
+from tensorguard.training.unit_gradients import ShardGradients
+
+LENGTH = 64
+GRID = 1 << 16
+CLIP = 0.05
+"""Below most records' norms, so that the bound is met and not merely kept."""
+POISON = 43
+"""A token whose embedding is so large that the gradient of a record with it is no number."""
+WORDS = 44
+CPU = torch.device("cpu")
+
+Record = tuple[Sequence[int], int]
+"""Tokens (1 to LENGTH) and a label; for CausalLM all tokens but the first are learned."""
+Unit = Sequence[Record]
+
+
+@dataclass
+class Pipeline:
+    """One model with an adapter that is not zero, and its clipper."""
+
+    task: str
+    model: torch.nn.Module
+    gradients: PerExampleGradients
+    rows: int
+
+    def sum(
+        self, units: Sequence[Unit], order: Sequence[int] | None = None, clipper: GridClipper | None = None
+    ) -> np.ndarray:
+        """The grid sum of `units`, int64 [d], each drawn with q = 1; `order` changes who stands where in the batch.
+
+        The secret stream is the same in each call, so a unit's dropout and rounding are a function of its number.
+        """
+        clipper = clipper or GridClipper(self.gradients.d, GRID, CLIP, CPU)
+        shard = make_shard(units, self.task)
+        drawn = PoissonSampler(len(shard), "1", SecretStream(bytes(32))).draw().tolist()
+        gradients = ShardGradients(
+            shard,
+            self.model,
+            self.gradients,
+            SecretStream(bytes(32)),
+            micro_batch_size=self.rows,
+            max_length=LENGTH,
+            pad_id=0,
+            device=CPU,
+        )
+        gradients.add_to(clipper, drawn if order is None else list(order), Stop())
+        return clipper.take().numpy()
+
+
+@cache
+def pipeline(
+    task: str, precision: str = "fp32", dropout: float = 0.3, rows: int = 8, loss: LossFunction | None = None
+) -> Pipeline:
+    """A pipeline, made once for each kind. `loss` takes the place of the task's own."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as directory:
+        (make_model if task == "SequenceClassification" else make_causal_model)(Path(directory))
+        source = resolve_model(directory, None)
+        base = load_model(source, task, init_seed=1, num_labels=2, pad_token_id=0, precision=precision, device=CPU)
+    targets = ["query", "value"] if task == "SequenceClassification" else ["q_proj", "v_proj", "down_proj"]
+    model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        embeddings = base.model.get_input_embeddings().weight
+        embeddings[POISON] = torch.finfo(embeddings.dtype).max
+        for _, parameter in trainable_parameters(model):
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(task))
+    return Pipeline(task, model, gradients, rows)
+
+
+def make_shard(units: Sequence[Unit], task: str) -> Shard:
+    """A shard with `units` in this order: unit i has number i."""
+    records = [record for unit in units for record in unit]
+    starts = np.cumsum([0, *(len(unit) for unit in units)])[:-1].astype(np.int64)
+    labels = task == "SequenceClassification"
+    target = [label if labels else [0] + [1] * (len(tokens) - 1) for tokens, label in records]
+    table = tokens_table([list(tokens) for tokens, _ in records], target, labels)
+    return Shard(units_table(table, starts))
+
+
+def squared_norm(difference: np.ndarray) -> int:
+    """Σk² without overflow."""
+    return sum(int(k) * int(k) for k in difference)

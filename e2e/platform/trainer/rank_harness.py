@@ -1,0 +1,324 @@
+"""A job without Ray: tiny model, tiny data, one process a rank, gloo between them.
+
+The engine needs only a channel to its peers, so everything but Ray's own restarts can be tried here in seconds: steps,
+checkpoints, resumes, kills. Ranks are forked from a server that has imported everything already, since imports take
+longer than a whole job. `instruments` has what can be done to a rank's process, such as killing it at a named point; a
+journal of charges and reveals is always kept.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from e2e.platform.trainer.fault_injection import Instrument, Journal
+from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.resolve import Plan, ledger_spec, resolve
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.status import Status
+from tensorguard.aggregation.channel import ProcessGroup
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.shard import write
+from tensorguard.data.shards import merge, split_by_unit
+from tensorguard.data.tokenise import tokeniser
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.local.status import fold_status
+from tensorguard.training.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
+from tensorguard.training.run_log import Ended, Event, EventReader
+from tensorguard.training.worker import train
+
+WORDS = [f"w{number}" for number in range(40)]
+# The fork server does not get this process's sys.path, only its environment.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["e2e.platform.trainer.rank_harness"])
+
+MANIFEST = """
+apiVersion: tensafe.io/v1alpha1
+kind: TenSafeTrainingJob
+metadata: {name: tiny}
+spec:
+  model: {name: MODEL, task: SequenceClassification, numLabels: 2}
+  lora: {rank: 2, targetModules: [query, value]}
+  dataset:
+    uri: unused.jsonl
+    columns: {text: text, label: label}
+    unit: {kind: Example, atLeast: 200}
+  training: {steps: 12, expectedBatchSize: 20, microBatchSize: 8, maxLength: 16, learningRate: "5e-3"}
+  privacy: {targetEpsilon: "20", reserveSteps: 40}
+  checkpoint: {uri: CHECKPOINTS, everySteps: 3}
+  cluster: {workers: 2, worker: {cpus: "1"}}
+"""
+
+CAUSAL = (
+    MANIFEST.replace("task: SequenceClassification, numLabels: 2", "task: CausalLM")
+    .replace("{text: text, label: label}", "{prompt: prompt, completion: completion}")
+    .replace("[query, value]", "[q_proj, v_proj]")
+)
+
+
+def make_tokenizer(directory: Path) -> int:
+    """A tokenizer of forty words; its number of tokens."""
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        eos_token="[SEP]",
+    ).save_pretrained(directory)
+    return len(vocabulary)
+
+
+def make_model(directory: Path) -> None:
+    """A Bert of a few thousand weights and its tokenizer."""
+    config = BertConfig(
+        vocab_size=make_tokenizer(directory),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        num_labels=2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForSequenceClassification(config).save_pretrained(directory)
+
+
+def make_causal_model(directory: Path) -> None:
+    """A Llama of a few thousand weights and its tokenizer."""
+    config = LlamaConfig(
+        vocab_size=make_tokenizer(directory),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(directory)
+
+
+def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Sentences whose label is whether words of the first half are in the majority."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        words = torch.randint(len(WORDS), (5,), generator=generator)
+        found.append({"text": " ".join(WORDS[word] for word in words), "label": int((words < 20).sum() > 2)})
+    return found
+
+
+def completions(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts of a few words, and completions that say them backwards."""
+    texts = [record["text"].split() for record in records(count, seed)]
+    return [{"prompt": " ".join(words), "completion": " ".join(reversed(words))} for words in texts]
+
+
+@dataclass
+class Job:
+    """One run's folder, with everything that a driver would have put there."""
+
+    directory: Path
+    job: TenSafeTrainingJob
+    plan: Plan
+    shards: tuple[Path, ...]
+    digest: str
+    attempt: int = 0
+    job_uid: str = "tiny-uid"
+    instruments: tuple[Instrument, ...] = (Journal(),)
+
+    @classmethod
+    def make(
+        cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None, causal: bool = False
+    ) -> Job:
+        """A new job; `overrides` are those of `--set`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        model = directory / "model"
+        (make_causal_model if causal else make_model)(model)
+        text = CAUSAL if causal else MANIFEST
+        text = text.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
+        job, plan = resolve(load_manifest(text, overrides))
+        key = secrets.token_bytes(32)
+        (directory / JOB_KEY).write_bytes(key)
+        shards, digest = shard_records(directory, job, rows or (completions if causal else records)(240), key)
+        FileLedger.create(directory, ledger_spec(job, plan, "tiny-uid"))
+        return cls(directory, job, plan, shards, digest)
+
+    def config(self) -> WorkerConfig:
+        return WorkerConfig(
+            job=dump_manifest(self.job, format="json"),
+            job_uid=self.job_uid,
+            attempt=self.attempt,
+            run_directory=str(self.directory),
+            shards=tuple(map(str, self.shards)),
+            evaluation=str(self.shards[0]) if self.job.spec.evaluation else None,
+            dataset_digest=self.digest,
+            threads=1,
+        )
+
+    def start(self, *instruments: Instrument) -> list[BaseProcess]:
+        """Begin the next attempt: one process for each rank."""
+        self.attempt += 1
+        (self.directory / "stop").unlink(missing_ok=True)
+        return self.restart(*instruments)
+
+    def restart(self, *instruments: Instrument) -> list[BaseProcess]:
+        """Begin the next incarnation of the same attempt, as Ray would."""
+        port = free_port()
+        installed = (*self.instruments, *instruments)
+        processes = [
+            _FORKS.Process(target=main, args=(self.config(), rank, self.workers, port, installed))
+            for rank in range(self.workers)
+        ]
+        for process in processes:
+            process.start()
+        return processes
+
+    def run(self, *instruments: Instrument) -> list[int | None]:
+        """One whole attempt; the exit codes of the ranks."""
+        return join(self.start(*instruments))
+
+    def train_alone(self, *, restart: bool = False) -> None:
+        """The next attempt (or incarnation) of a job of one worker, in this process: much faster than a fork."""
+        if not restart:
+            self.attempt += 1
+            (self.directory / "stop").unlink(missing_ok=True)
+        train(self.config(), Alone(), torch.device("cpu"))
+
+    def status(self) -> Status:
+        return fold_status(self.job, self.plan, self.ledger(), self.events(), self.ended())
+
+    @property
+    def workers(self) -> int:
+        return self.job.spec.cluster.workers
+
+    def ledger(self) -> LedgerState:
+        return FileLedger(self.directory).read()
+
+    def events(self) -> list[Event]:
+        return list(EventReader(self.directory / EVENTS).read())
+
+    def ended(self) -> Ended:
+        """How the last attempt ended."""
+        return next(event for event in reversed(self.events()) if isinstance(event, Ended))
+
+    def store(self) -> CheckpointStore:
+        return CheckpointStore.of(self.job)
+
+    def revealed(self) -> list[int]:
+        """How many steps each rank took part in revealing, over all incarnations.
+
+        Asserts that at every moment no rank had revealed more than was durably charged.
+        """
+        charged, revealed = 0, [0] * self.workers
+        path = self.directory / "journal"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            kind, rank, steps = line.split()
+            if kind == "charge":
+                charged += int(steps)
+            else:
+                revealed[int(rank)] += int(steps)
+            assert max(revealed) <= charged, f"a step was revealed before it was charged: {path.read_text()}"
+        return revealed
+
+    def errors(self) -> str:
+        """What the ranks wrote to stderr, and their tracebacks."""
+        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(ERRORS.format(who="*"))]
+        return "\n".join(path.read_text() for path in sorted(paths))
+
+
+class Alone:
+    """The channel of a job of one worker, which needs no process group."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, message: bytes) -> list[bytes]:
+        return [message]
+
+    def add(self, vector: np.ndarray) -> np.ndarray:
+        return vector.copy()
+
+
+def shard_records(
+    directory: Path, job: TenSafeTrainingJob, rows: list[dict[str, Any]], key: bytes
+) -> tuple[tuple[Path, ...], str]:
+    """What `data.shards.prepare` does, without Ray."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(job.spec.model.name)
+    split = partial(
+        split_by_unit,
+        columns=columns_of(job.spec),
+        tokenise=tokeniser(tokenizer, Recipe.from_spec(job.spec)),
+        key=key,
+        workers=job.spec.cluster.workers,
+    )
+    paths = []
+    for rank, table in enumerate(split(pa.Table.from_pylist(rows))):
+        batch, _ = merge([table], job.spec.dataset.unit.max_examples_per_unit)
+        paths.append(directory / f"shard-{rank}.arrow")
+        write(batch, paths[-1])
+    return tuple(paths), "digest-of-" + str(len(rows))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def join(processes: list[BaseProcess], timeout: float = 180) -> list[int | None]:
+    """Wait for all ranks; their exit codes, negative for a signal. Ends those that do not end in time."""
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: tuple[Instrument, ...]) -> None:
+    """One rank, in a process of its own."""
+    directory = config.directory
+    os.dup2(os.open(directory / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    (directory / f"pid-{rank}").write_text(str(os.getpid()))
+    for instrument in instruments:
+        instrument.install(rank, directory)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=300)
+    )
+    device = torch.device("cpu")
+    train(config, ProcessGroup(device), device)
+    dist.destroy_process_group()

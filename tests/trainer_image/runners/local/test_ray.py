@@ -1,0 +1,113 @@
+"""The command on a real Ray cluster: killed and interrupted in every way, and nothing of it left behind.
+
+One job of one worker lives through all of it, since a start takes most of a minute on two cores. What happens to the
+others when one of two workers dies, and how SIGTERM ends a run, is in `distributed/test_restarts.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.trainer.command import OVERRIDES, Command, assert_nothing_is_left, write_job
+from tensafe_api.manifest import load_manifest
+from tensafe_api.resolve import resolve
+from tensafe_api.statement import recompute
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.runners.local.driver import run
+from tensorguard.runners.local.ray_cluster import local_ray
+from tensorguard.training.stop_signal import Stop
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray for several runs in this process, which join it."""
+    with local_ray(tmp_path_factory.mktemp("ray"), cpus=1, gpus=0):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("override", "content", "reason", "named"),
+    [
+        ("spec.dataset.columns.text=note", None, "DatasetUnsuitable", "has no column 'note'"),
+        ("spec.dataset.uri=data.jsonl", "", "DatasetUnsuitable", "there is no data at"),
+        ("spec.dataset.uri=data.jsonl", '{"text": null, "label": 1}\n', "DatasetUnsuitable", "no record is usable"),
+        ("spec.dataset.uri=nowhere.jsonl", None, "DatasetUnreadable", "nowhere.jsonl"),
+        ("spec.dataset.uri=pvc://claim/data.jsonl", None, "DatasetUnreadable", "pvc://claim"),
+    ],
+)
+def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_is_spent(
+    a_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
+) -> None:
+    write_job(tmp_path)
+    if content is not None:
+        (tmp_path / "data.jsonl").write_text(content)
+    job = load_manifest(tmp_path / "job.yaml", (*OVERRIDES, override))
+    result = run(
+        job, output_dir=tmp_path / "out", base_dir=tmp_path, resume=False, listener=lambda event: None, stop=Stop()
+    )
+    assert result.job.status is not None
+    attempt = result.job.status.attempts[-1]
+    assert (result.exit_code, attempt.reason) == (1, reason), attempt.message
+    assert attempt.message is not None
+    assert named in attempt.message
+    assert "\n" not in attempt.message
+    assert result.job.status.privacy.steps_charged == 0
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()
+
+
+def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: Path, temporary: Path) -> None:
+    write_job(tmp_path)
+    spent: list[int] = []
+
+    def checked(command: Command) -> LedgerState:
+        ledger = command.ledger()
+        spent.append(ledger.steps_charged)
+        assert spent == sorted(spent)
+        return ledger
+
+    # The driver dies: a person resumes, though the orphaned workers may still hold the ledger.
+    command = Command(tmp_path, temporary, resume=False)
+    command.go_on_for(14)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [0o700]  # Ray opens what is in it
+    before = checked(command)
+    command.kill_driver()
+    command = Command(tmp_path, temporary, resume=True)
+    command.go_on_for(14)
+    ledger = checked(command)
+    assert (ledger.attempt, ledger.incarnation) == (2, 1)
+    assert ledger.steps_charged > before.steps_charged
+
+    # Both the driver and a worker die.
+    command.kill_rank_0()
+    command.kill_driver()
+    command = Command(tmp_path, temporary, resume=True)
+    command.go_on_for(14)
+    before, ledger = ledger, checked(command)
+    assert ledger.attempt == 3
+    assert ledger.steps_recharged > before.steps_recharged
+
+    # Ctrl-C, which a terminal sends to Ray's processes too, seals a checkpoint of the last step that was revealed.
+    code, out = command.interrupt()
+    assert code == 130, command.words()
+    assert "--resume" in command.words()
+    status, ledger = json.loads(out)["status"], checked(command)
+    assert status["phase"] == ledger.outcome == "Suspended"
+    assert [each["reason"] for each in status["attempts"]] == ["WorkerLost", "WorkerLost", "Interrupted"]
+    assert status["privacy"]["stepsCharged"] == ledger.steps_charged
+    sealed = ledger.releases[-1]
+    assert sealed.step == status["progress"]["step"] < 300
+    name = sealed.uri.rsplit("/", 1)[1]
+    claim = json.loads(CheckpointStore(str(tmp_path / "checkpoints")).read(name, sealed.digest)["statement.json"])
+    assert recompute(claim) == status["privacy"]["epsilonSpent"]
+    assert float(status["privacy"]["epsilonClaimed"]) > float(status["privacy"]["epsilonSpent"])
+    _, plan = resolve(load_manifest(tmp_path / "out" / "job.yaml"))
+    assert float(status["privacy"]["epsilonSpent"]) >= plan.epsilon(sealed.step + ledger.steps_recharged)
+    assert_nothing_is_left(tmp_path / "out", temporary)

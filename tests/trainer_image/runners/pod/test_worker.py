@@ -1,0 +1,244 @@
+"""A worker pod before its first step: each rank prepares its own shard from its own mounts, and they agree on the rest.
+
+Ranks are threads here, which meet at barriers; no Ray, no API server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
+from tensafe_api.manifest import load_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve
+from tensafe_operator.children.configuration import config_map, digest
+from tensorguard.data.shard import Shard
+from tensorguard.runners.pod import worker
+from tensorguard.runners.pod.log import PodLog
+from tensorguard.runners.pod.pod_files import Mounted
+from tensorguard.runners.pod.worker import configure, take_part
+from tensorguard.training.collective_errors import AttemptFailed
+from tensorguard.training.config import EVENTS, WorkerConfig
+from tensorguard.training.run_log import Ended, Evaluated, EventReader, Started, Stepped
+
+RANKS = 2
+
+
+class Meeting:
+    """Where the ranks exchange messages."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(RANKS, timeout=300)
+        self.messages: list[bytes] = [b""] * RANKS
+        self.met = 0
+
+    def meet(self) -> None:
+        self.barrier.wait()
+        self.met += 1
+
+
+class Thread:
+    """One rank's channel."""
+
+    size = RANKS
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self._meeting = rank, meeting
+
+    def gather(self, message: bytes) -> list[bytes]:
+        self._meeting.messages[self.rank] = message
+        self._meeting.barrier.wait()
+        found = list(self._meeting.messages)
+        self._meeting.barrier.wait()
+        return found
+
+    def add(self, vector: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Pods:
+    """The mounts of two worker pods of one job."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.meeting = Meeting()
+        self.key = secrets.token_bytes(32)
+        make_model(place / "model")
+        self.write_data(records(60))
+        self.mount()
+
+    def write_data(self, rows: list[dict[str, Any]]) -> None:
+        (self.place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def mount(self, *overrides: str) -> None:
+        text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", str(self.place / "saved"))
+        job, _ = resolve(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
+        job = job.model_copy(
+            update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
+        )
+        told = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
+        self.mounts = [Mounted(self.place / f"pod-{rank}", digest(told)) for rank in range(RANKS)]
+        for mounted in self.mounts:
+            for folder in ("etc/tensafe/job", "etc/tensafe/key", "var/run/tensafe"):
+                (mounted.root / folder).mkdir(parents=True, exist_ok=True)
+            for name, text in told["data"].items():
+                (mounted.root / "etc/tensafe/job" / name).write_text(text)
+            mounted.key_file.write_bytes(self.key)
+
+    def all(self, act: Callable[[Mounted, Thread], Any]) -> list[Any]:
+        """What each rank comes to; an exception is a result."""
+
+        def one(rank: int) -> Any:
+            try:
+                return act(self.mounts[rank], Thread(rank, self.meeting))
+            except AttemptFailed as failure:
+                return failure
+
+        with ThreadPoolExecutor(RANKS) as threads:
+            return list(threads.map(one, range(RANKS)))
+
+    def raising(self, act: Callable[[Mounted, Thread], Any]) -> None:
+        """As `all`; what the ranks raise is raised."""
+
+        def one(mounted: Mounted, channel: Thread) -> Exception | None:
+            try:
+                act(mounted, channel)
+            except Exception as error:
+                return error
+            return None
+
+        if errors := [error for error in self.all(one) if error is not None]:
+            raise ExceptionGroup("what the ranks raised", errors)
+
+    def configure(self) -> list[Any]:
+        return self.all(lambda mounted, channel: configure(mounted, channel, self.meeting.meet))
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Pods:
+    return Pods(tmp_path)
+
+
+def test_each_rank_holds_its_own_shard_and_all_know_one_digest(pods: Pods) -> None:
+    configs: list[WorkerConfig] = pods.configure()
+    units = 0
+    for rank, config in enumerate(configs):
+        own, other = config.shards[rank], config.shards[1 - rank]
+        assert Path(own).is_relative_to(pods.mounts[rank].run)
+        assert other == ""
+        units += len(Shard.open(Path(own)))
+        assert config.job_key() == pods.key
+        assert (config.job_uid, config.attempt) == ("11-22", 2)
+        assert config.place is not None and config.place.ledger == "tiny-ledger"
+        assert pods.key.hex() not in json.dumps(config.pack())
+        assert WorkerConfig.unpack(config.pack()) == config
+    assert units == len({json.dumps(row) for row in records(60)}) == 60
+    digest = configs[0].dataset_digest
+    assert configs[1].dataset_digest == digest
+    assert digest.startswith("hmac-sha256:")
+    pods.write_data(list(reversed(records(60))))
+    assert pods.configure()[0].dataset_digest == digest
+    pods.write_data(records(59))
+    assert pods.configure()[0].dataset_digest != digest
+
+
+def test_where_no_record_is_usable_every_rank_ends_with_the_same_sentence(pods: Pods) -> None:
+    pods.write_data([{"text": None, "label": 1}])
+    first, second = pods.configure()
+    assert first.reason is second.reason is Reason.DATASET_UNSUITABLE
+    assert str(first) == str(second)
+    assert "spec.dataset: no record is usable" in str(first)
+
+
+def test_one_rank_without_its_key_ends_all_and_nobody_waits_for_it(pods: Pods) -> None:
+    pods.mounts[1].key_file.unlink()
+    failures = pods.configure()
+    assert pods.meeting.met == RANKS
+    for failure in failures:
+        assert isinstance(failure, AttemptFailed)
+        assert str(pods.mounts[1].key_file) in str(failure)
+        assert str(failure).endswith("(worker 1)")
+
+
+def test_a_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
+    (pods.place / "public.jsonl").symlink_to(pods.place / "data.jsonl")
+    pods.mount(f"spec.evaluation={{uri: {pods.place / 'public.jsonl'}, visibility: Public}}")
+    for failure in pods.configure():
+        assert failure.reason is Reason.INVALID_MANIFEST
+        assert "spec.evaluation.uri" in str(failure)
+
+
+def test_how_it_ended_lies_where_the_driver_asks(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("nothing is trained"))
+    (pods.place / "data.jsonl").unlink()
+    cpu = torch.device("cpu")
+    for mounted in pods.mounts:
+        mounted.output.parent.mkdir(parents=True)
+        mounted.output.touch()
+    pods.all(lambda mounted, channel: take_part(mounted, channel, cpu, pods.meeting.meet))
+    [ended] = EventReader(pods.mounts[0].run / EVENTS).read()
+    assert isinstance(ended, Ended)
+    assert ended.reason == Reason.DATASET_UNREADABLE
+    assert "data.jsonl" in ended.message
+    assert not (pods.mounts[1].run / EVENTS).exists()
+    assert json.loads(pods.mounts[0].output.read_text())["message"] == ended.message
+    assert not pods.mounts[1].output.read_text()
+
+
+def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_record(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: WorkerConfig, channel: Any, device: torch.device, listener: Any) -> None:
+        listener(Started(1.0, 2, 1, 0))
+        listener(Stepped(2.0, 1, 1))
+        logging.getLogger("tensorguard.storage").warning("the storage does not answer (%s); waiting", "TimeoutError")
+        logging.getLogger("tensorguard.storage").info("a detail")
+        raise ValueError("patient Jane Doe")
+
+    monkeypatch.setattr(worker, "train", train)
+    mounted = pods.mounts[0]
+    mounted.output.parent.mkdir(parents=True)
+    mounted.output.touch()
+    with pytest.raises(ExceptionGroup):
+        pods.raising(lambda mounted, channel: take_part(mounted, channel, torch.device("cpu"), pods.meeting.meet))
+    lines = [json.loads(line) for line in mounted.output.read_text().splitlines()]
+    assert {"started", "warning", "lost"} == {line["kind"] for line in lines}
+    assert {line["rank"] for line in lines} <= {0, 1}
+    assert "TimeoutError" in next(line["message"] for line in lines if line["kind"] == "warning")
+    assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
+    assert "Jane" not in mounted.output.read_text()
+    assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
+
+
+def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    PodLog(0, tmp_path / "log").event(Evaluated(1.0, 3, float("nan"), 0.5))
+    (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert line == {"kind": "evaluated", "rank": 0, "time": 1.0, "step": 3, "accuracy": 0.5}
+
+
+def test_a_log_that_nobody_reads_neither_fails_nor_holds_up_training(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    said = PodLog(0, tmp_path / "pipe")
+    for _ in range(2000):  # more than a pipe holds
+        said.event(Started(1.0, 2, 1, 0))
+    os.close(reader)
+    said.event(Started(1.0, 2, 1, 0))
+    said.close()
+    said.event(Started(1.0, 2, 1, 0))
+    said.close()
+    PodLog(0, tmp_path / "absent").event(Started(1.0, 2, 1, 0))

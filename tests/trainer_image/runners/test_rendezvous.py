@@ -1,0 +1,55 @@
+"""Workers meet, or say who could not reach whom. Ray's part, telling them where, is played."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from e2e.platform.controlplane import free_ports
+from tensafe_api.reasons import Reason
+from tensorguard.runners import rendezvous
+from tensorguard.runners.rendezvous import NotJoined, process_group
+from tensorguard.training.collective_errors import told
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes this process one rank of some, which are told to meet where rank 0 says, or at an address of the test's."""
+
+    def rank(number: int, size: int, at: tuple[str, int] | None = None) -> None:
+        context = SimpleNamespace(get_world_rank=lambda: number, get_world_size=lambda: size)
+        monkeypatch.setattr(rendezvous, "get_context", lambda: context)
+        monkeypatch.setattr(rendezvous, "get_device", lambda: torch.device("cpu"))
+        monkeypatch.setattr(rendezvous, "get_node_ip_address", lambda: "127.0.0.1")
+        monkeypatch.setattr(rendezvous, "broadcast_from_rank_zero", lambda own: at or own)
+        monkeypatch.setattr(rendezvous, "barrier", lambda: None)
+
+    return rank
+
+
+def test_the_group_is_there_in_the_block_and_nowhere_else(ray: Any) -> None:
+    ray(0, 1)
+    with process_group("gloo", 5):
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    assert not dist.is_initialized()
+
+
+def test_a_rank_that_cannot_reach_the_first_says_so(ray: Any) -> None:
+    (nobody,) = free_ports(1)
+    ray(1, 2, at=("127.0.0.1", nobody))
+    with pytest.raises(NotJoined) as caught, process_group("gloo", 1):
+        pass
+    reason, sentence = told(caught.value)
+    assert reason is Reason.WORKER_LOST
+    assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{nobody}")
+
+
+def test_the_first_rank_does_not_wait_for_ever(ray: Any) -> None:
+    ray(0, 2)
+    with pytest.raises(NotJoined, match="worker 0 of 2 could not join"), process_group("gloo", 1):
+        pass
+    assert not dist.is_initialized()

@@ -1,0 +1,90 @@
+"""What a group of workers is asked for, and what of a worker's failure comes out of its pod. No Ray is started."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.train import WorkerGroupError
+
+from e2e.platform.trainer.rank_harness import MANIFEST
+from tensafe_api.manifest import load_manifest
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve
+from tensorguard.aggregation.channel import AggregationError
+from tensorguard.runners import worker_group as module
+from tensorguard.runners.worker_group import Group, RankFailed, WorkersFailed, fit
+
+RECORD = "Jane Doe has diabetes"
+
+
+class Trainer:
+    """Stands in for Ray Train: runs the loop once, as rank 0 would, and fails as Ray Train does."""
+
+    asked: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, loop: Any, **asked: Any) -> None:
+        Trainer.asked = asked
+        self._loop = loop
+
+    def fit(self) -> None:
+        try:
+            self._loop(Trainer.asked["train_loop_config"])
+        except Exception as error:
+            lost = RuntimeError("Connection closed by peer")
+            failures = {0: RankFailed(Reason.INTERNAL_ERROR, type(lost).__name__), 1: pickle.loads(pickle.dumps(error))}
+            raise WorkerGroupError("see above", failures) from None
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
+    monkeypatch.setattr("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer", Trainer)
+    monkeypatch.setattr("tensorguard.runners.rendezvous.process_group", lambda backend, seconds: nullcontext())
+    monkeypatch.setattr(module, "_wait_for_room", lambda group, seconds: None)
+    return Trainer
+
+
+def test_it_asks_for_what_the_job_asks_for(trainer: type[Trainer], tmp_path: Path) -> None:
+    text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
+    job, _ = resolve(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
+    fit(lambda loop: None, {"a": 1}, Group.of(job, apart=True), tmp_path / "ray")
+    scaling, run = trainer.asked["scaling_config"], trainer.asked["run_config"]
+    assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.5})
+    assert scaling.placement_strategy == "STRICT_SPREAD"  # one rank, one pod, one trust domain
+    assert run.failure_config.max_failures == 4
+    assert trainer.asked["train_loop_config"] == {"a": 1}
+
+
+def test_on_one_machine_workers_may_share_a_node(trainer: type[Trainer], tmp_path: Path) -> None:
+    fit(lambda loop: None, {}, Group(2, 1, 0, 0), tmp_path / "ray")
+    assert trainer.asked["scaling_config"].placement_strategy == "PACK"
+
+
+def failing(loop: dict[str, Any]) -> None:
+    try:
+        raise KeyError(RECORD)
+    except KeyError:
+        raise loop["error"] from None
+
+
+def test_a_workers_own_words_do_not_leave_it(trainer: type[Trainer], tmp_path: Path) -> None:
+    with pytest.raises(WorkersFailed) as caught:
+        fit(failing, {"error": ValueError(RECORD)}, Group(2, 1, 0, 3), tmp_path / "ray")
+    assert caught.value.reason is Reason.WORKER_LOST
+    assert "after 3 restarts" in str(caught.value)
+    cause = caught.value.__cause__
+    assert isinstance(cause, WorkerGroupError)
+    told = cause.worker_failures[1]
+    assert isinstance(told, RankFailed)
+    assert RECORD not in repr(told) + str(caught.value)
+
+
+def test_what_a_worker_can_tell_is_told_and_not_that_its_peer_is_gone(trainer: type[Trainer], tmp_path: Path) -> None:
+    with pytest.raises(WorkersFailed, match="the workers disagreed on step 4") as caught:
+        fit(
+            failing, {"error": AggregationError("the workers disagreed on step 4")}, Group(2, 1, 0, 3), tmp_path / "ray"
+        )
+    assert caught.value.reason is Reason.AGGREGATION_FAILED

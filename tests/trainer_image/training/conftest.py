@@ -1,0 +1,60 @@
+"""Jobs of one worker, which train in this process, and a way to break one of their steps."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.trainer.rank_harness import Job
+from tensorguard.aggregation.header import Header, HeaderAgreement
+
+
+class Broken(RuntimeError):
+    """What a test breaks a step with."""
+
+
+Break = Callable[[int | None], None]
+
+
+@pytest.fixture
+def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """`break_at(5)`: step 5 (from 0) fails, charged and not yet revealed; `break_at(None)` mends it."""
+    agree = HeaderAgreement.agree
+
+    def break_at(step: int | None) -> None:
+        def agreeing(agreement: HeaderAgreement, header: Header, stop: bool) -> bool:
+            if header.step == step:
+                raise Broken
+            return agree(agreement, header, stop)
+
+        monkeypatch.setattr(HeaderAgreement, "agree", agreeing)
+
+    return break_at
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Job:
+    """Seven steps, with a checkpoint after every second."""
+    return Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=7", "spec.checkpoint.everySteps=2")
+
+
+@pytest.fixture
+def halted(alone: Job, break_at: Break) -> Job:
+    """The same, broken in its sixth step: six steps charged, five revealed, checkpoints of two and four."""
+    break_at(5)
+    with pytest.raises(Broken):
+        alone.train_alone()
+    break_at(None)
+    return alone
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Where the command makes its temporary folders. Ray's sockets lie there, so its path has to be short."""
+    directory = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

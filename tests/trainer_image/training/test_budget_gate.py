@@ -1,0 +1,89 @@
+"""The budget is a wall: no step is charged that would bring ε above the target, whatever the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.trainer.rank_harness import Job
+
+Break = Callable[[int | None], None]
+TOO_LITTLE_NOISE = (
+    "spec.cluster.workers=1",
+    "spec.training.steps=9",
+    "spec.checkpoint.everySteps=4",
+    "spec.privacy.noiseMultiplier=0.9",
+    "spec.privacy.targetEpsilon=2.5",
+)
+
+
+def job(directory: Path, *overrides: str) -> Job:
+    return Job.make(directory / "run", *TOO_LITTLE_NOISE, *overrides)
+
+
+def affordable(job: Job) -> int:
+    """Counted one by one, as nobody in the engine does."""
+    steps = 0
+    while job.plan.epsilon(steps + 1) <= job.plan.target_epsilon:
+        steps += 1
+    return steps
+
+
+def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path: Path) -> None:
+    stopping = job(tmp_path)
+    steps = affordable(stopping)
+    assert 0 < steps < 9
+    stopping.train_alone()
+    assert stopping.ended().reason == "BudgetExhausted"
+    assert f"step {steps + 1} of 9 would pass spec.privacy.targetEpsilon (2.5)" in stopping.ended().message
+    ledger, status = stopping.ledger(), stopping.status()
+    assert ledger.outcome == "BudgetExhausted"
+    assert ledger.steps_charged == steps
+    assert (ledger.releases[-1].step, ledger.releases[-1].final) == (steps, True)
+    assert stopping.store().exists("final")
+    assert status.phase == "BudgetExhausted"
+    assert float(status.privacy.epsilon_spent) <= 2.5
+
+
+def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:
+    failing = job(tmp_path, "spec.privacy.onBudgetExhausted=Fail")
+    failing.train_alone()
+    assert failing.ended().reason == "PrivacyBudgetExceeded"
+    assert failing.ledger().steps_charged == affordable(failing)
+    assert failing.status().phase == "Failed"
+    assert failing.status().final_model is None
+    assert not failing.store().exists("final")
+
+
+def test_crashes_eat_the_budget_too(tmp_path: Path, break_at: Break) -> None:
+    """A step that is run again is paid for again, so the run ends earlier."""
+    eaten = job(tmp_path)
+    steps = affordable(eaten)
+    break_at(1)
+    for restart in (False, True):
+        with pytest.raises(RuntimeError):
+            eaten.train_alone(restart=restart)
+    break_at(None)
+    assert eaten.ledger().steps_charged == 4
+    eaten.train_alone()
+    ledger = eaten.ledger()
+    assert eaten.ended().reason == "BudgetExhausted"
+    assert ledger.steps_charged == steps
+    assert ledger.releases[-1].step == steps - 4
+    assert eaten.status().checkpoints[-1].epsilon == eaten.status().privacy.epsilon_spent
+
+
+def test_the_reserve_pays_for_a_crash(tmp_path: Path, break_at: Break) -> None:
+    """Calibrated for steps + reserveSteps: the planned steps are reached all the same."""
+    overrides = ("spec.cluster.workers=1", "spec.training.steps=6", "spec.privacy.reserveSteps=3")
+    reserved = Job.make(tmp_path / "run", *overrides, "spec.checkpoint.everySteps=2")
+    break_at(3)
+    with pytest.raises(RuntimeError):
+        reserved.train_alone()
+    break_at(None)
+    reserved.train_alone()
+    assert reserved.ended().reason == "Completed"
+    assert reserved.ledger().steps_charged == 8
+    assert float(reserved.status().privacy.epsilon_spent) <= reserved.plan.target_epsilon

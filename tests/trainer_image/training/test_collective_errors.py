@@ -1,0 +1,32 @@
+"""What is said of an error: our own sentence, the mend for a lack of memory, of anything else no word of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ray.exceptions import OutOfMemoryError
+
+from tensafe_api.reasons import Reason
+from tensorguard.training.collective_errors import told
+
+
+@pytest.mark.parametrize(
+    ("error", "mend"),
+    [
+        (OutOfMemoryError("node a of patient 7"), "raise spec.cluster.worker.memory"),
+        (torch.OutOfMemoryError("CUDA out of memory, patient 7"), "lower spec.training.microBatchSize"),
+    ],
+)
+def test_a_lack_of_memory_names_the_field_that_mends_it(error: Exception, mend: str) -> None:
+    """On real pods Ray's memory monitor ended the reading of the data, and nobody could tell what to do."""
+    reason, sentence = told(error)
+    assert reason is Reason.WORKER_LOST
+    assert mend in sentence
+    assert "patient" not in sentence
+
+
+def test_of_a_strangers_error_only_the_kind_is_said() -> None:
+    reason, sentence = told(KeyError("patient 7"))
+    assert reason is Reason.INTERNAL_ERROR
+    assert sentence.startswith("KeyError; ")
+    assert "patient" not in sentence

@@ -1,0 +1,74 @@
+"""Two ranks, and something goes wrong on one of them: nobody hangs, nothing unpaid is seen, and a sentence says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.trainer.fault_injection import Fail, OtherGrid, OtherKey, StopDuring
+from e2e.platform.trainer.rank_harness import Job, join
+from tensorguard.training.run_log import Stepped
+
+SHORT = ("spec.training.steps=5", "spec.checkpoint.everySteps=2")
+
+
+def test_a_shard_that_one_rank_cannot_read_ends_the_attempt_on_all_with_its_sentence(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", *SHORT)
+    job.shards[1].write_bytes(b"no Arrow file")
+    assert job.run() == [0, 0], job.errors()
+    assert job.ended().reason == "InternalError"
+    assert job.ended().message.endswith("(worker 1)")
+    assert "\n" not in job.ended().message
+    assert job.ledger().attempt == 0
+    assert job.revealed() == [0, 0]
+
+
+def test_ranks_that_differ_on_the_grid_reveal_nothing(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", *SHORT)
+    assert job.run(OtherGrid(rank=1)) == [1, 1]
+    assert "differs on grid bits" in job.errors()
+    assert job.revealed() == [0, 0]
+    assert job.ledger().steps_charged == 1  # paid for, not revealed
+
+
+def test_a_rank_with_another_job_key_is_not_let_in(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", *SHORT)
+    assert job.run(OtherKey(rank=1)) == [1, 1]
+    assert "did not prove that it belongs to this attempt" in job.errors()
+    assert job.revealed() == [0, 0]
+    assert job.ledger().steps_charged == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_on_one_rank_ends_both_and_a_restart_goes_on(tmp_path: Path, rank: int) -> None:
+    job = Job.make(tmp_path / "run", *SHORT)
+    codes = job.run(Fail("gradients", rank=rank, nth=4))
+    assert all(codes), (codes, job.errors())
+    assert "the test broke this on purpose" in job.errors()
+    assert join(job.restart()) == [0, 0], job.errors()
+    assert job.ended().reason == "Completed"
+    assert job.ledger().incarnation == 2
+    assert job.revealed() == [6, 6]  # the third step twice
+
+
+@pytest.mark.parametrize(("rank", "charged"), [(0, 2), (1, 3)])
+def test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step(
+    tmp_path: Path, rank: int, charged: int
+) -> None:
+    """Rank 0 then charges nothing more; where rank 1 alone has seen the flag, the step is charged and not revealed."""
+    job = Job.make(tmp_path / "run", "spec.training.steps=5", "spec.checkpoint.everySteps=4")
+    assert job.run(StopDuring(nth=3, rank=rank, seen_by_all=rank == 0)) == [0, 0], job.errors()
+    assert job.ended().reason == "Interrupted"
+    assert "after step 2 of 5" in job.ended().message
+    assert job.revealed() == [2, 2]
+    assert job.ledger().steps_charged == charged
+    assert job.ledger().outcome == "Suspended"
+    assert [release.step for release in job.ledger().releases] == [2]
+    assert job.status().phase == "Suspended"
+    assert float(job.status().privacy.epsilon_claimed) > float(job.status().privacy.epsilon_spent)
+
+    assert job.run() == [0, 0], job.errors()
+    assert job.ended().reason == "Completed"
+    assert [event.step for event in job.events() if isinstance(event, Stepped)] == [1, 2, 3, 4, 5]
+    assert job.revealed() == [5, 5]

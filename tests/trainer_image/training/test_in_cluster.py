@@ -1,0 +1,105 @@
+"""A whole job whose ledger is an object in a cluster: charged, suspended by its author, resumed, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_objects import LedgerObject, Pod, make_pod
+from e2e.platform.trainer.rank_harness import Alone, Job
+from tensafe_api.manifest import dump_manifest
+from tensafe_api.resolve import ledger_spec
+from tensorguard.ledger.backends import POD_UID, Place
+from tensorguard.training.budget_gate import Charging
+from tensorguard.training.worker import train
+
+pytestmark = pytest.mark.cluster
+
+ONE = ("spec.cluster.workers=1", "spec.training.steps=12", "spec.checkpoint.everySteps=3")
+
+
+@dataclass
+class InCluster:
+    """A job of one worker, its objects in the cluster, and the pod that trains it."""
+
+    plane: ControlPlane
+    namespace: str
+    job: Job
+    ledger: LedgerObject
+    pod: Pod
+
+    def train(self) -> str:
+        """One attempt from start to end, and why it ended."""
+        self.job.attempt += 1
+        place = Place(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
+        train(replace(self.job.config(), place=place), Alone(), torch.device("cpu"))
+        return self.job.ended().reason
+
+    def suspend(self, value: bool) -> None:
+        change = json.dumps({"spec": {"suspend": value}})
+        self.plane.kubectl("-n", self.namespace, "patch", "tsj", "tiny", "--type=merge", "-p", change)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.ledger.get()["status"])
+
+
+@pytest.fixture
+def in_cluster(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> InCluster:
+    job = Job.make(tmp_path / "run", *ONE)
+    (tmp_path / "run" / "ledger.jsonl").unlink()
+    control_plane.kubectl("-n", namespace, "create", "-f", "-", text=dump_manifest(job.job))
+    pod = make_pod(control_plane, namespace, "trainer")
+    spec = ledger_spec(job.job, job.plan, job.job_uid).model_dump(by_alias=True, mode="json", exclude_none=True)
+    ledger = LedgerObject(control_plane, namespace, name="tiny-ledger", **spec)
+    monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
+    monkeypatch.setenv(POD_UID, pod.uid)
+    return InCluster(control_plane, namespace, job, ledger, pod)
+
+
+def test_a_job_is_charged_in_the_cluster_and_tells_how_far_it_is(in_cluster: InCluster) -> None:
+    assert in_cluster.train() == "Completed"
+    status = in_cluster.status()
+    assert status["outcome"] == "Completed"
+    assert status["charges"] == [{"attempt": 1, "steps": 12, "incarnation": 1, "podUID": in_cluster.pod.uid}]
+    assert status["progress"]["step"] == 12
+    assert [record["step"] for record in status["releases"]] == [3, 6, 9, 12]
+    assert status["releases"][-1]["final"] is True
+    assert status["datasetDigest"] == in_cluster.job.digest
+    assert not (in_cluster.job.directory / "ledger.jsonl").exists()
+
+
+def test_its_author_suspends_it_and_goes_on(in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    charge: Callable[..., Any] = Charging.before
+
+    def suspended_at_five(charging: Charging, step: int, stop: bool) -> Any:
+        if step == 5:
+            in_cluster.suspend(True)
+        return charge(charging, step, stop)
+
+    monkeypatch.setattr(Charging, "before", suspended_at_five)
+    assert in_cluster.train() == "Interrupted"
+    status = in_cluster.status()
+    assert status["outcome"] == "Suspended"
+    assert status["charges"][0]["steps"] == 5
+    assert status["releases"][-1]["step"] == 5
+    in_cluster.suspend(False)
+    monkeypatch.setattr(Charging, "before", charge)
+    assert in_cluster.train() == "Completed"
+    status = in_cluster.status()
+    assert [(charge["attempt"], charge["steps"]) for charge in status["charges"]] == [(1, 5), (2, 7)]
+    assert status["stepsRecharged"] == 0
+
+
+def test_another_plan_than_the_ledgers_is_not_trained(in_cluster: InCluster) -> None:
+    in_cluster.job.job_uid = "another"
+    assert in_cluster.train() == "ConfigurationChanged"
+    assert "status" not in in_cluster.ledger.get()

@@ -1,0 +1,184 @@
+"""Every way to train that the manifest offers goes from the first step to an adapter that peft loads."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from e2e.platform.trainer.fault_injection import KeepWeights
+from e2e.platform.trainer.rank_harness import Alone, Job, completions, records
+from tensorguard.data.batches import MicroBatch
+from tensorguard.data.shard import Shard
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.stream import KeyedSeeds
+from tensorguard.training.stop_signal import Stop
+from tensorguard.training.unit_gradients import ShardGradients
+from tensorguard.training.worker import Worker
+
+SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
+
+
+def weights(job: Job) -> dict[str, torch.Tensor]:
+    return load(job.store().read("final")["adapter_model.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(("spec.training.precision=bf16",), id="bf16"),
+        pytest.param(("spec.training.precision=fp16", "spec.training.lossScale=1024"), id="fp16"),
+        pytest.param(("spec.training.gradientCheckpointing=true", "spec.lora.dropout=0.2"), id="checkpointing"),
+        pytest.param(("spec.training.microBatchSize=1",), id="one-record-at-a-time"),
+        pytest.param(("spec.aggregation.verify=Strict", "spec.training.schedule=Cosine"), id="strict"),
+        pytest.param(("spec.lora.layers=[1]", "spec.lora.rank=4"), id="one-layer"),
+    ],
+)
+def test_classification(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    job = Job.make(tmp_path / "run", *SHORT, *overrides)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    saved = weights(job)
+    assert all(tensor.dtype == torch.float32 and torch.isfinite(tensor).all() for tensor in saved.values())
+    assert any(tensor.any() for key, tensor in saved.items() if "lora_B" in key)
+    base = AutoModelForSequenceClassification.from_pretrained(job.directory / "model", num_labels=2)
+    PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_causal_lm(tmp_path: Path, precision: str) -> None:
+    job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", causal=True)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    assert any(tensor.any() for key, tensor in weights(job).items() if "lora_B" in key)
+    base = AutoModelForCausalLM.from_pretrained(job.directory / "model")
+    PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
+
+
+def users(rows: list[dict[str, object]], each: int) -> list[dict[str, object]]:
+    return [{**row, "user": f"user-{number // each}"} for number, row in enumerate(rows)]
+
+
+def test_users_join_with_all_their_records_across_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five records for each user, at most four of them used, three rows in a micro-batch: users straddle."""
+    unit = "{kind: User, column: user, atLeast: 20, maxExamplesPerUnit: 4}"
+    batch = ("spec.training.expectedBatchSize=5", "spec.training.microBatchSize=3")
+    job = Job.make(
+        tmp_path / "run",
+        *SHORT,
+        f"spec.dataset.unit={unit}",
+        *batch,
+        "spec.privacy.targetEpsilon=50",
+        rows=users(records(100), 5),
+    )
+    shard = Shard.open(job.shards[0])
+    assert Counter(len(shard.records(unit)) for unit in range(len(shard))) == {4: 20}
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    statement = json.loads(job.store().read("final")["statement.json"])
+    assert statement["claim"]["unit"] == job.status().privacy.unit == "User"
+
+
+def test_users_are_sampled_and_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With q = 0.1 a user of four records joins one step in ten; a draw of records would bring her in one in three."""
+    job = Job.make(
+        tmp_path / "run",
+        "spec.cluster.workers=1",
+        "spec.training.steps=40",
+        "spec.checkpoint.everySteps=40",
+        "spec.training.expectedBatchSize=4",
+        "spec.privacy.targetEpsilon=100",
+        "spec.dataset.unit={kind: User, column: user, atLeast: 40}",
+        rows=users(records(160), 4),
+    )
+    drawn: list[list[int]] = []
+    rows: Counter[int] = Counter()
+    add_to, compute = ShardGradients.add_to, ShardGradients._compute
+
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: Stop) -> None:
+        drawn.append(units)
+        add_to(self, clipper, units, stop)
+
+    def computing(self: ShardGradients, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
+        rows[len(drawn)] += len(batch.units)
+        return compute(self, batch, dropout)
+
+    monkeypatch.setattr(ShardGradients, "add_to", adding)
+    monkeypatch.setattr(ShardGradients, "_compute", computing)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    assert all(rows[step] == 4 * len(units) for step, units in enumerate(drawn, start=1))  # all that they have
+    chances = 40 * len(drawn)
+    assert abs(sum(map(len, drawn)) - 0.1 * chances) < 6 * (chances * 0.1 * 0.9) ** 0.5
+
+
+def test_three_workers_with_users_and_a_causal_model(tmp_path: Path) -> None:
+    job = Job.make(
+        tmp_path / "run",
+        "spec.cluster.workers=3",
+        "spec.cluster.worker.cpus=500m",
+        "spec.aggregation.colludingWorkers=2",
+        "spec.training.steps=3",
+        "spec.dataset.unit={kind: User, column: user, atLeast: 40}",
+        "spec.training.expectedBatchSize=4",
+        "spec.privacy.targetEpsilon=50",
+        rows=users(completions(160), 3),  # type: ignore[arg-type]
+        causal=True,
+    )
+    assert job.run(KeepWeights()) == [0, 0, 0], job.errors()
+    assert job.ended().reason == "Completed"
+    assert job.revealed() == [3, 3, 3]
+    assert len({(job.directory / f"weights-{rank}").read_text() for rank in range(3)}) == 1
+
+
+def test_private_figures_go_to_the_owner_s_file_only_when_asked_for(tmp_path: Path) -> None:
+    hidden = Job.make(tmp_path / "hidden", *SHORT)
+    hidden.train_alone()
+    assert not list(hidden.directory.glob("private-*"))
+
+    shown = Job.make(tmp_path / "shown", *SHORT, "spec.observability.privateMetrics=Internal")
+    shown.train_alone()
+    (path,) = shown.directory.glob("private-*")
+    assert path.stat().st_mode & 0o077 == 0
+    figures = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [figure["step"] for figure in figures] == [1, 2, 3]
+    assert all(figure["units"] > 0 and figure["meanNorm"] > 0 for figure in figures)
+    assert json.loads(shown.store().read("final")["statement.json"])["privateMetrics"] == "Internal"
+
+
+@pytest.mark.parametrize("visibility", ["Public", "Private"])
+def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility: str) -> None:
+    evaluation = f"{{uri: other.jsonl, visibility: {visibility}, everySteps: 2}}"
+    job = Job.make(tmp_path / "run", *SHORT, f"spec.evaluation={evaluation}")
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    evaluated = [(result.step, float(result.loss) > 0, result.accuracy) for result in job.status().evaluations]
+    assert [step for step, *_ in evaluated] == ([2, 3] if visibility == "Public" else [])
+    assert all(positive and accuracy is not None for _, positive, accuracy in evaluated)
+    assert visibility in json.loads(job.store().read("final")["statement.json"])["evaluation"]
+
+
+def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:
+    job = Job.make(
+        tmp_path / "run",
+        *SHORT,
+        "spec.evaluation={uri: other.jsonl, visibility: Private, everySteps: 2}",
+        "spec.observability.privateMetrics=Internal",
+    )
+    job.train_alone()
+    assert job.status().evaluations == ()
+    (path,) = job.directory.glob("private-*")
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines() if "evaluationLoss" in line] == [2, 3]
+
+
+def test_a_worker_that_never_began_can_be_closed(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", *SHORT)
+    Worker(job.config(), Alone(), torch.device("cpu")).close()

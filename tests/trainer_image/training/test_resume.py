@@ -1,0 +1,319 @@
+"""Going on after a crash: from the newest sealed checkpoint, under the same ledger, or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from e2e.platform.s3 import BUCKET, S3
+from e2e.platform.trainer.rank_harness import Alone, Job
+from tensafe_api.resources.ledger import Outcome
+from tensorguard.aggregation.channel import check_wraps
+from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer
+from tensorguard.ledger.file import FileLedger
+from tensorguard.models.adapter import adapter_state
+from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, restore
+from tensorguard.training.config import ERRORS, EVENTS
+from tensorguard.training.run_log import Started, Stepped
+from tensorguard.training.setup import build
+from tensorguard.training.stop_signal import NAME as STOP
+from tensorguard.training.stop_signal import Stop
+
+Break = Callable[[int | None], None]
+FILES = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "manifest.json",
+    "optimizer.safetensors",
+    "statement.json",
+    "statement.md",
+    "trainer_state.json",
+)
+CPU = torch.device("cpu")
+
+
+def checkpoint(job: Job, step: int) -> Path:
+    return job.directory / "checkpoints" / f"step-{step:06d}-a1i1"
+
+
+def refused(job: Job) -> tuple[str, str]:
+    """Why the next attempt ended, which must have charged and revealed nothing."""
+    charged = job.ledger().steps_charged
+    job.train_alone()
+    assert job.ledger().steps_charged == charged
+    ended = job.ended()
+    assert ended.attempt == job.attempt
+    return ended.reason, ended.message
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_charges_again(halted: Job) -> None:
+    before = halted.ledger()
+    assert (before.steps_charged, before.steps_recharged) == (6, 0)
+    halted.train_alone()
+    after = halted.ledger()
+    assert halted.ended().reason == "Completed"
+    assert [(charge.attempt, charge.steps) for charge in after.charges] == [(1, 6), (2, 3)]
+    assert after.steps_recharged == 2  # steps 5 and 6
+    started = [event for event in halted.events() if isinstance(event, Started)]
+    assert [(event.attempt, event.incarnation, event.step) for event in started] == [(1, 1, 0), (2, 1, 4)]
+    assert [event.step for event in halted.events() if isinstance(event, Stepped)][-3:] == [5, 6, 7]
+
+
+def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
+    broken = halted.plan.epsilon(halted.ledger().steps_charged)
+    halted.train_alone()
+    privacy = halted.status().privacy
+    assert (privacy.steps_charged, privacy.steps_recharged, privacy.steps_planned) == (9, 2, 7)
+    assert float(privacy.epsilon_spent) >= halted.plan.epsilon(9) > halted.plan.epsilon(7) > broken
+    assert privacy.epsilon_claimed == privacy.epsilon_spent
+    final = json.loads(halted.store().read("final")["statement.json"])
+    assert final["spent"] == {
+        "epsilon": privacy.epsilon_spent,
+        "stepsCharged": 9,
+        "stepsRecharged": 2,
+        "stepsPlanned": 7,
+    }
+    assert halted.status().checkpoints[-1].epsilon == privacy.epsilon_spent
+
+
+def test_weights_and_optimiser_are_put_back_to_the_bit(halted: Job) -> None:
+    parts = build(halted.config(), 0, CPU)
+    fresh = adapter_state(parts.model)
+    release = halted.ledger().releases[-1]
+    place = restore(parts.store, checkpoint(halted, 4).name, release.digest, parts.model, parts.optimizer)
+    files = halted.store().read(checkpoint(halted, 4).name)
+    saved = load(files[ADAPTER_WEIGHTS])
+    restored = adapter_state(parts.model)
+    assert restored.keys() == saved.keys()
+    assert all(torch.equal(restored[key], saved[key]) for key in saved)
+    assert not all(torch.equal(fresh[key], saved[key]) for key in saved)
+    assert dump_optimizer(parts.optimizer) == files[OPTIMIZER]
+    assert (place.step, place.attempt, place.incarnation) == (4, 1, 1)
+
+
+def test_the_optimiser_has_seen_every_step_of_the_released_adapter(halted: Job) -> None:
+    """AdamW counts its steps: a resume that forgot its state would count the last three only."""
+    halted.train_alone()
+    state = load(halted.store().read("final")[OPTIMIZER])
+    assert {float(state[key]) for key in state if key.endswith(".step")} == {7.0}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_checkpoint_of_which_any_file_was_changed_is_refused(halted: Job, file: str) -> None:
+    assert {path.name for path in checkpoint(halted, 4).iterdir()} == set(FILES)
+    flip(checkpoint(halted, 4) / file)
+    reason, message = refused(halted)
+    assert reason == "CheckpointCorrupt"
+    assert checkpoint(halted, 4).name in message
+    assert file in message or file == "manifest.json"
+    assert "move it away" in message
+
+    shutil.move(checkpoint(halted, 4), halted.directory / "moved-away")  # the mend that the message names
+    halted.train_alone()
+    assert halted.ended().reason == "Completed"
+    assert halted.ledger().steps_recharged == 4
+
+
+def test_a_checkpoint_that_lacks_a_file_is_refused(halted: Job) -> None:
+    (checkpoint(halted, 4) / "optimizer.safetensors").unlink()
+    reason, message = refused(halted)
+    assert reason == "CheckpointCorrupt"
+    assert "lacks optimizer.safetensors" in message
+
+
+def test_without_the_newest_checkpoint_the_one_before_it_serves_and_more_is_charged_again(halted: Job) -> None:
+    shutil.rmtree(checkpoint(halted, 4))
+    halted.train_alone()
+    assert halted.ended().reason == "Completed"
+    assert halted.ledger().steps_recharged == 4
+    assert halted.ledger().steps_charged == 6 + 5
+
+
+def test_without_any_checkpoint_training_begins_again_and_what_was_spent_stays_spent(halted: Job) -> None:
+    shutil.rmtree(halted.directory / "checkpoints")
+    halted.train_alone()
+    assert halted.ended().reason == "Completed"
+    assert halted.ledger().steps_charged == 6 + 7
+
+
+def test_a_checkpoint_that_the_ledger_never_recorded_is_not_used(halted: Job) -> None:
+    """As a crash between writing and recording leaves it."""
+    shutil.copytree(checkpoint(halted, 4), checkpoint(halted, 6))
+    halted.train_alone()
+    started = [event.step for event in halted.events() if isinstance(event, Started)]
+    assert started == [0, 4]
+    assert halted.ended().reason == "Completed"
+
+
+def test_an_edited_ledger_is_refused(halted: Job) -> None:
+    path = halted.directory / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"steps":1', '"steps":0', 1))
+    with pytest.raises(Exception, match="was edited: entry"):
+        halted.ledger()
+    halted.train_alone()
+    assert (halted.ended().reason, halted.ended().attempt) == ("LedgerCorrupt", 2)
+    assert "was edited: entry" in halted.ended().message
+    assert "restore the file" in halted.ended().message
+
+
+@pytest.mark.parametrize("witness", ["event log", "checkpoint"])
+def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(halted: Job, witness: str) -> None:
+    if witness == "checkpoint":
+        (halted.directory / EVENTS).unlink()
+    path = halted.directory / "ledger.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]))  # a valid chain, in which only the first step was charged
+    assert halted.ledger().steps_charged == 1
+    reason, message = refused(halted)
+    assert reason == "LedgerCorrupt"
+    known = {"event log": "holds 1 charged steps, and", "checkpoint": "shorter than the one that"}
+    assert known[witness] in message
+    assert "put back the ledger" in message
+
+
+def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: Job, tmp_path: Path) -> None:
+    other = Job.make(tmp_path / "other", "spec.cluster.workers=1", "spec.training.steps=7")
+    shutil.copy(other.directory / "ledger.jsonl", halted.directory / "ledger.jsonl")
+    (halted.directory / EVENTS).unlink()
+    reason, message = refused(halted)
+    assert reason == "LedgerCorrupt"
+    assert "shorter than the one that" in message
+
+
+def test_a_torn_last_line_is_no_edit(halted: Job) -> None:
+    with (halted.directory / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"kind":"charge","ste')
+    halted.train_alone()
+    assert halted.ended().reason == "Completed"
+    assert halted.ledger().steps_charged == 9
+
+
+def test_other_data_is_refused(halted: Job) -> None:
+    halted.digest = "digest-of-other-data"
+    reason, message = refused(halted)
+    assert reason == "ConfigurationChanged"
+    assert "data set" in message
+
+
+def test_another_adapter_is_refused(halted: Job) -> None:
+    lora = halted.job.spec.lora.model_copy(update={"rank": 4})
+    halted.job = halted.job.model_copy(update={"spec": halted.job.spec.model_copy(update={"lora": lora})})
+    reason, message = refused(halted)
+    assert reason == "ConfigurationChanged"
+    assert "spec.lora" in message
+
+
+def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break) -> None:
+    """Ray restarts every failure. One that comes again must not spend the budget."""
+    break_at(2)  # the first step after the first checkpoint
+    for restart in (False, True):
+        with pytest.raises(RuntimeError):
+            alone.train_alone(restart=restart)
+    charged = alone.ledger().steps_charged
+    assert charged == 3 + 1
+    alone.train_alone(restart=True)
+    assert alone.ended().reason == "NoProgress"
+    assert ERRORS.format(who="rankN") in alone.ended().message
+    assert "Broken" in alone.errors()
+    assert alone.ledger().steps_charged == charged
+
+    break_at(None)  # a person mends the cause, and resumes
+    alone.train_alone()
+    assert alone.ended().reason == "Completed"
+
+
+def test_a_restart_after_a_stop_on_request_is_none_of_these(alone: Job, break_at: Break) -> None:
+    """A pod may be told to go, and the next one, before it has made a step."""
+    alone.attempt = 1
+    Stop.of(alone.directory).request()
+    for _ in range(3):
+        alone.train_alone(restart=True)
+        assert alone.ended().reason == "Interrupted"
+    (alone.directory / STOP).unlink()
+    break_at(1)
+    with pytest.raises(RuntimeError):
+        alone.train_alone(restart=True)
+    break_at(None)
+    alone.train_alone(restart=True)
+    assert alone.ended().reason == "Completed"
+
+
+def test_a_restart_after_progress_is_none_of_these(alone: Job, break_at: Break) -> None:
+    for number, step in enumerate((3, 5)):
+        break_at(step)
+        with pytest.raises(RuntimeError):
+            alone.train_alone(restart=number > 0)
+    break_at(None)
+    alone.train_alone(restart=True)
+    assert alone.ended().reason == "Completed"
+    assert alone.ledger().incarnation == 3
+    assert alone.status().attempts[0].restarts == 2
+
+
+@pytest.mark.parametrize("outcome", ["before", "after"])
+def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkpoint_as_recorded(
+    alone: Job, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    record = FileLedger.record_outcome
+
+    def failing(ledger: FileLedger, word: Outcome) -> None:
+        if outcome == "after":
+            record(ledger, word)
+        raise RuntimeError("a crash")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a crash"):
+        patch.setattr(FileLedger, "record_outcome", failing)
+        alone.train_alone()
+    sealed = alone.store().read("final")
+    charged = alone.ledger().steps_charged
+    alone.train_alone(restart=True)
+    assert alone.ended().reason == "Completed"
+    assert alone.ledger().outcome == "Completed"
+    assert alone.ledger().steps_charged == charged
+    assert alone.store().read("final", alone.ledger().releases[-1].digest) == sealed
+
+
+def test_alone_is_a_channel_that_wraps() -> None:
+    """The stand-in for a process group does what the trainer checks of a real one."""
+    check_wraps(Alone())
+
+
+def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
+    """Broken after its fourth step, resumed from there, and nothing left but what the ledger knows."""
+    job = Job.make(
+        tmp_path / "run",
+        "spec.cluster.workers=1",
+        "spec.training.steps=7",
+        "spec.checkpoint.everySteps=2",
+        "spec.checkpoint.keep=1",
+        f"spec.checkpoint.uri=s3://{BUCKET}/claims/triage",
+        f"spec.storage.endpoint={s3_bucket.endpoint}",
+    )
+    break_at(4)
+    with pytest.raises(RuntimeError):
+        job.train_alone()
+    break_at(None)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    started = [event.step for event in job.events() if isinstance(event, Started)]
+    assert started == [0, 4]
+    assert job.store().names() == ["final", "step-000006-a2i1"]
+    final = job.ledger().releases[-1]
+    assert final.uri == f"s3://{BUCKET}/claims/triage/final"
+    assert ADAPTER_WEIGHTS in job.store().read("final", final.digest)
+    stored = {key.split("/")[2] for key in s3_bucket.objects("claims/")}
+    assert stored == {"final", "step-000006-a2i1"}
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,0 +1,108 @@
+"""A ledger is believed only where the checkpoints, the event log and the plan agree with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from e2e.platform.trainer.rank_harness import Alone, Job
+from tensafe_api.resolve import ledger_spec
+from tensorguard.ledger.contract import LedgerCorrupt
+from tensorguard.ledger.file import NAME, FileLedger
+from tensorguard.runners.local.ray_cluster import _remove_session
+from tensorguard.runners.local.status import fold_status
+from tensorguard.training.config import EVENTS, JOB_KEY
+from tensorguard.training.run_log import charged_in
+from tensorguard.training.worker import Worker
+
+
+def attempt(job: Job) -> tuple[str, str]:
+    """How the next attempt ended, and that it was charged nothing."""
+    charged = job.ledger().steps_charged
+    job.train_alone()
+    assert job.ledger().steps_charged == charged
+    return job.ended().reason, job.ended().message
+
+
+def test_charges_cut_off_after_the_last_checkpoint_are_missed(halted: Job) -> None:
+    """Six were charged and the last checkpoint knows of four: the event log knows of five."""
+    ledger = halted.directory / NAME
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in lines]
+    last_release = max(number for number, kind in enumerate(kinds) if kind == "release")
+    ledger.write_bytes(b"".join(lines[: last_release + 1]))
+    assert halted.ledger().steps_charged < charged_in(halted.directory / EVENTS)
+    reason, message = attempt(halted)
+    assert reason == "LedgerCorrupt"
+    assert "put back the ledger as it was" in message
+
+
+def test_a_ledger_of_another_plan_is_not_charged(alone: Job) -> None:
+    plan = replace(alone.plan, mechanism=alone.plan.mechanism.model_copy(update={"noise_multiplier": "5"}))
+    (alone.directory / NAME).unlink()
+    FileLedger.create(alone.directory, ledger_spec(alone.job, plan, "tiny-uid"))
+    reason, message = attempt(alone)
+    assert reason == "ConfigurationChanged"
+    assert "another plan" in message
+
+
+def test_another_job_s_checkpoints_are_neither_resumed_nor_overwritten(tmp_path: Path, halted: Job) -> None:
+    overrides = [
+        "spec.cluster.workers=1",
+        "spec.training.steps=2",
+        f"spec.checkpoint.uri={halted.directory}/checkpoints",
+    ]
+    other = Job.make(tmp_path / "other", *overrides)
+    (other.directory / NAME).unlink()
+    FileLedger.create(other.directory, ledger_spec(other.job, other.plan, "another-uid"))
+    other.job_uid = "another-uid"
+    before = sorted(path.name for path in (halted.directory / "checkpoints").iterdir())
+    reason, message = attempt(other)
+    assert reason == "InvalidManifest"
+    assert "another job's checkpoint; name another spec.checkpoint.uri" in message
+    assert sorted(path.name for path in (halted.directory / "checkpoints").iterdir()) == before
+
+
+def test_two_copies_of_a_run_do_not_publish_under_one_address(alone: Job, tmp_path: Path) -> None:
+    """Each has spent what the other's statement leaves out: the second to seal a checkpoint is refused."""
+    copy = replace(alone, directory=tmp_path / "copy")
+    copy.directory.mkdir()
+    for name in (NAME, JOB_KEY):
+        shutil.copy(alone.directory / name, copy.directory / name)
+    copy.attempt = 1
+    second = Worker(copy.config(), Alone(), torch.device("cpu"))
+    second.begin()
+    alone.train_alone()
+    sealed = alone.store().names()
+    with pytest.raises(LedgerCorrupt, match="the ledger is shorter than the one"):
+        second.work()
+    second.close()
+    assert alone.store().names() == sealed
+
+
+def test_what_was_spent_under_a_lost_ledger_is_not_said_to_be_nothing(halted: Job) -> None:
+    halted.train_alone()
+    status = fold_status(halted.job, halted.plan, None, halted.events(), halted.ended())
+    assert status.privacy.epsilon_spent is None
+    assert status.privacy.epsilon_claimed is None
+    assert status.privacy.steps_charged is None
+
+
+def test_only_a_session_of_ours_is_removed(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = tmp_path / "precious"
+    victim = tmp_path / "tensafe-runs" / "precious"
+    for folder in (kept, victim, tmp_path / "tensafe-abc"):
+        folder.mkdir(parents=True)
+    (tmp_path / "tensafe-link").symlink_to(kept)
+    for note in ("precious", str(victim), "../precious", "tensafe-link", "tensafe-gone"):
+        _remove_session(note)
+    assert kept.is_dir()
+    assert victim.is_dir()
+    _remove_session("tensafe-abc")
+    assert not (tmp_path / "tensafe-abc").exists()

@@ -1,0 +1,31 @@
+"""What is said of the machine that a model was tried on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from e2e.platform.trainer.rank_harness import Job
+from tensorguard.models.self_test import SelfTest
+from tensorguard.training.collective_errors import AttemptFailed
+from tensorguard.training.setup import _check_vocabulary, remarks
+
+
+def test_a_kernel_s_rounding_is_said_with_what_it_could_cost() -> None:
+    assert remarks(SelfTest(sum_error=1e-7, neighbour_error=0.0), 512) == ()
+    (remark,) = remarks(SelfTest(sum_error=1e-7, neighbour_error=2.5e-7), 512)
+    assert "a relative 2.5e-07" in remark
+    assert "Over an expected batch of 512 that could add 2.6e-04 to a sensitivity of 1" in remark
+    assert "the claim does not cover" in remark
+
+
+def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(tmp_path: Any) -> None:
+    """One record with such a token would end the job, whose end would tell of it."""
+    job = Job.make(tmp_path / "run").job
+    model: Any = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(44, 2))
+    _check_vocabulary(job, model, 43)
+    with pytest.raises(AttemptFailed, match=r"spec\.model\.name: the tokenizer of .* tokens up to number 44"):
+        _check_vocabulary(job, model, 44)

@@ -1,0 +1,89 @@
+"""From drawn units to their clipped sum: however the micro-batches fall, the sum is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from e2e.platform.trainer.pipeline import CLIP, CPU, GRID, LENGTH, WORDS, Unit, make_shard, pipeline, squared_norm
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.stop_signal import Stop
+from tensorguard.training.unit_gradients import ShardGradients, _by_unit
+
+
+def units(count: int, records: int) -> list[Unit]:
+    generator = np.random.default_rng(records)
+    return [
+        [
+            (generator.integers(1, WORDS - 1, generator.integers(2, LENGTH)).tolist(), int(generator.integers(2)))
+            for _ in range(generator.integers(1, records + 1))
+        ]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
+@pytest.mark.parametrize("records", [1, 5])
+def test_gradient_accumulation_changes_the_sum_by_rounding_alone(task: str, records: int) -> None:
+    """An expected batch far above the micro-batch is worked off in pieces: as if it had been one."""
+    data = units(24, records)
+    sums = [pipeline(task, rows=rows).sum(data) for rows in (1, 2, 8, 32)]
+    # Kernels differ by shape in the last bits of fp32, which may move a coordinate of a unit by one grid step.
+    largest = np.sqrt(squared_norm(sums[0]))
+    assert largest > GRID
+    for total in sums[1:]:
+        assert np.abs(total - sums[0]).max() <= len(data)
+        assert np.sqrt(squared_norm(total - sums[0])) < 1e-3 * largest
+
+
+def test_a_user_is_clipped_once_for_all_her_records() -> None:
+    """Eleven copies of a record, over two micro-batches, still make a term of at most S; each alone would add up."""
+    pipe = pipeline("SequenceClassification")
+    record = ([7, 9, 11], 1)
+    together = pipe.sum([[record] * 11])
+    apart = pipe.sum([[record]] * 11)
+    assert (0.9 * GRID) ** 2 < squared_norm(together) <= GRID**2
+    assert squared_norm(apart) > 25 * GRID**2
+
+
+def test_rows_are_added_to_their_units_in_order_across_micro_batches() -> None:
+    rows = torch.arange(12.0).reshape(6, 2)
+    closed, sums, still_open = _by_unit([4, 4, 7, 9, 9, 9], rows, None)
+    assert closed == [4, 7]
+    assert sums.tolist() == [[2.0, 4.0], [4.0, 5.0]]
+    assert still_open is not None
+    assert (still_open[0], still_open[1].tolist()) == (9, [24.0, 27.0])
+    closed, sums, still_open = _by_unit([9, 3], rows[:2], still_open)
+    assert closed == [9]
+    assert sums.tolist() == [[24.0, 28.0]]
+    assert still_open is not None
+    assert (still_open[0], still_open[1].tolist()) == (3, [2.0, 3.0])
+
+
+def test_a_raised_stop_leaves_the_rest_of_the_step_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = pipeline("SequenceClassification")
+    data = units(24, 1)
+    stop, passes = Stop(), 0
+    compute = ShardGradients._compute
+
+    def computing(*arguments: object) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        stop.request()
+        return compute(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardGradients, "_compute", computing)
+    gradients = ShardGradients(
+        make_shard(data, pipe.task),
+        pipe.model,
+        pipe.gradients,
+        SecretStream(),
+        micro_batch_size=4,
+        max_length=LENGTH,
+        pad_id=0,
+        device=CPU,
+    )
+    gradients.add_to(GridClipper(pipe.gradients.d, GRID, CLIP, CPU), range(24), stop)
+    assert passes == 1

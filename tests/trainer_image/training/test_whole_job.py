@@ -1,0 +1,159 @@
+"""A whole job on two ranks: what it leaves behind is right, and everything says the same of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+
+import dp_accounting
+import pytest
+import torch
+from dp_accounting import rdp
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification
+
+from e2e.platform.trainer.fault_injection import KeepWeights
+from e2e.platform.trainer.rank_harness import Job
+from tensafe_api.statement import digest, recompute
+from tensorguard.checkpoint.store import MANIFEST
+from tensorguard.training.run_log import Saved, Stepped
+
+STEPS = 7
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    job = Job.make(
+        tmp_path_factory.mktemp("whole") / "run",
+        f"spec.training.steps={STEPS}",
+        "spec.checkpoint.everySteps=2",
+        "spec.checkpoint.keep=2",
+        "spec.lora.dropout=0.1",
+        "spec.aggregation.colludingWorkers=1",
+    )
+    assert job.run(KeepWeights()) == [0, 0], job.errors()
+    yield job
+
+
+def checkpoint(job: Job, name: str) -> Path:
+    return job.directory / "checkpoints" / name
+
+
+def test_it_completes_and_every_step_was_charged_once_before_it_was_revealed(job: Job) -> None:
+    ledger = job.ledger()
+    assert job.ended().reason == "Completed"
+    assert ledger.outcome == "Completed"
+    assert [(charge.attempt, charge.steps) for charge in ledger.charges] == [(1, STEPS)]
+    assert ledger.steps_recharged == 0
+    assert ledger.dataset_digest == job.digest
+    assert job.revealed() == [STEPS, STEPS]
+    assert [event.step for event in job.events() if isinstance(event, Stepped)] == list(range(1, STEPS + 1))
+
+
+def test_all_ranks_hold_the_same_weights_after_each_step_to_the_bit(job: Job) -> None:
+    weights = [(job.directory / f"weights-{rank}").read_text().split() for rank in range(2)]
+    assert weights[0] == weights[1]
+    assert len(set(weights[0])) == STEPS
+
+
+def test_releases_are_recorded_and_only_the_newest_checkpoints_are_kept(job: Job) -> None:
+    releases = job.ledger().releases
+    assert [(release.step, release.final) for release in releases] == [(2, False), (4, False), (6, False), (7, True)]
+    store = job.store()
+    assert store.names() == ["final", "step-000004-a1i1", "step-000006-a1i1"]
+    for release in releases[1:]:
+        name = release.uri.rsplit("/", 1)[1]
+        assert release.digest == digest(checkpoint(job, name).joinpath(MANIFEST).read_bytes())
+        assert release.statement_digest == digest(store.read(name, release.digest)["statement.json"])
+    told = [event for event in job.events() if isinstance(event, Saved)]
+    assert [event.digest for event in told] == [release.digest for release in releases]
+
+
+def test_the_statement_beside_each_checkpoint_can_be_recomputed(job: Job) -> None:
+    ledger = job.ledger()
+    for name, step in (("step-000004-a1i1", 4), ("step-000006-a1i1", 6), ("final", STEPS)):
+        files = job.store().read(name)
+        document = json.loads(files["statement.json"])
+        assert recompute(document) == document["spent"]["epsilon"]
+        assert document["job"]["step"] == step
+        assert step <= document["spent"]["stepsCharged"] <= STEPS
+        assert document["claim"]["steps"] == STEPS
+        assert float(document["claim"]["epsilon"]) >= float(document["spent"]["epsilon"]) > 0
+        assert document["hashes"]["adapter"] == digest(files["adapter_model.safetensors"])
+        length, head = document["hashes"]["ledgerLength"], document["hashes"]["ledgerHead"]
+        assert length < ledger.length
+        assert json.loads((job.directory / "ledger.jsonl").read_text().splitlines()[length - 1])["hash"] == head
+        assert files["statement.md"].decode().startswith("# Privacy statement of tiny")
+
+
+def test_the_adapter_loads_in_plain_peft(job: Job) -> None:
+    base = AutoModelForSequenceClassification.from_pretrained(job.directory / "model", num_labels=2)
+    inputs = {"input_ids": torch.arange(4, 10).unsqueeze(0), "attention_mask": torch.ones(1, 6, dtype=torch.long)}
+    with torch.no_grad():
+        before = base.eval()(**inputs).logits
+        model = PeftModel.from_pretrained(base, checkpoint(job, "final")).eval()
+        after = model(**inputs).logits
+    saved = load_file(checkpoint(job, "final") / "adapter_model.safetensors")
+    loaded = get_peft_model_state_dict(model, save_embedding_layers=False)
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(loaded[key], saved[key]) for key in saved)
+    assert not torch.equal(before, after)
+
+
+def test_epsilon_in_the_status_is_what_dp_accounting_makes_of_the_ledger_s_events(job: Job) -> None:
+    """Composed step by step, from the events as the ledger has them: nothing of our own arithmetic is used."""
+    status = job.status()
+    document = json.loads((checkpoint(job, "final") / "statement.json").read_text())
+    (event,) = document["events"]
+    sigma, delta = float(event["noiseMultiplier"]), float(document["claim"]["delta"]) * (1 - 1e-6)
+
+    def recomputed(noise: float) -> str:
+        accountant = rdp.RdpAccountant()
+        one = dp_accounting.PoissonSampledDpEvent(float(event["sampleRate"]), dp_accounting.GaussianDpEvent(noise))
+        for _ in range(event["steps"]):
+            accountant.compose(one)
+        return str(Decimal(accountant.get_epsilon(delta)).quantize(Decimal("0.001"), ROUND_CEILING).normalize())
+
+    assert event["steps"] == job.ledger().steps_charged
+    assert status.privacy.epsilon_spent == status.privacy.epsilon_claimed == recomputed(sigma)
+    assert status.privacy.epsilon_against_outsider == recomputed(sigma * 2**0.5)  # of two workers one may collude
+    assert float(status.privacy.epsilon_spent) <= float(job.plan.target_epsilon)
+    assert status.checkpoints[-1].epsilon == document["spent"]["epsilon"] == status.privacy.epsilon_spent
+
+
+def test_the_status_tells_the_rest(job: Job) -> None:
+    status = job.status()
+    assert status.phase == "Succeeded"
+    assert status.progress.percent == 100
+    assert status.final_model is not None
+    assert status.final_model.uri == checkpoint(job, "final").as_uri()
+    assert [attempt.reason for attempt in status.attempts] == ["Completed"]
+    kept = [record.step for record in status.checkpoints]
+    assert kept == [2, 4, 6, 7][-len(kept) :]
+    assert {record.uri.rsplit("/", 1)[1] for record in status.checkpoints} == set(job.store().names())
+
+
+def test_what_others_must_not_read_is_the_owner_s_alone(job: Job) -> None:
+    for name in ("ledger.jsonl", "events.jsonl"):
+        assert (job.directory / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_the_event_log_holds_no_private_figure(job: Job) -> None:
+    public = {
+        "kind",
+        "time",
+        "attempt",
+        "incarnation",
+        "step",
+        "charged",
+        "uri",
+        "digest",
+        "final",
+        "reason",
+        "message",
+    }
+    for line in (job.directory / "events.jsonl").read_text().splitlines():
+        assert json.loads(line).keys() <= public

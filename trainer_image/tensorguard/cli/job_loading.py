@@ -1,0 +1,95 @@
+"""From the command line to a job and its plan, with everything that is wrong said at once.
+
+`validate` prints what comes out of here; `run` hands it to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensafe_api.manifest import ManifestError, load_manifest
+from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resources.base import Block, alias_of
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.cli.exit_codes import Refused
+
+WEAK_EPSILON = 30
+_USED_OF_CLUSTER = frozenset({"workers", "worker"})
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A manifest that can be run.
+
+    Attributes:
+        job: as written, with the changes of the command line.
+        completed: the same with every default filled in.
+        plan: the figures that it comes to.
+    """
+
+    job: TenSafeTrainingJob
+    completed: TenSafeTrainingJob
+    plan: Plan
+
+
+def load(path: str, overrides: Sequence[str]) -> Loaded:
+    """Read the manifest at `path` and resolve it. Raises Refused with one line for each problem."""
+    try:
+        job = load_manifest(Path(path), overrides)
+        completed, plan = resolve(job)
+    except ManifestError as error:
+        raise Refused(str(error)) from error
+    job, completed = (each.model_copy(update={"status": None}) for each in (job, completed))  # that is ours to write
+    return Loaded(job, completed, plan)
+
+
+def warnings(loaded: Loaded) -> Iterator[str]:
+    """What the author of a right manifest should know before it runs on this machine."""
+    plan = loaded.plan
+    if plan.target_epsilon > WEAK_EPSILON:
+        yield (
+            f"spec.privacy.targetEpsilon: ε = {plan.target_epsilon:g} promises little (what is seen may be "
+            f"e^{plan.target_epsilon:g} times as likely with a record as without it); 1 to 10 is usual"
+        )
+    if loaded.job.spec.privacy.noise_multiplier is not None:
+        within = plan.affordable(0, plan.steps)
+        if within < plan.steps:
+            sigma, target = plan.mechanism.noise_multiplier, f"{plan.target_epsilon:g}"
+            yield (
+                f"spec.privacy.noiseMultiplier: with σ = {sigma} the budget of ε = {target} ends after {within:,} of "
+                f"the {plan.steps:,} planned steps; leave it out to calibrate it, or raise spec.privacy.targetEpsilon"
+            )
+    idle = list(_idle_locally(loaded.job))
+    if idle:
+        yield f"{', '.join(idle)}: without meaning in a local run"
+
+
+def no_room(loaded: Loaded) -> Iterator[str]:
+    """Why `tensafe run` would refuse the manifest on this very machine, if it would: a cluster may have the room."""
+    from tensorguard.runners.preflight import RunRefused, check_room
+
+    try:
+        check_room(loaded.completed)
+    except RunRefused as refusal:
+        yield f"`tensafe run` would refuse it on this machine: {refusal}"
+
+
+def _idle_locally(job: TenSafeTrainingJob) -> Iterator[str]:
+    """The paths of fields that were set to something and that only a cluster looks at."""
+    spec = job.spec
+    yield from _set_fields(spec.model, "spec.model", {"token_secret"})
+    uris = [spec.dataset.uri, spec.checkpoint.uri, spec.evaluation.uri if spec.evaluation else ""]
+    of_s3 = {"endpoint", "region"} if not any(uri.startswith("s3://") for uri in uris) else set()
+    yield from _set_fields(spec.storage, "spec.storage", {"secret_name"} | of_s3)
+    yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _USED_OF_CLUSTER)
+    yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
+    yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})
+    yield from _set_fields(spec, "spec", {"active_deadline_seconds", "children_ttl_seconds", "suspend"})
+
+
+def _set_fields(block: Block, path: str, names: set[str]) -> Iterator[str]:
+    for name, field in type(block).model_fields.items():
+        if name in names and getattr(block, name) != field.get_default(call_default_factory=True):
+            yield f"{path}.{alias_of(field)}"

@@ -1,0 +1,73 @@
+"""One pod's share of the data set, made by that pod alone: no record leaves the pod that trains on it, and no key.
+
+Where workers share a disk, `shards` prepares for all of them at once. Pods share none, so each reads the whole data
+set, names every record under the job key, and tokenises those that its own rank holds: reading is done once for each
+worker, tokenising, which is what takes long, once in all. Nobody else takes part: neither the driver, which has no key,
+nor Ray Data, whose counters of rows any dashboard shows.
+
+What comes out is the very file that `shards` would have made. A rank that was started again in another pod makes its
+own once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.resources.job import Spec
+from tensorguard.data.errors import DataError
+from tensorguard.data.listing import tables_at
+from tensorguard.data.partition import concatenate, merge, no_records, split_by_unit, split_nothing, why_none
+from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.shard import write
+from tensorguard.data.tokenise import tokeniser
+
+
+@dataclass(frozen=True)
+class Own:
+    """shard: the rank's file; empty: whether it holds no unit; total: the sum of its records' names, for the digest."""
+
+    shard: Path
+    empty: bool
+    total: int
+
+
+def prepare_own(spec: Spec, tokenizer: Any, *, rank: int, workers: int, key: bytes, directory: Path) -> Own:
+    """Write the shard of `rank` into `directory`, which is made with mode 0700.
+
+    key: secret, at least 16 bytes, the same for all ranks and attempts of a job. Raises DataError.
+    """
+    columns, data = columns_of(spec), spec.dataset
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    parts = [no_records(labels="label" in columns)]
+    for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
+        split = split_by_unit(table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank)
+        parts.append(split[rank])
+    batch, total = merge(parts, data.unit.max_examples_per_unit)
+    path = _folder(directory) / f"shard-{rank:03d}-of-{workers:03d}.arrow"
+    write(batch, path)
+    return Own(path, batch.num_rows == 0, total)
+
+
+def prepare_own_public(spec: Spec, tokenizer: Any, *, rank: int, directory: Path) -> Path | None:
+    """Write the whole evaluation set into `directory`, for `rank`; None where the job has none. Raises DataError."""
+    asked = spec.evaluation
+    if asked is None:
+        return None
+    recipe = Recipe.from_spec(spec)
+    tokenise = tokeniser(tokenizer, recipe)
+    tables = tables_at(asked.uri, recipe.columns, format=asked.format, storage=spec.storage, where="spec.evaluation")
+    parts = [part for table in tables for part in split_nothing(table, columns=recipe.columns, tokenise=tokenise)]
+    batch = concatenate(parts)
+    if batch is None:
+        raise DataError(f"spec.evaluation: no record is usable: {why_none(recipe)}")
+    path = _folder(directory) / f"evaluation-{rank:03d}.arrow"
+    write(batch, path)
+    return path
+
+
+def _folder(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory

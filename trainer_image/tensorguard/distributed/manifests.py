@@ -1,0 +1,155 @@
+"""From the Python configuration to the manifest that everything else reads.
+
+In: a `TenSafeTrainingConfig` and what the data set tells of itself. Out: a `TenSafeTrainingJob`, checked by the same
+rules as one from a file. The numbers become decimal strings digit by digit (the shortest that gives the float again),
+so what is claimed is what was written. The trainer acts next.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.manifest import ManifestError, parse_job
+from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
+from tensafe_api.resources.ledger import COUNTED
+from tensorguard.distributed.config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
+from tensorguard.distributed.datasets import columns_of, length_of
+from tensorguard.distributed.errors import ConfigurationError, in_python
+from tensorguard.training.config import COUNTED_SENTENCE
+
+TRAIN_URI = "memory://train_dataset"
+EVAL_URI = "memory://eval_dataset"
+FP16_LOSS_SCALE = "1024"
+_MOST_NAME = 40
+
+
+def job_of(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool) -> TenSafeTrainingJob:
+    """The job that `config` asks for on `train_dataset`; `evaluates`: whether there is a data set to evaluate on.
+
+    Raises:
+        ConfigurationError: with one line for each thing that is wrong.
+    """
+    columns = dict(config.columns or columns_of(train_dataset, config.task))
+    task = config.task or ("SequenceClassification" if "label" in columns else "CausalLM")
+    at_least, annotations = _units(config, train_dataset, by_user="user" in columns)
+    unit = {"kind": "Example", "atLeast": at_least}
+    if user := columns.pop("user", None):
+        unit |= {"kind": "User", "column": user}
+    evaluation = {"uri": EVAL_URI, "visibility": "Public"} if evaluates else None
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name_of(config), "annotations": annotations},
+        "spec": {
+            "model": {"name": str(config.model_name), "task": task, "numLabels": _whole(config, "num_labels")},
+            "lora": _lora(config),
+            "dataset": {"uri": TRAIN_URI, "columns": columns, "unit": unit},
+            "evaluation": evaluation,
+            "training": _training(config),
+            "privacy": _privacy(config),
+            "aggregation": {"verify": "Standard" if config.secure_aggregation.verify_aggregation else "Disabled"},
+            "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _whole(config, "checkpoint_frequency")},
+            "cluster": {
+                "workers": _whole(config, "num_workers"),
+                "worker": {"cpus": f"{config.cpus_per_worker:.12g}", "gpus": config.gpus_per_worker},
+            },
+        },
+    }
+    try:
+        return parse_job(manifest)
+    except ManifestError as error:
+        raise ConfigurationError(in_python(str(error))) from None
+
+
+def name_of(config: TenSafeTrainingConfig) -> str:
+    """The job's name: the last part of the model's, as Kubernetes writes names."""
+    word = re.sub(r"[^a-z0-9]+", "-", Path(config.model_name).name.lower())
+    return re.sub(r"^[^a-z]+", "", word)[:_MOST_NAME].strip("-") or "job"
+
+
+def checkpoint_uri(config: TenSafeTrainingConfig) -> str:
+    """Where checkpoints go: a URI as it is, a path made absolute."""
+    place = str(config.checkpoint_dir)
+    if place.startswith("file://"):
+        place = place.removeprefix("file://")
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def run_folder(config: TenSafeTrainingConfig) -> Path:
+    """The folder of the run's ledger, events and keys."""
+    if config.output_dir is not None:
+        return Path(config.output_dir).expanduser().absolute()
+    uri = checkpoint_uri(config)
+    if "://" in uri:
+        return (Path("tensafe-runs") / name_of(config)).absolute()
+    return Path(uri) / "run"
+
+
+def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) -> tuple[int, dict[str, str]]:
+    """The public lower bound of the number of units, and what the job must say of how it was come by."""
+    if config.unit_at_least is not None:
+        return whole("unit_at_least", config.unit_at_least), {}
+    if by_user:
+        raise ConfigurationError(
+            "unit_at_least is missing: write a public lower bound of the number of users, which nobody has counted"
+        )
+    count = length_of(train_dataset)
+    if count == 0:
+        raise ConfigurationError("train_dataset is empty")
+    warnings.warn(COUNTED_SENTENCE.format(count=count), stacklevel=4)
+    return count, {COUNTED: str(count)}
+
+
+def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:
+    targets = config.lora_target_modules
+    return {
+        "rank": _whole(config, "lora_rank"),
+        "alpha": _whole(config, "lora_alpha"),
+        "dropout": _decimal("lora_dropout", config.lora_dropout),
+        "targetModules": [targets] if isinstance(targets, str) else list(targets or ()),
+    }
+
+
+def _training(config: TenSafeTrainingConfig) -> dict[str, Any]:
+    rows = whole("per_device_batch_size", config.per_device_batch_size)
+    micro_batches = whole("gradient_accumulation_steps", config.gradient_accumulation_steps)
+    if micro_batches < 1:
+        raise ConfigurationError(f"gradient_accumulation_steps must be at least 1, not {micro_batches}")
+    precision = PRECISIONS[config.mixed_precision]
+    return {
+        "epochs": _decimal("num_epochs", config.num_epochs),
+        "expectedBatchSize": rows * micro_batches * whole("num_workers", config.num_workers),
+        "microBatchSize": rows,
+        "learningRate": _decimal("learning_rate", config.learning_rate),
+        "weightDecay": _decimal("weight_decay", config.weight_decay),
+        "warmupRatio": _decimal("warmup_ratio", config.warmup_ratio),
+        "maxLength": _whole(config, "max_seq_length"),
+        "precision": precision,
+        "lossScale": FP16_LOSS_SCALE if precision == "fp16" else None,
+        "gradientCheckpointing": config.gradient_checkpointing,
+    }
+
+
+def _privacy(config: TenSafeTrainingConfig) -> dict[str, Any]:
+    dp = config.dp_config
+    return {
+        "targetEpsilon": _decimal("dp_config.target_epsilon", dp.target_epsilon),
+        "targetDelta": _decimal("dp_config.target_delta", dp.target_delta),
+        "maxGradNorm": _decimal("dp_config.max_grad_norm", dp.max_grad_norm),
+        "noiseMultiplier": _decimal("dp_config.noise_multiplier", dp.noise_multiplier),
+        "accountant": ACCOUNTANTS[dp.accountant_type],
+        "onBudgetExhausted": "Stop" if dp.stop_on_budget_exceeded else "Fail",
+    }
+
+
+def _whole(config: TenSafeTrainingConfig, name: str) -> int | None:
+    value = getattr(config, name)
+    return None if value is None else whole(name, value)
+
+
+def _decimal(name: str, value: float | None) -> str | None:
+    """The shortest decimal string that gives the float again."""
+    return None if value is None else repr(number(name, value))

@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM during `fit`: first a checkpoint, then what they always do.
+
+The first signal asks the run to stop; when it has sealed its checkpoint, `pass_on` sends the same signal again to the
+handlers that were there before `fit`, so that Ctrl-C ends in KeyboardInterrupt and SIGTERM ends the program, only a
+little later. A second signal has its usual effect at once. Handlers belong to the main thread: on any other, and for a
+signal that the program ignores, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from tensorguard.training.stop_signal import Stop
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """A context in which a signal requests `stop`."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+        self._received: int | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def pass_on(self, note: str) -> None:
+        """Send the signal that was received, if any, to the handlers from before; what that raises carries `note`."""
+        if self._received is None:
+            return
+        try:
+            signal.raise_signal(self._received)
+        except BaseException as error:
+            error.add_note(note)
+            raise
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None:
+            self._restore()
+            signal.raise_signal(number)
+            return
+        self._received = number
+        self._stop.request()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

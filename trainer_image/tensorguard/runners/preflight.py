@@ -1,0 +1,116 @@
+"""What is asked of a job and its machine before a run may begin: the answers cost nothing and spend nothing.
+
+`runners.local.driver` calls these first. Whatever is refused here is a `RunRefused`: exit code 2, and nothing was
+changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tensafe_api.reasons import Reason
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.values import quantity
+
+
+class RunRefused(Exception):
+    """The run cannot begin as asked. `path` names the manifest's field, or is empty; `str()` is a sentence with the
+    mend.
+    """
+
+    reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+def cpus_of(job: TenSafeTrainingJob) -> float:
+    """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
+    return quantity(job.spec.cluster.worker.cpus)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+    """The leaves in which two JSON objects differ, each as a few words."""
+    found: list[str] = []
+    for key in sorted(before.keys() | now.keys()):
+        here, there = now.get(key), before.get(key)
+        if isinstance(here, dict) and isinstance(there, dict):
+            found += changes(there, here, f"{path}{key}.")
+        elif here != there:
+            found.append(f"{path}{key} was {there}, is {here}")
+    return found
+
+
+def check_room(job: TenSafeTrainingJob) -> None:
+    """Refuse workers for whom this machine has no room.
+
+    A Ray cluster that the caller has joined may grow: there `runners.worker_group` waits for room instead.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return
+    cluster = job.spec.cluster
+    have = os.cpu_count() or 1
+    wanted = cluster.workers * cpus_of(job)
+    if wanted > have:
+        raise RunRefused(
+            "spec.cluster.workers",
+            f"{cluster.workers} workers of {cluster.worker.cpus} CPUs need {wanted:g}, and this machine has {have}; "
+            "lower it, or spec.cluster.worker.cpus",
+        )
+    if cluster.worker.gpus:
+        import torch
+
+        if (found := torch.cuda.device_count()) < cluster.workers * cluster.worker.gpus:
+            raise RunRefused(
+                "spec.cluster.worker.gpus",
+                f"{cluster.workers * cluster.worker.gpus} GPUs are asked for, and this machine has {found}; "
+                "set it to 0 to train on CPUs",
+            )
+
+
+def check_evaluation(job: TenSafeTrainingJob) -> None:
+    """Refuse an evaluation set that is called public and holds a file of the private one, however it is spelt."""
+    spec = job.spec
+    if spec.evaluation is None or spec.evaluation.visibility != "Public":
+        return
+    from tensorguard.data.listing import files_at
+
+    try:
+        private = files_at(spec.dataset.uri, spec.storage, spec.dataset.format)
+        public = files_at(spec.evaluation.uri, spec.storage, spec.evaluation.format)
+        shared = sorted(path for file, path in public.items() if file in private)
+    except Exception:  # whoever reads the data next says why it cannot be read
+        return
+    if shared:
+        raise RunRefused(
+            "spec.evaluation.uri",
+            f"{shared[0]} is read by spec.dataset too, so it is private: name other files, or set "
+            "spec.evaluation.visibility to Private",
+        )
+
+
+def absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
+    """`job` with its relative paths made absolute, so that it means the same from anywhere."""
+
+    def place(uri: str) -> str:
+        if "://" in uri:
+            return uri
+        return str((base_dir / Path(uri).expanduser()).absolute())
+
+    spec = job.spec
+    update: dict[str, Any] = {
+        "dataset": spec.dataset.model_copy(update={"uri": place(spec.dataset.uri)}),
+        "checkpoint": spec.checkpoint.model_copy(update={"uri": place(spec.checkpoint.uri)}),
+    }
+    if spec.evaluation:
+        update["evaluation"] = spec.evaluation.model_copy(update={"uri": place(spec.evaluation.uri)})
+    name = spec.model.name
+    if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
+        update["model"] = spec.model.model_copy(update={"name": place(name)})
+    return job.model_copy(update={"spec": spec.model_copy(update=update)})

@@ -1,0 +1,130 @@
+"""One private step on one worker, as the list of its nine parts.
+
+Read this to see what happens to a record: it is drawn or not, its gradient is taken by itself, clipped and rounded onto
+the integer grid, added to the local sum, hidden by noise and masks, and never seen again but in the noised sum of all
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from tensorguard.aggregation import reduce
+from tensorguard.aggregation.channel import Channel
+from tensorguard.aggregation.header import CARRIER, Header, HeaderAgreement
+from tensorguard.aggregation.keys import PairKey
+from tensorguard.aggregation.masks import mask
+from tensorguard.aggregation.verify import Level, verify
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.noise import DiscreteGaussian
+from tensorguard.privacy.sampling import PoissonSampler
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.budget_gate import Charging, Verdict
+from tensorguard.training.stop_signal import Stop
+
+
+class UnitGradients(Protocol):
+    """Where the gradients of the drawn units come from (`training.unit_gradients`)."""
+
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: Stop) -> None:
+        """Add each unit's clipped gradient; may return early once `stop` is raised, since then nothing is revealed."""
+        ...
+
+
+@dataclass
+class PrivateStep:
+    """The parts of a step, and what they remember from one to the next."""
+
+    channel: Channel
+    pairs: dict[int, PairKey]
+    agreement: HeaderAgreement
+    charging: Charging
+    sampler: PoissonSampler
+    gradients: UnitGradients
+    clipper: GridClipper
+    noise: DiscreteGaussian
+    noise_stream: SecretStream
+    parameters: Sequence[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    learning_rate: Callable[[int], float]
+    unit_of_gradient: float
+    """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
+    grid_bits: int
+    verify: Level
+    stop: Stop
+
+    def __post_init__(self) -> None:
+        self._dimension = sum(parameter.numel() for parameter in self.parameters)
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise-and-masks")
+        self._ahead: tuple[int, Future[tuple[np.ndarray, np.ndarray]]] | None = None
+
+    def run(self, step: int) -> Verdict:
+        """Take step number `step` (from 0). Anything but GO_ON means that it was not revealed and the model is as it
+        was.
+        """
+        hidden = self._noise_and_mask(step)
+        units = self.sampler.draw()  # 1
+        self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
+        local_sum = self.clipper.take().cpu().numpy()
+        allowed = self.charging.before(step, bool(self.stop))  # 5
+        if allowed.verdict is not Verdict.GO_ON:
+            return allowed.verdict
+        noise, masks = hidden.result()  # 4, 6
+        self._prepare(step + 1)
+        masked = reduce.blind(local_sum, noise, masks)
+        header = Header(
+            session=self.agreement.session,
+            step=step,
+            charged_through=allowed.through,
+            grid_bits=self.grid_bits,
+            dimension=self._dimension,
+            carrier_bits=CARRIER,
+            ledger_head=allowed.head,
+        )
+        if self.agreement.agree(header, bool(self.stop)):
+            return Verdict.STOP
+        total = reduce.reveal(self.channel, masked)  # 7
+        verify(self.channel, self.pairs, step, masked, total, self.verify)  # 8
+        self._apply(reduce.centred(total), self.learning_rate(step))  # 9
+        return Verdict.GO_ON
+
+    def close(self) -> None:
+        """Stop the thread that works ahead."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _noise_and_mask(self, step: int) -> Future[tuple[np.ndarray, np.ndarray]]:
+        if self._ahead is None or self._ahead[0] != step:
+            self._prepare(step)
+        assert self._ahead is not None
+        return self._ahead[1]
+
+    def _prepare(self, step: int) -> None:
+        """Draw noise and masks for `step` on the thread: they depend on no data."""
+
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            return (
+                self.noise.draw(self._dimension, self.noise_stream),
+                mask(self.pairs, self.channel.rank, step, self._dimension),
+            )
+
+        self._ahead = (step, self._pool.submit(make))
+
+    def _apply(self, total: np.ndarray, rate: float) -> None:
+        """Step the optimiser on the decoded mean: the same on every worker, bit for bit."""
+        mean = torch.from_numpy(total.astype(np.float64) * self.unit_of_gradient).to(torch.float32)
+        place = 0
+        for parameter in self.parameters:
+            piece = mean[place : place + parameter.numel()].view_as(parameter)
+            parameter.grad = piece.to(parameter.device)
+            place += parameter.numel()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)

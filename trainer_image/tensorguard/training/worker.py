@@ -1,0 +1,348 @@
+"""One rank of one attempt, from an empty process to a sealed checkpoint.
+
+Everything that may fail for good is built first and agreed on (`build`, `claim`); then steps follow each other until
+they are done, the budget is, or somebody asks to stop. The process may be killed at any point: the ledger has been
+charged for whatever was revealed, and the next incarnation goes on from the last checkpoint that the ledger knows.
+
+This runs under Ray Train (`runners.worker_group`) and without Ray alike: all it needs is a channel to the other
+workers.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import ledger_spec
+from tensafe_api.resources.ledger import Outcome
+from tensafe_api.resources.status import Progress
+from tensafe_api.statement import Facts
+from tensorguard.aggregation.channel import Channel, check_wraps
+from tensorguard.aggregation.header import HeaderAgreement
+from tensorguard.aggregation.keys import Session, agree
+from tensorguard.ledger.backends import Suspension, open_ledger
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.runners.local.status import evaluation_result, timestamp
+from tensorguard.training.budget_gate import Charging, Verdict
+from tensorguard.training.checkpointing import FINAL, Saver, latest, name_of, restore
+from tensorguard.training.collective_errors import AttemptFailed, together
+from tensorguard.training.config import ERRORS, EVENTS, WorkerConfig, note_traceback
+from tensorguard.training.evaluation import evaluate_together
+from tensorguard.training.rollback_check import check_checkpoints, check_events
+from tensorguard.training.run_log import Ended, Evaluated, Event, EventLog, Listener, Saved, Started, Stepped
+from tensorguard.training.setup import Parts, build
+from tensorguard.training.step import PrivateStep
+from tensorguard.training.stop_signal import Stop
+
+_CLAIM = struct.Struct(">QQ64s71s")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What rank 0 found when it claimed the ledger: which incarnation this is, and where it goes on."""
+
+    incarnation: int
+    step: int
+    checkpoint: str
+    digest: str
+
+    def pack(self) -> bytes:
+        return _CLAIM.pack(self.incarnation, self.step, self.checkpoint.encode(), self.digest.encode())
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Claim:
+        incarnation, step, *texts = _CLAIM.unpack(message)
+        return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
+
+
+def train(config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None) -> None:
+    """Take part in one attempt until it ends. Returns on every rank, having told the event log how it ended (rank 0).
+
+    Args:
+        listener: hears on rank 0 what the event log is told.
+
+    Raises:
+        Exception: whatever a restart may mend, such as a lost peer. What would come again is told and not raised.
+    """
+    worker = Worker(config, channel, device, listener)
+    try:
+        worker.begin()
+        worker.work()
+    except AttemptFailed as failure:
+        if failure.__cause__ is not None:
+            worker.note_traceback()
+        worker.end(failure.reason, str(failure))
+    except Exception:
+        worker.note_traceback()
+        raise
+    finally:
+        worker.close()
+
+
+class Worker:
+    """The state of one rank. `begin`, `work`, `end`, `close`, in this order."""
+
+    def __init__(
+        self, config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None
+    ) -> None:
+        torch.set_num_threads(config.threads)
+        self.config = config
+        self._channel = channel
+        self._device = device
+        self._ledger = open_ledger(config.directory, config.place) if channel.rank == 0 else None
+        self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
+        self._listener = listener
+        self._stop = Stop.of(config.directory)
+        self.private_step: PrivateStep | None = None
+        self._saved_at = 0
+        self._began_sealed = False
+        self._progress = Progress()
+
+    def begin(self) -> None:
+        """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
+        check_wraps(self._channel)
+        parts = self.parts = together(self._channel, lambda: build(self.config, self._channel.rank, self._device))
+        claim = together(self._channel, self._claim)
+        claim = Claim.unpack(self._channel.gather(claim.pack())[0])
+        session = Session(
+            job=self.config.job_uid,
+            attempt=self.config.attempt,
+            incarnation=claim.incarnation,
+            workers=self._channel.size,
+            colluders=parts.plan.mechanism.colluders,
+        )
+        together(self._channel, lambda: self._restore(claim))
+        self._claimed = (self.config.attempt, claim.incarnation)
+        self._at = claim.step
+        self._saved_at = claim.step
+        self._began_sealed = claim.checkpoint == FINAL
+        job_key = self.config.job_key()
+        mechanism = parts.plan.mechanism
+        self.private_step = PrivateStep(
+            channel=self._channel,
+            pairs=agree(self._channel, session, job_key),
+            agreement=HeaderAgreement(self._channel, session, job_key),
+            charging=Charging(self._channel, parts.plan, self._ledger, claim.step, Suspension(self.config.place)),
+            sampler=parts.sampler,
+            gradients=parts.units,
+            clipper=parts.clipper,
+            noise=parts.noise,
+            noise_stream=parts.noise_stream,
+            parameters=parts.parameters,
+            optimizer=parts.optimizer,
+            learning_rate=parts.learning_rate,
+            unit_of_gradient=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
+            grid_bits=mechanism.grid_bits,
+            verify=parts.job.spec.aggregation.verify,
+            stop=self._stop,
+        )
+        self._tell(Started(time.time(), self.config.attempt, claim.incarnation, claim.step))
+
+    def work(self) -> None:
+        """Step until the plan is done, the budget is spent, or a stop is asked for."""
+        assert self.private_step is not None
+        plan = self.parts.plan
+        while self._at < plan.steps:
+            verdict = self.private_step.run(self._at)
+            if verdict is Verdict.STOP:
+                return self._interrupted()
+            if verdict is Verdict.EXHAUSTED:
+                return self._exhausted()
+            self._at += 1
+            if self.parts.private is not None:
+                self.parts.private.note_step(self._at, self.parts.clipper)
+            self._tell(Stepped(time.time(), self._at, self.private_step.charging.charged))
+            if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
+                self._evaluate()
+            if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
+                self._save()
+        return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
+
+    def end(self, reason: Reason, message: str) -> None:
+        """Tell how the attempt ended."""
+        self._tell(Ended(time.time(), self.config.attempt, reason.value, message))
+
+    def note_traceback(self) -> None:
+        """Keep the present exception for the run's owner, before Ray restarts the group."""
+        note_traceback(self.config.directory / ERRORS.format(who=f"rank{self._channel.rank}"), self.config.attempt)
+
+    def close(self) -> None:
+        """Let go of the thread, the ledger and the log."""
+        if self.private_step is not None:
+            self.private_step.close()
+        if self._ledger is not None:
+            self._ledger.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _claim(self) -> Claim:
+        """Rank 0: find where to go on, and claim the ledger from there. The others get what rank 0 found."""
+        if self._ledger is None:
+            return Claim(0, 0, "", "")
+        self._ledger.wait_until_free()
+        state = self._ledger.read()
+        if state.spec != ledger_spec(self.parts.job, self.parts.plan, self.config.job_uid):
+            raise AttemptFailed(
+                Reason.CONFIGURATION_CHANGED,
+                "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
+            )
+        if self.config.place is None:  # in a cluster each pod has an event log of its own
+            check_events(self.config.directory / EVENTS, state)
+        check_checkpoints(self.parts.store, self._ledger)
+        release = latest(self.parts.store, state)
+        step = release.step if release else 0
+        self._check_progress(state, step)
+        state = self._ledger.claim(attempt=self.config.attempt, from_step=step)
+        self._ledger.record_dataset(self.config.dataset_digest)
+        self.parts.store.sweep()
+        return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
+
+    def _check_progress(self, state: LedgerState, step: int) -> None:
+        """A restart that made no checkpoint progress is the last one: another would only spend. Who was told to stop
+        has not failed.
+        """
+        failed = state.attempt == self.config.attempt and state.outcome is None
+        restarts = state.claimed_from[1:] if failed else ()
+        if restarts and restarts[-1] == step:
+            raise AttemptFailed(
+                Reason.NO_PROGRESS,
+                f"the workers were restarted at step {step} and failed again before the next checkpoint; "
+                f"see {ERRORS.format(who='rankN')} in the run's folder for why, "
+                "mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
+            )
+
+    def _restore(self, claim: Claim) -> bool:
+        parts = self.parts
+        if claim.checkpoint:
+            restore(parts.store, claim.checkpoint, claim.digest, parts.model, parts.optimizer)
+        return True
+
+    def _interrupted(self) -> None:
+        """Seal what was revealed, so that a resume loses nothing."""
+        if self._saved_at != self._at:
+            self._save()
+        if self._ledger is not None:
+            self._ledger.record_outcome("Suspended")
+        self.end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self.parts.plan.steps}")
+
+    def _exhausted(self) -> None:
+        """The next step would pass the target: end with what there is, or fail, as the manifest says."""
+        plan = self.parts.plan
+        sentence = (
+            f"step {self._at + 1} of {plan.steps} would pass spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
+        )
+        if self.parts.job.spec.privacy.on_budget_exhausted == "Fail":
+            return self.end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
+        return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, sentence)
+
+    def _finish(self, outcome: Outcome, reason: Reason, message: str) -> None:
+        """The last checkpoint, and the word in the ledger that nothing follows.
+
+        Where an earlier incarnation was killed between the two, its checkpoint stays: it is recorded, and a second one
+        under the same name would not be what the ledger says until it is recorded in turn.
+        """
+        if not (self._began_sealed and self._saved_at == self._at):
+            self._evaluate()
+            self._save(final=True)
+        if self._ledger is not None:
+            self._ledger.record_outcome(outcome)
+        self.end(reason, message)
+
+    def _evaluate(self) -> None:
+        """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
+        parts = self.parts
+        asked = parts.job.spec.evaluation
+        if parts.evaluation is None or asked is None or (asked.visibility == "Private" and parts.private is None):
+            return
+        training = parts.job.spec.training
+        loss, accuracy = evaluate_together(
+            self._channel,
+            parts.evaluation,
+            parts.model,
+            task=parts.job.spec.model.task,
+            batch_size=training.micro_batch_size,
+            max_length=training.max_length,
+            pad_id=parts.pad_id,
+            device=self._device,
+        )
+        if asked.visibility == "Public":
+            self._tell(Evaluated(time.time(), self._at, loss, accuracy))
+        elif parts.private is not None:
+            parts.private.note_evaluation(self._at, loss, accuracy)
+
+    def _save(self, *, final: bool = False) -> None:
+        self._saved_at = self._at
+        if self._ledger is None:
+            return
+        parts = self.parts
+        saver = Saver(
+            store=parts.store,
+            ledger=self._ledger,
+            source=parts.source,
+            model=parts.model,
+            optimizer=parts.optimizer,
+            facts=lambda state, step, adapter: facts(parts, state, step, adapter),
+            keep=parts.job.spec.checkpoint.keep,
+            claimed=self._claimed,
+        )
+        release = saver.save(self._at, final=final)
+        if release is None:
+            return
+        charged = self._ledger.read().steps_charged
+        self._tell(Saved(time.time(), release.step, release.uri, release.digest, final, charged))
+
+    def _tell(self, event: Event) -> None:
+        if self._log is None or self._ledger is None:
+            return
+        self._log.write(event)
+        if self._listener is not None:
+            self._listener(event)
+        match event:
+            case Stepped():
+                total = self.parts.plan.steps
+                self._progress = Progress(
+                    step=event.step,
+                    total_steps=total,
+                    percent=100 * event.step // total,
+                    last_update_time=timestamp(event.time),
+                )
+                self._ledger.note(self._progress)
+            case Evaluated() if math.isfinite(event.loss):
+                self._ledger.note(self._progress, evaluation_result(event))
+
+
+def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> Facts:
+    """What the statement of a checkpoint says."""
+    spec = state.spec
+    evaluation = parts.job.spec.evaluation
+    return Facts(
+        job_name=spec.job_name,
+        job_uid=spec.job_uid,
+        attempt=state.attempt,
+        mechanism=spec.mechanism,
+        unit_at_least=spec.unit_at_least,
+        planned_steps=spec.planned_steps,
+        target_epsilon=spec.target_epsilon,
+        delta=spec.delta,
+        accountant=spec.accountant,
+        steps_charged=state.steps_charged,
+        steps_recharged=state.steps_recharged,
+        step=step,
+        events=state.events,
+        dimension=parts.dimension,
+        noise_distance=parts.noise.total_variation,
+        adapter_digest=adapter_digest,
+        ledger_head=state.head,
+        ledger_length=state.length,
+        dataset_digest=state.dataset_digest,
+        lineage=spec.lineage,
+        model=parts.identity,
+        evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
+        private_metrics=parts.job.spec.observability.private_metrics,
+        remarks=parts.remarks,
+    )
