@@ -16,8 +16,8 @@ from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import announce
-from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Observed, Warned
-from tensafe_operator.plan.transitions import news
+from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteRayJob, Observed
+from tensafe_operator.plan.transitions import transitions_between
 from tensafe_operator.runtime.api_client import CONFLICT, Api, ApiError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _LAST = ("PrivacyLedger", "RayJob")
 class NotYet(Exception):
     """Something must happen first; it is tried again soon. `refused` is what to tell of it, where it is a refusal."""
 
-    def __init__(self, message: str, refused: Warned | None = None) -> None:
+    def __init__(self, message: str, refused: ClusterWarning | None = None) -> None:
         super().__init__(message)
         self.refused = refused
 
@@ -80,7 +80,7 @@ async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: fl
         if error.status == CONFLICT:
             raise NotYet("the job has changed meanwhile") from error
         raise
-    told = news(Status.model_validate(before, by_alias=True, by_name=False), status)
+    told = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
     await announce(api, job, status, told, now)
     return stored
 
@@ -94,7 +94,7 @@ async def _create(api: Api, manifest: Manifest) -> Manifest | None:
         if error.status != CONFLICT:
             owner = {"namespace": metadata["namespace"], "job": metadata["labels"][names.JOB]}
             log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
-            raise NotYet(str(error), Warned(kind, name, Reason.FORBIDDEN, str(error))) from error
+            raise NotYet(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error
         if kind == "Secret":
             return None  # made by this process before: nobody else knows the name
         found = await api.get(kind, metadata["namespace"], name)
@@ -102,7 +102,7 @@ async def _create(api: Api, manifest: Manifest) -> Manifest | None:
             raise NotYet(f"{kind} {name} is gone in this moment") from error
         if not _is_ours(found, manifest):
             taken = "it belongs to somebody else, or is being removed"
-            raise NotYet(f"{kind} {name}: {taken}", Warned(kind, name, Reason.NAME_TAKEN, taken)) from error
+            raise NotYet(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
         return found
 
 

@@ -15,22 +15,22 @@ from typing import Any
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator import names
-from tensafe_operator.plan.timestamps import text_of
-from tensafe_operator.plan.transitions import News
+from tensafe_operator.plan.timestamps import format_time
+from tensafe_operator.plan.transitions import Transition
 from tensafe_operator.runtime.api_client import CONFLICT, Api, ApiAway, ApiError
 
 log = logging.getLogger(__name__)
 _LONGEST = 1024
 
 
-async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Sequence[News], now: float) -> None:
+async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Sequence[Transition], now: float) -> None:
     """Write what is `told` of a job, as its status now says."""
     attempt = status.attempts[-1].number if status.attempts else None
-    for news in told:
-        level = logging.WARNING if news.warning else logging.INFO
-        fields = {**of(job), "attempt": attempt, "phase": status.phase, "reason": news.reason}
-        log.log(level, news.message, extra=fields)
-    events = (_event(job, news, now) for news in told)
+    for transition in told:
+        level = logging.WARNING if transition.warning else logging.INFO
+        fields = {**of(job), "attempt": attempt, "phase": status.phase, "reason": transition.reason}
+        log.log(level, transition.message, extra=fields)
+    events = (_event(job, transition, now) for transition in told)
     await asyncio.gather(*(_write(api, job, event) for event in events))
 
 
@@ -47,11 +47,11 @@ def of(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"namespace": job["metadata"]["namespace"], "job": job["metadata"]["name"]}
 
 
-def _event(job: Mapping[str, Any], news: News, now: float) -> dict[str, Any]:
+def _event(job: Mapping[str, Any], transition: Transition, now: float) -> dict[str, Any]:
     """The Event; its name is that of this news of this version of the job, so that it is there once."""
     metadata = job["metadata"]
-    seed = "/".join((metadata["uid"], str(metadata["resourceVersion"]), news.reason, news.message))
-    when = text_of(now)
+    seed = "/".join((metadata["uid"], str(metadata["resourceVersion"]), transition.reason, transition.message))
+    when = format_time(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -66,9 +66,9 @@ def _event(job: Mapping[str, Any], news: News, now: float) -> dict[str, Any]:
             "namespace": metadata["namespace"],
             "uid": metadata["uid"],
         },
-        "type": news.type,
-        "reason": news.reason,
-        "message": news.message[:_LONGEST],
+        "type": transition.type,
+        "reason": transition.reason,
+        "message": transition.message[:_LONGEST],
         "source": {"component": names.OPERATOR},
         "reportingComponent": names.OPERATOR,
         "reportingInstance": names.OPERATOR,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.plan.observed import Object, Observed, Warned
+from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import Api, ApiAway
 
 _TRIES = 5
@@ -68,9 +68,9 @@ async def _ray_jobs(api: Api, namespace: str, job: Object) -> list[Manifest]:
     return [each for each in found if names.job_uid_of("RayJob", each) == uid]
 
 
-def warned(event: Manifest) -> Warned:
+def warned(event: Manifest) -> ClusterWarning:
     """An Event, trimmed."""
     about = event.get("involvedObject") or {}
-    return Warned(
+    return ClusterWarning(
         str(about.get("kind")), str(about.get("name")), str(event.get("reason")), str(event.get("message") or "")
     )

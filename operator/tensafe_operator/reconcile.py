@@ -16,10 +16,10 @@ from tensafe_operator.apply import NotYet, act, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import of
 from tensafe_operator.observe import observe
-from tensafe_operator.plan import plan
+from tensafe_operator.plan import decide
 from tensafe_operator.plan.admission import admit
-from tensafe_operator.plan.conditions import failed_pass
-from tensafe_operator.plan.observed import Object, Observed, Planned, Warned
+from tensafe_operator.plan.conditions import status_of_failed_reconcile
+from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
 from tensafe_operator.runtime.api_client import INVALID, Api, ApiAway, ApiError
 from tensafe_operator.settings import Settings
 
@@ -69,26 +69,26 @@ class Reconciler:
 
     async def _pass(self, namespace: str, name: str, seen: Observed, look_again: bool) -> float | None:
         planned = await self._plan(seen)
-        if planned.grave and look_again:
+        if planned.irreversible and look_again:
             again = await observe(self._api, namespace, name, seen.job)
             if again is None:
                 return None
             seen, planned = again, await self._plan(again)
         return await self._go_on(seen, planned)
 
-    async def _plan(self, seen: Observed) -> Planned:
+    async def _plan(self, seen: Observed) -> Decision:
         """The plan. The noise of a new job takes half a second to find: that is done aside, one job at a time. With PLD
         it takes up to a minute, and each ε up to seconds: those jobs wait for each other alone.
         """
         if seen.job["spec"]["privacy"].get("accountant") == "PLD":
             async with self._slow:
-                return await asyncio.to_thread(plan, seen, self._clock(), self._settings)
+                return await asyncio.to_thread(decide, seen, self._clock(), self._settings)
         if seen.ledger is None:
             async with self._aside:
                 await asyncio.to_thread(admit, seen.job)
-        return plan(seen, self._clock(), self._settings)
+        return decide(seen, self._clock(), self._settings)
 
-    async def _go_on(self, seen: Observed, planned: Planned) -> float | None:
+    async def _go_on(self, seen: Observed, planned: Decision) -> float | None:
         """Act, and plan again on what the API server answers, as long as that leads to more.
 
         A job is begun in one go: its ledger is made, the ledger's UID and the attempt are stored, then the RayJob is
@@ -113,7 +113,7 @@ class Reconciler:
                     self._learn(stored)
                 if any(each["kind"] == "RayJob" for each in made):
                     return self._clock()  # it has begun: to say since when can wait until others have, too
-                if not planned.grave or stored is None:
+                if not planned.irreversible or stored is None:
                     return planned.wake
                 attempts = planned.status.attempts
                 if not attempts or attempts[-1].end_time is not None:
@@ -126,9 +126,9 @@ class Reconciler:
                     await self._tell(seen, reason.refused)
             return self._clock() + SOON_SECONDS
 
-    async def _tell(self, seen: Observed, refused: Warned) -> None:
+    async def _tell(self, seen: Observed, refused: ClusterWarning) -> None:
         """Let the status say what the API server would not make."""
-        told = plan(replace(seen, warnings=(refused, *seen.warnings)), self._clock(), self._settings)
+        told = decide(replace(seen, warnings=(refused, *seen.warnings)), self._clock(), self._settings)
         await write_status(self._api, seen.job, told.status, self._clock())
 
     async def _confess(self, job: Object, error: Exception) -> None:
@@ -136,7 +136,7 @@ class Reconciler:
         status before it failed, the next one begins from that, and nobody writes in turns for ever.
         """
         try:
-            told = failed_pass(job.get("status") or {}, type(error).__name__, self._clock())
+            told = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
             if told is not None and (stored := await write_status(self._api, job, told, self._clock())) is not None:
                 self._learn(stored)
         except Exception as another:

@@ -14,7 +14,7 @@ import pytest
 from e2e.platform.fixtures.job_cluster import FINAL, Cluster
 from e2e.platform.fixtures.waiting import until
 from tensafe_operator import reconcile
-from tensafe_operator.plan.observed import Observed, Planned
+from tensafe_operator.plan.observed import Decision, Observed
 
 pytestmark = pytest.mark.cluster
 
@@ -118,7 +118,7 @@ def test_a_pass_that_fails_is_told_once_beside_all_else_and_the_next_good_one_ta
     cluster.reconcile()
     before = cluster.status()
     with monkeypatch.context() as broken:
-        broken.setattr("tensafe_operator.reconcile.plan", fails)
+        broken.setattr("tensafe_operator.reconcile.decide", fails)
         with pytest.raises(KeyError):
             cluster.reconcile(passes=1)
         told = cluster.get("tsj", "claims-triage") or {}
@@ -139,15 +139,15 @@ def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first pass writes a status before it fails: what it began with is no more."""
-    planned = reconcile.plan
+    decide = reconcile.decide
 
-    def fails_later(seen: Observed, *rest: Any) -> Planned:
+    def fails_later(seen: Observed, *rest: Any) -> Decision:
         if seen.job["status"].get("phase"):
             raise KeyError("a diagnosis")
-        return planned(seen, *rest)
+        return decide(seen, *rest)
 
     cluster.apply()
-    monkeypatch.setattr(reconcile, "plan", fails_later)
+    monkeypatch.setattr(reconcile, "decide", fails_later)
     with pytest.raises(KeyError):
         cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["status"] == "False"

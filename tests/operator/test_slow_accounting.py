@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, World
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster
 from tensafe_operator import reconcile
-from tensafe_operator.plan import plan
-from tensafe_operator.plan.observed import Planned
+from tensafe_operator.plan import decide
+from tensafe_operator.plan.observed import Decision
 
 
 class Api:
@@ -30,13 +30,13 @@ def test_slow_arithmetic_is_done_beside_the_event_loop(
 ) -> None:
     threads: list[bool] = []
 
-    def noted(*arguments: Any) -> Planned:
+    def noted(*arguments: Any) -> Decision:
         threads.append(threading.current_thread() is not threading.main_thread())
-        return plan(*arguments)
+        return decide(*arguments)
 
-    monkeypatch.setattr(reconcile, "plan", noted)
+    monkeypatch.setattr(reconcile, "decide", noted)
     changes = {"metadata__resourceVersion": "1", "spec__suspend": True}
-    world = World.with_job(spec__privacy__accountant=accountant, **changes)
+    world = FakeCluster.with_job(spec__privacy__accountant=accountant, **changes)
     reconciler: Any = reconcile.Reconciler(Api(), SETTINGS)  # type: ignore[arg-type]
     asyncio.run(reconciler.reconcile("clinic", "claims-triage", world.observed()))
     assert set(threads) == {aside}

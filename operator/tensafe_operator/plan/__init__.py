@@ -25,10 +25,10 @@ from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
 from tensafe_operator.plan.attempts import State, Verdict, judge
 from tensafe_operator.plan.blockers import obstacle, ready
 from tensafe_operator.plan.conditions import set_conditions
-from tensafe_operator.plan.observed import Action, Create, DeleteRayJob, Object, Observed, Planned
+from tensafe_operator.plan.observed import Action, Create, Decision, DeleteRayJob, Object, Observed
 from tensafe_operator.plan.parsing import has_ended, ledger_spec, ledger_status, terminal
 from tensafe_operator.plan.privacy_status import fold_ledger
-from tensafe_operator.plan.timestamps import seconds_of, text_of
+from tensafe_operator.plan.timestamps import format_time, parse_time
 from tensafe_operator.settings import Settings
 
 SUSPEND_SECONDS = 120
@@ -46,7 +46,7 @@ _UNCOUNTED = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
 """How an attempt may end without having failed."""
 
 
-def plan(seen: Observed, now: float, settings: Settings) -> Planned:
+def decide(seen: Observed, now: float, settings: Settings) -> Decision:
     """What follows from `seen` at `now` (seconds since the epoch)."""
     return _Reconcile(seen, now, settings).run()
 
@@ -61,13 +61,13 @@ class _Reconcile:
     status: Status = field(init=False)
     actions: list[Action] = field(default_factory=list)
     wakes: list[float] = field(default_factory=list)
-    grave: bool = False
+    irreversible: bool = False
 
     def __post_init__(self) -> None:
         before = self.seen.job.get("status") or {}
         self.status = Status.model_validate(before, by_alias=True, by_name=False)
 
-    def run(self) -> Planned:
+    def run(self) -> Decision:
         self.status.observed_generation = int(self.seen.job["metadata"].get("generation") or 0)
         if _over_for_good(self.status):
             self._clean_up()
@@ -80,7 +80,7 @@ class _Reconcile:
             return self._refused(found)
         return self._with_ledger(found)
 
-    def _refused(self, refused: Refused) -> Planned:
+    def _refused(self, refused: Refused) -> Decision:
         """Nothing is begun for this manifest. What was begun goes on being counted: the operator may be of a newer
         release, which no longer takes what an older one took.
         """
@@ -94,7 +94,7 @@ class _Reconcile:
         self._say(phase, refused.reason, refused.message, accepted=False, stalled=True)
         return self._done()  # the author changes the manifest
 
-    def _with_ledger(self, admitted: Admitted) -> Planned:
+    def _with_ledger(self, admitted: Admitted) -> Decision:
         """A job has one ledger for its life: made once, and known by its UID before anything is spent."""
         name = names.ledger_name(admitted.job.metadata.name, admitted.job.metadata.uid or "")
         made, known = self.seen.ledger, self.status.ledger_uid
@@ -131,7 +131,7 @@ class _Reconcile:
             return self._next(admitted, record, None)  # what is recorded now is acted on once it is stored
         return self._with_attempt(admitted, record)
 
-    def _with_attempt(self, admitted: Admitted, record: LedgerStatus | None) -> Planned:
+    def _with_attempt(self, admitted: Admitted, record: LedgerStatus | None) -> Decision:
         self._clean_up()
         attempt = self.status.attempts[-1] if self.status.attempts else None
         if attempt is None or attempt.end_time is not None:
@@ -144,7 +144,7 @@ class _Reconcile:
             return self._over(admitted, record, attempt, self._pardoned(gone))
         return self._watch(admitted, record, attempt, ray_job)
 
-    def _begin(self, admitted: Admitted, attempt: Attempt) -> Planned:
+    def _begin(self, admitted: Admitted, attempt: Attempt) -> Decision:
         """Make the attempt that the status has recorded: what it needs, then its RayJob."""
         if self._suspended(admitted):
             return self._done()
@@ -175,10 +175,10 @@ class _Reconcile:
         own = [access.account(job), access.role_binding(job), network.policy(job, self.settings), told, ray_job]
         return [each for each in own if each is not None]
 
-    def _watch(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, ray_job: Object) -> Planned:
+    def _watch(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, ray_job: Object) -> Decision:
         """An attempt that has a RayJob: see how it stands."""
         status = ray_job.get("status") or {}
-        began = ray_job["metadata"].get("creationTimestamp") or text_of(self.now)
+        began = ray_job["metadata"].get("creationTimestamp") or format_time(self.now)
         changes = {"start_time": attempt.start_time or began, "restarts": self._restarts(record, attempt.number)}
         if cluster := status.get("rayClusterName"):
             changes["ray_cluster_name"] = cluster[:_LONGEST_NAME]
@@ -201,7 +201,7 @@ class _Reconcile:
             self._say(_PHASES[verdict.state], verdict.reason, verdict.message)
         return self._done()  # the trainer, through the ledger, or KubeRay
 
-    def _suspending(self, ray_job: Object, verdict: Verdict) -> Planned:
+    def _suspending(self, ray_job: Object, verdict: Verdict) -> Decision:
         """The trainer reads `suspend` at each charge. Who does not is stopped after a while; who has charged nothing is
         stopped at once, since there is nothing to seal.
         """
@@ -218,7 +218,7 @@ class _Reconcile:
         running = next((each for each in self.status.conditions if each.type == ConditionType.RUNNING.value), None)
         if running is None or running.reason != Reason.SUSPENDING.value:
             return None
-        return seconds_of(running.last_transition_time)
+        return parse_time(running.last_transition_time)
 
     def _pardoned(self, verdict: Verdict) -> Verdict:
         """An attempt that was removed because its author suspended it has not failed."""
@@ -226,11 +226,11 @@ class _Reconcile:
             return Verdict(State.SUSPENDED, Reason.INTERRUPTED, "it was suspended before it had sealed a checkpoint")
         return verdict
 
-    def _over(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, verdict: Verdict) -> Planned:
+    def _over(self, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt, verdict: Verdict) -> Decision:
         """An attempt is over: write down how, and see what that means for the job."""
-        self.grave = True
+        self.irreversible = True
         ended = {
-            "end_time": text_of(self.now),
+            "end_time": format_time(self.now),
             "reason": verdict.reason.value,
             "message": verdict.message or verdict.reason.sentence,
             "exit_code": verdict.exit_code,
@@ -263,7 +263,7 @@ class _Reconcile:
         else:
             self._say(Phase.STARTING, Reason.RETRYING, message)
 
-    def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Planned:
+    def _next(self, admitted: Admitted, record: LedgerStatus | None, last: Attempt | None) -> Decision:
         """No attempt is open: record the next one, once it may be."""
         if record is not None and has_ended(record):
             return self._ended(record)
@@ -277,9 +277,9 @@ class _Reconcile:
         self._open(record)
         return self._done()  # acted on once it is stored
 
-    def _ended(self, record: LedgerStatus) -> Planned:
+    def _ended(self, record: LedgerStatus) -> Decision:
         """The ledger tells of a final release, which the status has forgotten or the driver did not live to tell."""
-        self.grave = True
+        self.irreversible = True
         if record.outcome == Reason.BUDGET_EXHAUSTED.value:
             self._say(Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED, "")
         else:
@@ -291,16 +291,16 @@ class _Reconcile:
         name = self.seen.job["metadata"]["name"]
         seen = [names.attempt_named(name, each["metadata"]["name"]) for each in self.seen.ray_jobs]
         number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
-        self.grave = True
+        self.irreversible = True
         if number > MOST_ATTEMPTS:
             message = f"{MOST_ATTEMPTS} attempts were made, suspended ones among them"
             self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
             return
         self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
 
-    def _lost(self) -> Planned:
+    def _lost(self) -> Decision:
         """What was spent is not known any more: nothing may be added to it."""
-        self.grave = True
+        self.irreversible = True
         name = self.status.ledger_name
         for ray_job in self.seen.ray_jobs:
             if not terminal(ray_job):
@@ -319,7 +319,7 @@ class _Reconcile:
         open_name = next((each.ray_job_name for each in self.status.attempts if each.end_time is None), None)
         final = _over_for_good(self.status)
         keep = float(self.seen.job["spec"].get("childrenTTLSeconds", 3600)) if final else float(KEPT_SECONDS)
-        ends = {each.ray_job_name: seconds_of(each.end_time) for each in self.status.attempts}
+        ends = {each.ray_job_name: parse_time(each.end_time) for each in self.status.attempts}
         failed = {each.ray_job_name for each in self.status.attempts if each.reason not in _UNCOUNTED}
         for ray_job in self.seen.ray_jobs:
             name = ray_job["metadata"]["name"]
@@ -340,7 +340,7 @@ class _Reconcile:
             return True
         for pod in self.seen.pods:
             of = names.attempt_of(pod)
-            going = seconds_of(pod["metadata"].get("deletionTimestamp"))
+            going = parse_time(pod["metadata"].get("deletionTimestamp"))
             if going is not None:
                 self.wakes.append(going + FORGOTTEN_SECONDS)
             forgotten = going is not None and self.now >= going + FORGOTTEN_SECONDS
@@ -354,7 +354,7 @@ class _Reconcile:
         if limit is None:
             return None
         spent = sum(
-            (seconds_of(each.end_time) or self.now) - (seconds_of(each.start_time) or self.now)
+            (parse_time(each.end_time) or self.now) - (parse_time(each.start_time) or self.now)
             for each in self.status.attempts
         )
         if spent >= limit:
@@ -365,7 +365,7 @@ class _Reconcile:
     def _backoff(self, last: Attempt) -> float:
         failures = self._failures()
         wait = 0.0 if last.reason in _UNCOUNTED else min(_LONGEST_BACKOFF, 10.0 * 2 ** max(0, failures - 1))
-        return (seconds_of(last.end_time) or 0.0) + wait
+        return (parse_time(last.end_time) or 0.0) + wait
 
     def _failures(self) -> int:
         return sum(each.end_time is not None and each.reason not in _UNCOUNTED for each in self.status.attempts)
@@ -382,13 +382,13 @@ class _Reconcile:
         self.status.attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
 
     def _create(self, action: Create) -> None:
-        self.grave = True
+        self.irreversible = True
         self.actions.append(action)
 
     def _delete(self, ray_job: Object) -> None:
         metadata = ray_job["metadata"]
         if metadata.get("deletionTimestamp") is None:
-            self.grave = True
+            self.irreversible = True
             self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
 
     def _hindered(self) -> bool:
@@ -407,9 +407,9 @@ class _Reconcile:
     def _say(self, phase: Phase, reason: Reason, message: str, *, accepted: bool = True, stalled: bool = False) -> None:
         set_conditions(self.status, phase, reason, message, self.now, accepted=accepted, stalled=stalled)
 
-    def _done(self) -> Planned:
+    def _done(self) -> Decision:
         ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
-        return Planned(tuple(self.actions), self.status, min(ahead, default=None), self.grave)
+        return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible)
 
 
 def _over_for_good(status: Status) -> bool:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from tensafe_api.reasons import Reason, reason_of_exit
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_operator.plan.observed import Object
-from tensafe_operator.plan.timestamps import seconds_of
+from tensafe_operator.plan.timestamps import parse_time
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
 _MORE = "The driver's last lines are in its RayJob's status.message."
@@ -100,7 +100,7 @@ def _failed(status: Object) -> Verdict:
 
 def _starting(status: Object, deployment: str, now: float, stall_seconds: int) -> Verdict:
     """Before the first charge the model and the data are fetched and read: that may take as long as a charge may."""
-    began = seconds_of((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
+    began = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if deployment != "Running" or began is None:
         return Verdict(State.STARTING, Reason.STARTING)
     if now >= began + stall_seconds:
@@ -109,7 +109,7 @@ def _starting(status: Object, deployment: str, now: float, stall_seconds: int) -
 
 
 def _running(ledger: LedgerStatus, now: float, stall_seconds: int) -> Verdict:
-    last = seconds_of(ledger.progress.last_update_time)
+    last = parse_time(ledger.progress.last_update_time)
     if last is None:
         return Verdict(State.RUNNING, Reason.TRAINING)
     if now >= last + stall_seconds:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tensafe_api.reasons import Reason
-from tensafe_operator.plan.observed import Object, Observed, Warned
+from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG = "CreateContainerConfigError"
@@ -54,7 +54,7 @@ def _obstacles(seen: Observed) -> Iterator[Obstacle]:
         yield from _of_pod(pod)
 
 
-def _of_warning(warned: Warned) -> Iterator[Obstacle]:
+def _of_warning(warned: ClusterWarning) -> Iterator[Obstacle]:
     place = f"{warned.kind} {warned.name}"
     if warned.reason == "FailedMount" and _MISSING.search(warned.message):
         yield Obstacle(Reason.SECRET_MISSING, f"{place}: {warned.message[:_LONGEST]}")

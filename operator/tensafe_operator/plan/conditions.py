@@ -10,7 +10,7 @@ from typing import Any
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
-from tensafe_operator.plan.timestamps import text_of
+from tensafe_operator.plan.timestamps import format_time
 
 _LONGEST = 1024
 
@@ -48,7 +48,7 @@ def set_conditions(
     )
 
 
-def failed_pass(before: Mapping[str, Any], error: str, now: float) -> Status | None:
+def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status | None:
     """The status `before`, which says now that the operator fails at the job with an `error` of this type; None for a
     job that has ended: nobody waits for it. The next pass that ends well takes it back, as any other condition.
     """
@@ -82,6 +82,6 @@ def _condition(
         status=str(holds),
         reason=reason.value,
         message=message,
-        last_transition_time=before.last_transition_time if unchanged and before else text_of(now),
+        last_transition_time=before.last_transition_time if unchanged and before else format_time(now),
         observed_generation=generation,
     )

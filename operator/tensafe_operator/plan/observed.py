@@ -1,7 +1,7 @@
 """What one reconcile sees of a job, and what it may decide: plain values, in and out of `plan`.
 
 Objects are as the API server has them, possibly stale, missing or repeated. Whatever cannot be undone (a new attempt,
-the end of one, a job's end) is `grave`: `reconcile` looks again at the API server itself before it is done.
+the end of one, a job's end) is `irreversible`: `reconcile` looks again at the API server itself before it is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Warned:
+class ClusterWarning:
     """A warning that the cluster gave about an object of the job: an Event, trimmed."""
 
     kind: str
@@ -43,7 +43,7 @@ class Observed:
     ledger: Object | None = None
     ray_jobs: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
-    warnings: tuple[Warned, ...] = ()
+    warnings: tuple[ClusterWarning, ...] = ()
     kuberay: bool = True
 
 
@@ -70,17 +70,17 @@ Action = Create | DeleteRayJob
 
 
 @dataclass(frozen=True)
-class Planned:
+class Decision:
     """What follows from an observation.
 
     Attributes:
         actions: to be taken in this order; a crash after any of them loses nothing.
         status: what the job's status is to say, written after the actions.
         wake: when to look again though nothing has changed, in seconds since the epoch; None: never.
-        grave: whether this must rest on what the API server itself says, not on a cache.
+        irreversible: whether this must rest on what the API server itself says, not on a cache.
     """
 
     actions: tuple[Action, ...]
     status: Status
     wake: float | None = None
-    grave: bool = False
+    irreversible: bool = False

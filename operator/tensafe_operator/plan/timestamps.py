@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def seconds_of(text: str | None) -> float | None:
+def parse_time(text: str | None) -> float | None:
     """Seconds since the epoch; None where there is no time, or none that can be read."""
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
@@ -13,6 +13,6 @@ def seconds_of(text: str | None) -> float | None:
         return None
 
 
-def text_of(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """As RFC 3339, whole seconds, in UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

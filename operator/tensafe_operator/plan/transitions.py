@@ -17,7 +17,7 @@ _WELL = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
 
 
 @dataclass(frozen=True)
-class News:
+class Transition:
     """One thing to tell: a CamelCase reason, a sentence, and whether somebody should act."""
 
     reason: str
@@ -29,36 +29,36 @@ class News:
         return "Warning" if self.warning else "Normal"
 
 
-def news(before: Status, after: Status) -> tuple[News, ...]:
+def transitions_between(before: Status, after: Status) -> tuple[Transition, ...]:
     """What is new in `after`, in the order in which it happened."""
     return (*_of_attempts(before, after), *_of_the_result(before, after), *_of_the_job(before, after))
 
 
-def _of_the_job(before: Status, after: Status) -> Iterator[News]:
+def _of_the_job(before: Status, after: Status) -> Iterator[Transition]:
     stalled = _condition(after, ConditionType.STALLED)
     if stalled is not None and stalled.status == "True":
         earlier = _condition(before, ConditionType.STALLED)
         if earlier is None or (earlier.status, earlier.reason) != ("True", stalled.reason):
-            yield News(stalled.reason, stalled.message, warning=True)
+            yield Transition(stalled.reason, stalled.message, warning=True)
     elif after.phase != before.phase and not _begun(before, after):
         ready = _condition(after, ConditionType.READY)
-        yield News(str(after.phase), ready.message if ready is not None else "")
+        yield Transition(str(after.phase), ready.message if ready is not None else "")
 
 
-def _of_attempts(before: Status, after: Status) -> Iterator[News]:
+def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
     known = {each.number: each for each in before.attempts}
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
         if attempt.start_time is not None and (earlier is None or earlier.start_time is None):
-            yield News(Told.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
+            yield Transition(Told.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
         if _ended(attempt) and not (earlier is not None and _ended(earlier)) and attempt.reason not in _WELL:
-            yield News(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
+            yield Transition(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
 
 
-def _of_the_result(before: Status, after: Status) -> Iterator[News]:
+def _of_the_result(before: Status, after: Status) -> Iterator[Transition]:
     if after.final_model is not None and before.final_model is None:
         claimed = after.privacy.epsilon_claimed
-        yield News(Told.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
+        yield Transition(Told.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
 
 
 def _begun(before: Status, after: Status) -> bool:

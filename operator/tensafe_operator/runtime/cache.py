@@ -16,7 +16,7 @@ from typing import Any
 
 from tensafe_api.resources.ledger import COUNTED
 from tensafe_operator import names
-from tensafe_operator.plan.observed import Observed, Warned
+from tensafe_operator.plan.observed import ClusterWarning, Observed
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -42,7 +42,7 @@ class Cache:
         """UID of an object → its version, which grows."""
         self._clusters: dict[str, str] = {}
         """Name of a RayCluster → UID of its RayJob. (A name ends in five random letters.)"""
-        self._warnings: dict[str, Warned] = {}
+        self._warnings: dict[str, ClusterWarning] = {}
         """UID of an object → the last warning about it."""
 
     def put_job(self, body: Mapping[str, Any]) -> Key | None:
@@ -115,7 +115,7 @@ class Cache:
         self._versions.pop(body["metadata"]["uid"], None)
         return self._names.get(uid)
 
-    def warn(self, about: str, warned: Warned) -> Key | None:
+    def warn(self, about: str, warned: ClusterWarning) -> Key | None:
         """Keep the last warning about an object, given by its UID, and say whose it is. What a RayCluster is warned of,
         such as pods that cannot be made, is its RayJob's.
         """

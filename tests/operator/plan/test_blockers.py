@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import World
+from e2e.platform.fixtures.fake_cluster import FakeCluster
 from tensafe_api.reasons import Reason
 from tensafe_operator.plan.blockers import obstacle, ready
-from tensafe_operator.plan.observed import Observed, Warned
+from tensafe_operator.plan.observed import ClusterWarning, Observed
 
 
 def pod(**status: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return pod(containerStatuses=[{"name": "ray", "image": "registry/none:1", "state": state}])
 
 
-def seen(*pods: dict[str, Any], warnings: tuple[Warned, ...] = (), kuberay: bool = True) -> Observed:
-    return Observed(World.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay)
+def seen(*pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True) -> Observed:
+    return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay)
 
 
 _UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
@@ -74,27 +74,27 @@ _LACKS = {"reason": "CreateContainerConfigError", "message": 'secret "later" not
         ),
         (seen(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
-            seen(warnings=(Warned("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
+            seen(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
             "s3-keys",
         ),
         (
-            seen(warnings=(Warned("Pod", "w-1", "FailedMount", "references non-existent secret key: id"),)),
+            seen(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", "references non-existent secret key: id"),)),
             Reason.SECRET_MISSING,
             "key: id",
         ),
         (
-            seen(warnings=(Warned("RayJob", "a1", "FailedCreate", "exceeded quota: few"),)),
+            seen(warnings=(ClusterWarning("RayJob", "a1", "FailedCreate", "exceeded quota: few"),)),
             Reason.QUOTA_EXCEEDED,
             "few",
         ),
         (
-            seen(warnings=(Warned("RayCluster", "a1", _NOT_MADE, "failed quota: q: must specify limits.cpu"),)),
+            seen(warnings=(ClusterWarning("RayCluster", "a1", _NOT_MADE, "failed quota: q: must specify limits.cpu"),)),
             Reason.QUOTA_EXCEEDED,
             "limits.cpu",
         ),
         (seen(pod(initContainerStatuses=[{"state": {"waiting": _LACKS}}])), Reason.SECRET_MISSING, '"later"'),
-        (seen(warnings=(Warned("RayJob", "a1", "Forbidden", "not allowed"),)), Reason.FORBIDDEN, "not allowed"),
+        (seen(warnings=(ClusterWarning("RayJob", "a1", "Forbidden", "not allowed"),)), Reason.FORBIDDEN, "not allowed"),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else "",
 )
@@ -106,7 +106,9 @@ def test_what_stands_in_the_way(observed: Observed, reason: Reason, says: str) -
 
 
 def test_a_volume_that_cannot_be_mounted_is_no_missing_secret() -> None:
-    told = Warned("Pod", "w-1", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers")
+    told = ClusterWarning(
+        "Pod", "w-1", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers"
+    )
     assert obstacle(seen(warnings=(told,))) is None
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, Killed, Operator, World
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, Killed
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import PrivacyStatus, Status
-from tensafe_operator.plan import plan
+from tensafe_operator.plan import decide
 from tensafe_operator.plan.privacy_status import fold_ledger
 
 HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
@@ -28,7 +28,7 @@ STEPS = 45
 class Watch:
     """The invariants, looked at after each step."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: FakeCluster) -> None:
         self.world = world
         self.epsilon = 0.0
         self.final: dict[str, Any] | None = None
@@ -57,7 +57,7 @@ class Watch:
         assert numbers == sorted(set(numbers))
 
 
-def someone(random_: random.Random, world: World) -> Callable[[], object]:
+def someone(random_: random.Random, world: FakeCluster) -> Callable[[], object]:
     """Anything that anybody but the operator may do next."""
     return random_.choice(
         [
@@ -79,20 +79,20 @@ def someone(random_: random.Random, world: World) -> Callable[[], object]:
     )
 
 
-def delete_first(world: World) -> None:
+def delete_first(world: FakeCluster) -> None:
     for name, ray_job in list(world.ray_jobs.items())[:1]:
         world.delete_ray_job(name, ray_job["metadata"]["uid"])
 
 
-def advance(world: World, seconds: float) -> None:
+def advance(world: FakeCluster, seconds: float) -> None:
     world.now += seconds
 
 
 def live_through(seed: int) -> None:
     """One history. Raises AssertionError where an invariant breaks."""
     random_ = random.Random(seed)
-    world = World.with_job(spec__retry={"maxAttempts": 4})
-    operator, watch = Operator(world), Watch(world)
+    world = FakeCluster.with_job(spec__retry={"maxAttempts": 4})
+    operator, watch = FakeOperator(world), Watch(world)
     for _ in range(STEPS):
         if random_.random() < 0.5:
             someone(random_, world)()
@@ -102,7 +102,7 @@ def live_through(seed: int) -> None:
             others = someone(random_, world) if random_.random() < 0.4 else world.remember
             operator.reconcile(world.blurred(random_), random_.choice([None, None, None, 0, 1, 3, 6, 7, 9]), others)
         except Killed:
-            operator = Operator(world)
+            operator = FakeOperator(world)
         try:
             watch.look()
         except AssertionError as broken:
@@ -120,15 +120,15 @@ def test_a_pass_leaves_nothing_to_do_unless_it_says_when(block: int) -> None:
     """The events that tell of our own writes start no pass, so none may be needed."""
     for seed in range(block * 25, (block + 1) * 25):
         random_ = random.Random(seed)
-        world = World.with_job(spec__retry={"maxAttempts": 4})
-        operator = Operator(world)
+        world = FakeCluster.with_job(spec__retry={"maxAttempts": 4})
+        operator = FakeOperator(world)
         for _ in range(STEPS):
             someone(random_, world)()
             there = set(world.ray_jobs)
             operator.reconcile(world.observed())
             if there - set(world.ray_jobs):
                 continue  # that they have gone is news, and starts a pass
-            again = plan(world.observed(), world.now, SETTINGS)
+            again = decide(world.observed(), world.now, SETTINGS)
             told = again.status.model_dump(by_alias=True, mode="json", exclude_none=True)
             at_once = operator.wake is not None and operator.wake <= world.now
             assert at_once or (told, again.actions) == (world.status, ()), f"history {seed}"
@@ -147,15 +147,15 @@ def of_the_ledger_alone(status: Status, plan: Plan, ledger: LedgerStatus | None)
     ("name", "broken", "says"),
     [
         ("tensafe_operator.plan._Reconcile._in_the_way", never, "pods were left"),
-        ("tensafe_operator.plan.Planned.grave", False, "run again|two RayJobs|pods were left|fell"),
+        ("tensafe_operator.plan.Decision.irreversible", False, "run again|two RayJobs|pods were left|fell"),
         ("tensafe_operator.plan.fold_ledger", of_the_ledger_alone, "ε fell"),
         ("tensafe_operator.plan._over_for_good", never, "over|final"),
     ],
     ids=["pods are not waited for", "caches are believed", "a late ledger is believed", "an end is no end"],
 )
 def test_a_broken_operator_is_noticed(name: str, broken: object, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name.endswith("Planned.grave"):
-        monkeypatch.setattr(World, "observed_again", lambda world, seen: seen)
+    if name.endswith("Decision.irreversible"):
+        monkeypatch.setattr(FakeCluster, "observed_again", lambda world, seen: seen)
     else:
         monkeypatch.setattr(name, broken)
     with pytest.raises(AssertionError, match=says):
@@ -167,14 +167,14 @@ def test_a_broken_operator_is_noticed(name: str, broken: object, says: str, monk
 def test_every_order_comes_to_the_same_end(seed: int) -> None:
     """Left alone, with everybody doing their part, a job that was disturbed at random succeeds, and is charged once."""
     random_ = random.Random(seed)
-    world = World.with_job()
-    operator = Operator(world)
+    world = FakeCluster.with_job()
+    operator = FakeOperator(world)
     while world.status.get("phase") != "Succeeded":
         for _ in range(random_.randint(0, 3)):
             try:
                 operator.reconcile(dies_after=random_.choice([None, 0, 2, 5]))
             except Killed:
-                operator = Operator(world)
+                operator = FakeOperator(world)
             world.remember()
         operator.settle()
         world.start_pods()

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, SETTINGS, Killed, Operator, World, begun, condition, running
+from e2e.platform.fixtures.fake_cluster import (
+    JOB_UID,
+    SETTINGS,
+    FakeCluster,
+    FakeOperator,
+    Killed,
+    condition,
+    running_job,
+    started_job,
+)
 from tensafe_api.reasons import Reason
 from tensafe_operator import names
 from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS
@@ -15,8 +24,8 @@ from tensafe_operator.plan.admission import Refused
 
 
 def test_a_ledger_then_a_record_then_a_ray_job() -> None:
-    world = World.with_job()
-    operator = Operator(world)
+    world = FakeCluster.with_job()
+    operator = FakeOperator(world)
     with pytest.raises(Killed):
         operator.reconcile(dies_after=1)
     assert {kind for kind, _ in world.others} == {"Secret"} and world.ledger is None
@@ -36,7 +45,7 @@ def test_a_ledger_then_a_record_then_a_ray_job() -> None:
 
 
 def test_it_runs_and_tells_what_was_spent() -> None:
-    world, _ = running()
+    world, _ = running_job()
     assert world.status["phase"] == "Running"
     assert world.status["privacy"]["stepsCharged"] == 5
     assert 0 < float(world.status["privacy"]["epsilonSpent"]) < float(world.status["privacy"]["epsilonClaimed"]) <= 8
@@ -45,7 +54,7 @@ def test_it_runs_and_tells_what_was_spent() -> None:
 
 def test_workers_that_went_and_cannot_come_back_are_told() -> None:
     """As after a drain, where no other node has room: the ledger still says that steps are being made."""
-    world, operator = running()
+    world, operator = running_job()
     (worker,) = (pod for name, pod in world.pods.items() if name.endswith("worker"))
     no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no room"}
     before, worker["status"] = worker["status"], {"phase": "Pending", "conditions": [no_room]}
@@ -59,7 +68,7 @@ def test_workers_that_went_and_cannot_come_back_are_told() -> None:
 
 
 def test_it_succeeds_only_when_ray_and_the_ledger_say_so() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.charge(15)
     world.outcome("Completed")
     operator.settle()
@@ -73,7 +82,7 @@ def test_it_succeeds_only_when_ray_and_the_ledger_say_so() -> None:
 
 @pytest.mark.parametrize("status", ["SUCCEEDED", "STOPPED"])
 def test_what_ray_calls_the_end_without_a_final_release_is_a_failed_attempt(status: str) -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.end_ray_job(status)
     operator.settle()
     assert world.status["phase"] == "Starting"
@@ -83,7 +92,7 @@ def test_what_ray_calls_the_end_without_a_final_release_is_a_failed_attempt(stat
 @pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
 def test_an_attempt_that_the_ledger_calls_suspended_was_interrupted_whatever_ray_says(status: str) -> None:
     """Its pods were told to go, and gone before the driver had heard of the workers' end."""
-    world, operator = running()
+    world, operator = running_job()
     world.outcome("Suspended")
     world.end_ray_job(status)
     operator.settle()
@@ -92,7 +101,7 @@ def test_an_attempt_that_the_ledger_calls_suspended_was_interrupted_whatever_ray
 
 
 def test_an_exhausted_budget_is_an_end_with_a_model() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.outcome("BudgetExhausted")
     world.end_ray_job("SUCCEEDED")
     operator.settle()
@@ -102,7 +111,7 @@ def test_an_exhausted_budget_is_an_end_with_a_model() -> None:
 
 
 def test_a_final_job_is_never_run_again_whatever_is_deleted() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.outcome("Completed")
     world.end_ray_job("SUCCEEDED")
     operator.settle()
@@ -117,7 +126,7 @@ def test_a_final_job_is_never_run_again_whatever_is_deleted() -> None:
 
 
 def test_the_next_attempt_waits_for_the_pods_of_the_last_one() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.end_ray_job("FAILED", "Job entrypoint command failed with exit code 1, last available logs: Jane Doe")
     operator.settle()
     assert world.status["attempts"][0]["reason"] == "WorkerLost"
@@ -132,7 +141,7 @@ def test_the_next_attempt_waits_for_the_pods_of_the_last_one() -> None:
 
 
 def test_a_pod_on_a_node_that_is_gone_blocks_for_five_minutes() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.end_ray_job("FAILED")
     operator.settle()
     world.now += 11
@@ -144,7 +153,7 @@ def test_a_pod_on_a_node_that_is_gone_blocks_for_five_minutes() -> None:
 
 
 def test_a_deleted_ray_job_is_an_attempt_that_failed() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.delete_ray_job("claims-triage-a1", world.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
     operator.settle()
     assert world.status["attempts"][0]["message"] == "its RayJob was deleted"
@@ -156,7 +165,7 @@ def test_a_deleted_ray_job_is_an_attempt_that_failed() -> None:
 
 
 def test_a_failure_that_would_come_again_ends_the_job() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.end_ray_job("FAILED", "exit code 71, last available logs: Jane Doe")  # DatasetUnsuitable
     operator.settle()
     assert world.status["phase"] == "Failed"
@@ -166,7 +175,7 @@ def test_a_failure_that_would_come_again_ends_the_job() -> None:
 
 
 def test_attempts_come_to_an_end() -> None:
-    world, operator = begun(spec__retry={"maxAttempts": 2})
+    world, operator = started_job(spec__retry={"maxAttempts": 2})
     for _ in range(2):
         world.start_pods()
         world.end_ray_job("FAILED")
@@ -180,7 +189,7 @@ def test_attempts_come_to_an_end() -> None:
 
 
 def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None:
-    world, operator = running()
+    world, operator = running_job()
     applied = {"spec": {**world.job["spec"], "cluster": {**world.job["spec"]["cluster"], "wokers": 3}}}
     annotation = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
     world.job["metadata"]["annotations"] = annotation
@@ -190,7 +199,7 @@ def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None
 
 
 def test_a_manifest_that_a_newer_release_refuses_does_not_stop_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, operator = running()
+    world, operator = running_job()
     spent = float(world.status["privacy"]["epsilonSpent"])
     refused = Refused(Reason.INVALID_MANIFEST, "spec.privacy.accountant: is not known any more")
     monkeypatch.setattr("tensafe_operator.plan.admit", lambda job, begun: refused)
@@ -208,7 +217,7 @@ def test_a_manifest_that_a_newer_release_refuses_does_not_stop_the_counting(monk
 
 @pytest.mark.parametrize("outcome", ["Completed", "BudgetExhausted"])
 def test_a_status_that_was_cleared_after_the_end_does_not_begin_anew(outcome: str) -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.outcome(outcome)
     world.end_ray_job("SUCCEEDED")
     operator.settle()
@@ -222,7 +231,7 @@ def test_a_status_that_was_cleared_after_the_end_does_not_begin_anew(outcome: st
 
 def test_a_lost_ledger_leaves_what_was_known_of_the_spending(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where a newer release would calibrate the noise otherwise."""
-    world, operator = running()
+    world, operator = running_job()
     before = world.status["privacy"]
     world.ledger = None
     monkeypatch.setattr("tensafe_operator.plan.fold_ledger", lambda *_: pytest.fail("nothing is folded"))
@@ -231,8 +240,8 @@ def test_a_lost_ledger_leaves_what_was_known_of_the_spending(monkeypatch: pytest
 
 
 def test_a_ledger_of_another_job_is_nobodys_to_spend_on() -> None:
-    world = World.with_job()
-    operator = Operator(world)
+    world = FakeCluster.with_job()
+    operator = FakeOperator(world)
     with pytest.raises(Killed):
         operator.reconcile(dies_after=2)
     assert world.ledger is not None
@@ -244,7 +253,7 @@ def test_a_ledger_of_another_job_is_nobodys_to_spend_on() -> None:
 
 @pytest.mark.parametrize("label", ["abc", "2147483647", "-1", ""])
 def test_a_strangers_label_blinds_nobody(label: str) -> None:
-    world, operator = begun()
+    world, operator = started_job()
     labels = {names.JOB_UID: JOB_UID, names.ATTEMPT: label}
     world.pods["stranger"] = {"metadata": {"name": "stranger", "labels": labels}}
     world.delete_ray_job("claims-triage-a1", world.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
@@ -255,7 +264,7 @@ def test_a_strangers_label_blinds_nobody(label: str) -> None:
 
 
 def test_the_last_attempt_that_a_ledger_can_record_is_the_last() -> None:
-    world, operator = running()
+    world, operator = running_job()
     assert world.ledger is not None
     world.ledger["status"]["attempt"] = 64
     world.end_ray_job("FAILED")
@@ -268,14 +277,14 @@ def test_the_last_attempt_that_a_ledger_can_record_is_the_last() -> None:
 
 @pytest.mark.parametrize("place", ["dataset", "checkpoint"])
 def test_what_is_relative_to_a_manifest_is_for_local_runs(place: str) -> None:
-    world = World.with_job(**{f"spec__{place}__uri": "claims/here"})
-    Operator(world).settle()
+    world = FakeCluster.with_job(**{f"spec__{place}__uri": "claims/here"})
+    FakeOperator(world).settle()
     assert condition(world, "Accepted")["status"] == "False"
     assert f"spec.{place}.uri: claims/here" in condition(world, "Stalled")["message"]
 
 
 def test_an_edit_of_a_finished_job_is_seen_though_nothing_is_done_for_it() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.outcome("Completed")
     world.end_ray_job("SUCCEEDED")
     operator.settle()
@@ -286,7 +295,7 @@ def test_an_edit_of_a_finished_job_is_seen_though_nothing_is_done_for_it() -> No
 
 @pytest.mark.parametrize("how", ["gone", "made anew"])
 def test_a_lost_ledger_ends_the_job(how: str) -> None:
-    world, operator = running()
+    world, operator = running_job()
     spent = world.status["privacy"]["epsilonSpent"]
     ledger, world.ledger = world.ledger, None
     if how == "made anew":
@@ -301,7 +310,7 @@ def test_a_lost_ledger_ends_the_job(how: str) -> None:
 
 
 def test_a_ledger_that_another_release_has_made_is_not_lost() -> None:
-    world, operator = running()
+    world, operator = running_job()
     before = (world.status["privacy"], set(world.ray_jobs))
     assert world.ledger is not None
     world.ledger["spec"]["madeByANewerRelease"] = True
@@ -312,7 +321,7 @@ def test_a_ledger_that_another_release_has_made_is_not_lost() -> None:
 
 
 def test_of_a_record_that_cannot_be_read_the_charges_are_counted() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.charge(5)
     assert world.ledger is not None
     world.ledger["status"] |= {"head": "\x0b", "releases": "what a newer release writes"}
@@ -321,8 +330,8 @@ def test_of_a_record_that_cannot_be_read_the_charges_are_counted() -> None:
 
 
 def test_a_ledger_that_somebody_made_beforehand_with_other_figures_is_not_the_jobs() -> None:
-    world = World.with_job()
-    operator = Operator(world)
+    world = FakeCluster.with_job()
+    operator = FakeOperator(world)
     with pytest.raises(Killed):
         operator.reconcile(dies_after=2)
     assert world.ledger is not None
@@ -333,7 +342,7 @@ def test_a_ledger_that_somebody_made_beforehand_with_other_figures_is_not_the_jo
 
 
 def test_a_status_that_was_cleared_while_an_attempt_starts_begins_none_beside_it() -> None:
-    world, operator = begun()
+    world, operator = started_job()
     world.job["status"] = {}
     for _ in range(3):
         operator.settle()
@@ -342,7 +351,7 @@ def test_a_status_that_was_cleared_while_an_attempt_starts_begins_none_beside_it
 
 
 def test_the_number_of_an_attempt_is_in_its_name_and_not_in_a_label() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.ray_jobs["claims-triage-a1"]["metadata"]["labels"][names.ATTEMPT] = "64"
     world.end_ray_job("FAILED")
     operator.settle()
@@ -365,16 +374,16 @@ def test_the_number_of_an_attempt_is_in_its_name_and_not_in_a_label() -> None:
     ],
 )
 def test_a_checkpoint_must_outlive_its_pod(uri: str, volumes: list[dict[str, Any]], taken: bool) -> None:
-    world = World.with_job(spec__checkpoint__uri=uri, spec__cluster__volumes=volumes)
-    Operator(world).settle()
+    world = FakeCluster.with_job(spec__checkpoint__uri=uri, spec__cluster__volumes=volumes)
+    FakeOperator(world).settle()
     assert (condition(world, "Accepted")["status"] == "True") is taken
     assert taken or "would be lost with its pod" in condition(world, "Stalled")["message"]
 
 
 def test_without_kuberay_it_waits_and_then_goes_on() -> None:
-    world = World.with_job()
+    world = FakeCluster.with_job()
     world.kuberay = False
-    operator = Operator(world)
+    operator = FakeOperator(world)
     operator.settle()
     assert condition(world, "Stalled")["reason"] == "KubeRayMissing"
     world.kuberay = True
@@ -384,7 +393,7 @@ def test_without_kuberay_it_waits_and_then_goes_on() -> None:
 
 @pytest.mark.parametrize("claimed", [False, True])
 def test_who_charges_nothing_for_too_long_is_tried_again(claimed: bool) -> None:
-    world, operator = begun()
+    world, operator = started_job()
     world.start_pods()
     if claimed:
         world.claim()
@@ -397,7 +406,7 @@ def test_who_charges_nothing_for_too_long_is_tried_again(claimed: bool) -> None:
 
 
 def test_the_deadline_is_of_all_attempts_together() -> None:
-    world, operator = running(spec__activeDeadlineSeconds=900)
+    world, operator = running_job(spec__activeDeadlineSeconds=900)
     world.now += 901
     operator.settle()
     assert world.status["phase"] == "Failed"
@@ -406,7 +415,7 @@ def test_the_deadline_is_of_all_attempts_together() -> None:
 
 
 def test_the_ray_job_of_a_failed_attempt_stays_for_its_logs() -> None:
-    world, operator = running(spec__childrenTTLSeconds=0)
+    world, operator = running_job(spec__childrenTTLSeconds=0)
     world.end_ray_job("FAILED", "exit code 71")
     operator.settle()
     assert operator.wake == world.now + KEPT_SECONDS
@@ -418,7 +427,7 @@ def test_the_ray_job_of_a_failed_attempt_stays_for_its_logs() -> None:
 
 def test_what_only_arithmetic_can_refuse_is_not_accepted() -> None:
     changes = {"spec__dataset__unit__atLeast": 10**7, "spec__training": {"steps": 10, "expectedBatchSize": 200_000}}
-    world, _ = begun(**changes)
+    world, _ = started_job(**changes)
     assert world.status["phase"] == "Pending"
     assert condition(world, "Accepted")["status"] == "False"
     assert "overflows the integer grid" in condition(world, "Accepted")["message"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from e2e.platform.fixtures.fake_cluster import begun, condition, running
+from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
 from tensafe_operator.plan import SUSPEND_SECONDS
 
 
 def test_a_suspended_job_shows_its_plan_and_begins_nothing() -> None:
-    world, operator = begun(spec__suspend=True)
+    world, operator = started_job(spec__suspend=True)
     assert world.status["phase"] == "Suspended"
     assert float(world.status["privacy"]["noiseMultiplier"]) > 0
     assert world.ledger is None and not world.made
@@ -17,7 +17,7 @@ def test_a_suspended_job_shows_its_plan_and_begins_nothing() -> None:
 
 
 def test_suspending_waits_for_the_checkpoint_and_resuming_is_the_next_attempt() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.suspend(True)
     operator.settle()
     assert condition(world, "Running")["reason"] == "Suspending"
@@ -32,7 +32,7 @@ def test_suspending_waits_for_the_checkpoint_and_resuming_is_the_next_attempt() 
 
 
 def test_who_does_not_stop_is_stopped() -> None:
-    world, operator = running()
+    world, operator = running_job()
     world.suspend(True)
     operator.settle()
     assert operator.wake == world.now + SUSPEND_SECONDS
@@ -44,7 +44,7 @@ def test_who_does_not_stop_is_stopped() -> None:
 
 
 def test_suspending_what_has_not_begun_is_done_at_once_and_no_failure() -> None:
-    world, operator = begun(**{"spec.retry": {"maxAttempts": 1}})
+    world, operator = started_job(**{"spec.retry": {"maxAttempts": 1}})
     for number in (1, 2, 3):
         assert list(world.ray_jobs) == [f"claims-triage-a{number}"]
         world.start_pods()
@@ -59,7 +59,7 @@ def test_suspending_what_has_not_begun_is_done_at_once_and_no_failure() -> None:
 
 
 def test_a_suspension_that_was_taken_back_too_late_is_no_failure_either() -> None:
-    world, operator = begun()
+    world, operator = started_job()
     world.suspend(True)
     operator.reconcile(world.observed())
     operator.reconcile(world.observed())

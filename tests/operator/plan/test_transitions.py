@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.platform.fixtures.fake_cluster import Operator, World
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator
 from tensafe_api.reasons import Phase, Reason, Told
 from tensafe_api.resources.status import Status
-from tensafe_operator.plan.transitions import News, news
+from tensafe_operator.plan.transitions import Transition, transitions_between
 
 DOCUMENTED = {word.value for kind in (Told, Phase, Reason) for word in kind}
 
 
-def status(world: World) -> Status:
+def status(world: FakeCluster) -> Status:
     return Status.model_validate(world.status, by_alias=True, by_name=False)
 
 
 class Listener:
     """What is told while a world goes on."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.operator, self.last = world, Operator(world), Status()
+    def __init__(self, world: FakeCluster) -> None:
+        self.world, self.operator, self.last = world, FakeOperator(world), Status()
 
-    def settle(self) -> list[News]:
-        told: list[News] = []
+    def settle(self) -> list[Transition]:
+        told: list[Transition] = []
         for _ in range(12):
             self.world.remember()
             self.operator.reconcile()
             now = status(self.world)
-            told += news(self.last, now)
+            told += transitions_between(self.last, now)
             assert {each.reason for each in told} <= DOCUMENTED
             self.last = now
         return told
 
 
-def words(told: list[News]) -> list[str]:
+def words(told: list[Transition]) -> list[str]:
     return [each.reason for each in told]
 
 
 def test_a_job_that_goes_well_is_told_in_a_few_words() -> None:
-    world = World.with_job()
+    world = FakeCluster.with_job()
     told = Listener(world)
     assert words(told.settle()) == ["AttemptStarted"]
     world.start_pods()
@@ -57,7 +57,7 @@ def test_a_job_that_goes_well_is_told_in_a_few_words() -> None:
 
 
 def test_a_failed_attempt_is_a_warning_and_the_next_one_is_told() -> None:
-    world = World.with_job()
+    world = FakeCluster.with_job()
     told = Listener(world)
     told.settle()
     world.start_pods()
@@ -78,7 +78,7 @@ def test_what_stalls_a_job_is_told_once_and_again_when_it_is_another_thing() -> 
         document = {"phase": "Starting", "conditions": [condition]}
         return Status.model_validate(document, by_alias=True, by_name=False)
 
-    assert words(list(news(stalled("Starting", "False"), stalled("Unschedulable")))) == ["Unschedulable"]
-    assert news(stalled("Unschedulable"), stalled("Unschedulable")) == ()
-    assert words(list(news(stalled("Unschedulable"), stalled("SecretMissing")))) == ["SecretMissing"]
-    assert news(stalled("SecretMissing"), stalled("Starting", "False")) == ()
+    assert words(list(transitions_between(stalled("Starting", "False"), stalled("Unschedulable")))) == ["Unschedulable"]
+    assert transitions_between(stalled("Unschedulable"), stalled("Unschedulable")) == ()
+    assert words(list(transitions_between(stalled("Unschedulable"), stalled("SecretMissing")))) == ["SecretMissing"]
+    assert transitions_between(stalled("SecretMissing"), stalled("Starting", "False")) == ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, World
+from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster
 from tensafe_operator import names
-from tensafe_operator.plan.observed import Warned
+from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.runtime.cache import Cache
 
 KEY = ("clinic", "claims-triage")
@@ -26,7 +26,7 @@ def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, An
 
 def filled() -> Cache:
     cache = Cache()
-    assert cache.put_job(World.with_job().job) == KEY
+    assert cache.put_job(FakeCluster.with_job().job) == KEY
     assert (
         cache.put("RayJob", child("RayJob", "claims-triage-a1", spec={"suspend": False, "rayClusterSpec": {"x": 1}}))
         == KEY
@@ -60,18 +60,18 @@ def test_children_of_another_uid_are_not_the_jobs() -> None:
 def test_a_deleted_object_goes_and_an_old_jobs_end_does_not_drop_the_new_one() -> None:
     cache = filled()
     assert cache.drop("Pod", child("Pod", "worker")) == KEY
-    old = World.with_job(metadata__uid="older").job
+    old = FakeCluster.with_job(metadata__uid="older").job
     cache.drop_job(old)
     seen = cache.observed(KEY)
     assert seen is not None and seen.pods == ()
-    cache.drop_job(World.with_job().job)
+    cache.drop_job(FakeCluster.with_job().job)
     assert cache.observed(KEY) is None
     assert cache.put("Pod", child("Pod", "late")) is None
 
 
 def test_a_warning_about_a_pod_is_the_jobs() -> None:
     cache = filled()
-    told = Warned("Pod", "worker", "FailedMount", "secret not found")
+    told = ClusterWarning("Pod", "worker", "FailedMount", "secret not found")
     assert cache.warn("uid-worker", told) == KEY
     assert cache.warn("uid-of-nobody", told) is None
     seen = cache.observed(KEY)
@@ -80,13 +80,13 @@ def test_a_warning_about_a_pod_is_the_jobs() -> None:
 
 def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     cache = Cache()
-    cache.put_job(World.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
+    cache.put_job(FakeCluster.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
     assert cache.observed(KEY) is None
 
 
 def test_what_a_ray_cluster_is_warned_of_is_its_ray_jobs() -> None:
     cache = filled()
-    quota = Warned("RayCluster", "claims-triage-a1-x7x7x", "FailedToCreateHeadPod", "exceeded quota: nopods")
+    quota = ClusterWarning("RayCluster", "claims-triage-a1-x7x7x", "FailedToCreateHeadPod", "exceeded quota: nopods")
     assert cache.warn("uid-of-the-cluster", quota) is None
     told = child("RayJob", "claims-triage-a1", status={"rayClusterName": "claims-triage-a1-x7x7x"})
     cache.put("RayJob", version(told, 4))
@@ -100,7 +100,7 @@ def version(body: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def test_what_comes_late_does_not_stand_for_what_is_known() -> None:
-    cache, job = Cache(), World.with_job().job
+    cache, job = Cache(), FakeCluster.with_job().job
     cache.put_job(version({**job, "status": {"phase": "Running"}}, 12))
     cache.put_job(version({**job, "status": {"phase": "Starting"}}, 9))
     seen = cache.observed(KEY)
@@ -108,7 +108,7 @@ def test_what_comes_late_does_not_stand_for_what_is_known() -> None:
 
 
 def test_the_echo_of_our_own_write_is_no_news_and_what_others_write_is() -> None:
-    cache, job = Cache(), World.with_job().job
+    cache, job = Cache(), FakeCluster.with_job().job
     assert cache.put_job(version(job, 3)) == KEY
     cache.learn(version({**job, "status": {"phase": "Starting"}}, 5))
     seen = cache.observed(KEY)
@@ -122,7 +122,7 @@ def test_the_echo_of_our_own_write_is_no_news_and_what_others_write_is() -> None
 
 
 def test_an_answer_about_a_job_that_has_gone_meanwhile_brings_nothing_back() -> None:
-    cache, job = Cache(), World.with_job().job
+    cache, job = Cache(), FakeCluster.with_job().job
     cache.put_job(version(job, 3))
     cache.drop_job(job)
     cache.learn(version(job, 5))
@@ -131,7 +131,7 @@ def test_an_answer_about_a_job_that_has_gone_meanwhile_brings_nothing_back() -> 
 
 
 def test_what_a_newer_list_does_not_have_is_forgotten_and_what_is_younger_is_not() -> None:
-    cache, job = Cache(), World.with_job().job
+    cache, job = Cache(), FakeCluster.with_job().job
     cache.put_job(version(job, 3))
     cache.put("Pod", version(child("Pod", "gone"), 5))
     cache.put("Pod", version(child("Pod", "listed"), 5))
