@@ -114,9 +114,9 @@ def ray_cluster():
     """A Ray cluster of two CPUs, shared with whichever test of this process started one first."""
     import ray
 
-    from tensorguard.data.read import quiet
+    from tensorguard.data.read import silence_ray_data
 
-    quiet()
+    silence_ray_data()
     if ray.is_initialized():
         yield
         return

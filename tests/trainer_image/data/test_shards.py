@@ -42,7 +42,7 @@ def shards(rows, limit=None, batches=1, **options):
     for batch, _ in merged:
         shard = Shard(batch)
         found.append([tuple("".join(map(chr, shard.tokens(r))) for r in shard.records(u)) for u in range(len(shard))])
-    return found, keys.digest_of(options.get("key", KEY), [total for _, total in merged])
+    return found, keys.dataset_digest(options.get("key", KEY), [total for _, total in merged])
 
 
 @given(records, st.randoms(), st.integers(1, 4))
@@ -221,5 +221,5 @@ def test_sums_wrap():
     import numpy as np
 
     ones = np.full((3, 32), 255, np.uint8)
-    assert keys.sum_of(ones) == (3 * (2**256 - 1)) % 2**256
-    assert keys.sum_of(np.empty((0, 32), np.uint8)) == 0
+    assert keys.record_key_sum(ones) == (3 * (2**256 - 1)) % 2**256
+    assert keys.record_key_sum(np.empty((0, 32), np.uint8)) == 0

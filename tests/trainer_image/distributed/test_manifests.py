@@ -19,7 +19,7 @@ from tensorguard.distributed import (
     SecureAggregationConfig,
     TenSafeTrainingConfig,
 )
-from tensorguard.distributed.manifests import job_of, run_folder
+from tensorguard.distributed._manifests import job_of, run_folder
 from tensorguard.training.config import counted
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]

@@ -22,8 +22,8 @@ import torch
 
 from tensorguard.data.shard import Shard
 
-SMALLEST = 16
-NO_LOSS = -100
+MIN_BUCKET = 16
+IGNORE_INDEX = -100
 """The label that cross entropy ignores."""
 
 
@@ -49,7 +49,7 @@ Row = tuple[int, int, int]  # unit, which of its records, that record's number i
 def buckets(max_length: int) -> tuple[int, ...]:
     """The lengths that micro-batches can have: powers of two from 16 on below max_length, and max_length."""
     found = []
-    length = SMALLEST
+    length = MIN_BUCKET
     while length < max_length:
         found.append(length)
         length *= 2
@@ -93,7 +93,7 @@ def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -
     tokens = np.full((size, length), pad_id, dtype=np.int64)
     mask = np.zeros((size, length), dtype=np.int64)
     mask[:, 0] = 1  # a dummy row with no visible token would attend to nothing, which is NaN
-    labels = np.full(size if shard.classification else (size, length), NO_LOSS, dtype=np.int64)
+    labels = np.full(size if shard.classification else (size, length), IGNORE_INDEX, dtype=np.int64)
     for i, (_, _, record) in enumerate(rows):
         ids = shard.tokens(record)
         tokens[i, : len(ids)] = ids
@@ -101,7 +101,7 @@ def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -
         if shard.classification:
             labels[i] = shard.label(record)
         else:
-            labels[i, : len(ids)] = np.where(shard.learned(record), ids, NO_LOSS)
+            labels[i, : len(ids)] = np.where(shard.learned(record), ids, IGNORE_INDEX)
     return MicroBatch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),

@@ -42,7 +42,7 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
         )
 
     try:
-        _, spans = turns(GREETING, None, render)
+        _, spans = assistant_turns(GREETING, None, render)
     except Exception as error:
         raise DataError(f"spec.model.chatTemplate: it cannot render a greeting and its answer ({error})") from None
     if not spans:
@@ -53,7 +53,7 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
     return render
 
 
-def turns(messages: Sequence[Any], tools: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
+def assistant_turns(messages: Sequence[Any], tools: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
     """A conversation's whole text, and the character ranges [start, end) of the assistant's turns that can be found.
 
     Raises whatever the template raises for this conversation.

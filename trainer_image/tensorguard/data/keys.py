@@ -91,13 +91,13 @@ def shard_of(unit: bytes, workers: int) -> int:
     return int.from_bytes(unit, "big") % workers
 
 
-def sum_of(record_keys: np.ndarray) -> int:
+def record_key_sum(record_keys: np.ndarray) -> int:
     """The sum mod 2^256 of names (uint8 [n, 32], big-endian): the same in any order, so each shard adds up its own."""
     words = record_keys.reshape(-1, WIDTH).view(">u4").sum(axis=0, dtype=np.uint64)  # exact for n < 2^32
     return sum(int(word) << 32 * (7 - i) for i, word in enumerate(words)) % (1 << 8 * WIDTH)
 
 
-def digest_of(key: bytes, sums: Iterable[int]) -> str:
+def dataset_digest(key: bytes, sums: Iterable[int]) -> str:
     """The data set's digest from its shards' sums, as "hmac-sha256:" and 64 hexadecimal digits.
 
     It changes when a record is added, removed or changed, and not with order or number of workers. It may be

@@ -81,10 +81,12 @@ def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int
         place = np.arange(len(table)) - np.repeat(starts, np.diff(np.append(starts, len(table))))
         kept = np.flatnonzero(place < limit)
         table, starts = table.take(kept), np.flatnonzero(begins[kept])
-    return units_table(table.select(["input_ids", "target"]), starts), keys.sum_of(_bytes(table.column("record")))
+    return units_table(table.select(["input_ids", "target"]), starts), keys.record_key_sum(
+        _bytes(table.column("record"))
+    )
 
 
-def split_nothing(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> list[pa.Table]:
+def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> list[pa.Table]:
     """Tokenise public records: one table of them all, in their order."""
     examples = _tokenised(tokenise, {role: _values(table.column(name)) for role, name in columns.items()})
     kept = [example for example in examples if example is not None]
@@ -103,7 +105,7 @@ def no_records(*, labels: bool) -> pa.Table:
     return _keyed_table([], labels)
 
 
-def why_none(recipe: Recipe) -> str:
+def why_no_record_is_usable(recipe: Recipe) -> str:
     """Why no record of a data set may have been usable, whichever it was."""
     reasons = "the data set is empty, or every record lacks a value"
     if recipe.labels:

@@ -18,14 +18,21 @@ from typing import Any
 from tensafe_api.resources.job import Spec
 from tensorguard.data.errors import DataError
 from tensorguard.data.listing import tables_at
-from tensorguard.data.partition import concatenate, merge, no_records, split_by_unit, split_nothing, why_none
+from tensorguard.data.partition import (
+    concatenate,
+    merge,
+    no_records,
+    split_by_unit,
+    tokenise_public,
+    why_no_record_is_usable,
+)
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.tokenise import tokeniser
 
 
 @dataclass(frozen=True)
-class Own:
+class PodShard:
     """shard: the rank's file; empty: whether it holds no unit; total: the sum of its records' names, for the digest."""
 
     shard: Path
@@ -33,7 +40,7 @@ class Own:
     total: int
 
 
-def prepare_own(spec: Spec, tokenizer: Any, *, rank: int, workers: int, key: bytes, directory: Path) -> Own:
+def prepare_pod_shard(spec: Spec, tokenizer: Any, *, rank: int, workers: int, key: bytes, directory: Path) -> PodShard:
     """Write the shard of `rank` into `directory`, which is made with mode 0700.
 
     key: secret, at least 16 bytes, the same for all ranks and attempts of a job. Raises DataError.
@@ -47,10 +54,10 @@ def prepare_own(spec: Spec, tokenizer: Any, *, rank: int, workers: int, key: byt
     batch, total = merge(parts, data.unit.max_examples_per_unit)
     path = _folder(directory) / f"shard-{rank:03d}-of-{workers:03d}.arrow"
     write(batch, path)
-    return Own(path, batch.num_rows == 0, total)
+    return PodShard(path, batch.num_rows == 0, total)
 
 
-def prepare_own_public(spec: Spec, tokenizer: Any, *, rank: int, directory: Path) -> Path | None:
+def prepare_pod_evaluation(spec: Spec, tokenizer: Any, *, rank: int, directory: Path) -> Path | None:
     """Write the whole evaluation set into `directory`, for `rank`; None where the job has none. Raises DataError."""
     asked = spec.evaluation
     if asked is None:
@@ -58,10 +65,10 @@ def prepare_own_public(spec: Spec, tokenizer: Any, *, rank: int, directory: Path
     recipe = Recipe.from_spec(spec)
     tokenise = tokeniser(tokenizer, recipe)
     tables = tables_at(asked.uri, recipe.columns, format=asked.format, storage=spec.storage, where="spec.evaluation")
-    parts = [part for table in tables for part in split_nothing(table, columns=recipe.columns, tokenise=tokenise)]
+    parts = [part for table in tables for part in tokenise_public(table, columns=recipe.columns, tokenise=tokenise)]
     batch = concatenate(parts)
     if batch is None:
-        raise DataError(f"spec.evaluation: no record is usable: {why_none(recipe)}")
+        raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     path = _folder(directory) / f"evaluation-{rank:03d}.arrow"
     write(batch, path)
     return path

@@ -52,7 +52,7 @@ def read(
     format: parquet, jsonl, csv or tsv, needed only where names do not tell. Raises DataError: unreadable, no files, a
     missing column, or one whose type cannot play its role.
     """
-    quiet()
+    silence_ray_data()
     protocol, options = filesystem_of(uri, storage)
     if protocol == "file":
         path = Path(uri.removeprefix("file://")).expanduser()
@@ -60,7 +60,7 @@ def read(
     try:
         source, fragments = ray.get(_inspect.remote(uri, dict(columns), format, protocol, options, where))
     except RayTaskError as error:
-        raise plain_error(error, where) from None
+        raise error_without_content(error, where) from None
     listing = ray.data.from_items(fragments, override_num_blocks=min(len(fragments), MAX_TASKS))
     return listing.map_batches(_read_fragments, fn_args=(source,), batch_size=None, batch_format="pyarrow")
 
@@ -71,13 +71,13 @@ def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_
     Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type; and
     Unreadable, with the mere kind of the error, where the data set itself raises one, which may quote a record.
     """
-    quiet()
+    silence_ray_data()
     try:
         return _from_memory(source, columns, where)
     except DataError:
         raise
     except RayTaskError as error:
-        raise plain_error(error, where) from None
+        raise error_without_content(error, where) from None
     except Exception as error:
         raise Unreadable(f"{where}: reading failed ({type(error).__name__})") from None
 
@@ -106,7 +106,7 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
     return ray.data.from_arrow(blocks)
 
 
-def quiet() -> None:
+def silence_ray_data() -> None:
     """Silence Ray Data in this process and in those it starts from now on: it logs and shows how many records it saw.
 
     Best called before `ray.init`, so that Ray's worker processes inherit the setting.
@@ -119,7 +119,7 @@ def quiet() -> None:
     context.print_on_execution_start = False
 
 
-def plain_error(error: RayTaskError, where: str) -> DataError:
+def error_without_content(error: RayTaskError, where: str) -> DataError:
     """The DataError that a task raised, or the mere kind of any other error, whose message may quote a record."""
     cause: BaseException = error
     while isinstance(cause, RayTaskError):

@@ -29,8 +29,15 @@ from ray.exceptions import RayTaskError
 from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
-from tensorguard.data.partition import Split, concatenate, merge, split_by_unit, split_nothing, why_none
-from tensorguard.data.read import plain_error, quiet
+from tensorguard.data.partition import (
+    Split,
+    concatenate,
+    merge,
+    split_by_unit,
+    tokenise_public,
+    why_no_record_is_usable,
+)
+from tensorguard.data.read import error_without_content, silence_ray_data
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.tokenise import tokeniser
@@ -39,8 +46,8 @@ BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """shards: one file for each worker, by rank. digest: of all records in them, keyed (`keys.digest_of`)."""
+class PreparedShards:
+    """shards: one file for each worker, by rank. digest: of all records in them, keyed (`keys.dataset_digest`)."""
 
     shards: tuple[Path, ...]
     digest: str
@@ -48,7 +55,7 @@ class Prepared:
 
 def prepare(
     dataset: ray.data.Dataset, spec: Spec, tokenizer: Any, *, workers: int, key: bytes, directory: Path
-) -> Prepared:
+) -> PreparedShards:
     """Write the private data set's shards into `directory` (made with mode 0700), tokenised as the spec says.
 
     dataset: what `read` or `from_memory` gave for `columns_of(spec)`. key: secret, at least 16 bytes, the same for
@@ -63,18 +70,18 @@ def prepare(
         merges = [_merge.remote(parts_of(rank), limit, path) for rank, path in enumerate(shards)]
         results = ray.get(merges)
     if all(empty for empty, _ in results):
-        raise DataError(f"spec.dataset: no record is usable: {why_none(recipe)}")
-    return Prepared(shards, keys.digest_of(key, (total for _, total in results)))
+        raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
+    return PreparedShards(shards, keys.dataset_digest(key, (total for _, total in results)))
 
 
 def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenizer: Any, *, directory: Path) -> Path:
     """Write the evaluation set as one file into `directory`, in its own order, each record a unit. See `prepare`."""
     recipe = Recipe.from_spec(spec)
-    split = partial(split_nothing, columns=recipe.columns, tokenise=tokeniser(tokenizer, recipe))
+    split = partial(tokenise_public, columns=recipe.columns, tokenise=tokeniser(tokenizer, recipe))
     path = directory / "evaluation.arrow"
     with _parts(dataset, split, directory, "evaluation") as parts_of:
         if ray.get(_concatenate.remote(parts_of(0), path)):
-            raise DataError(f"spec.evaluation: no record is usable: {why_none(recipe)}")
+            raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     return path
 
 
@@ -83,7 +90,7 @@ def _parts(
     dataset: ray.data.Dataset, split: Split, directory: Path, what: str
 ) -> Iterator[Callable[[int], list[Path]]]:
     """Write the data set's parts; gives a worker's, in the order of the data set; removes them all at the end."""
-    quiet()
+    silence_ray_data()
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
     place = directory / f"parts-{what}"
@@ -96,7 +103,7 @@ def _parts(
         names = [row["part"] for row in written.take_all()]
         yield lambda worker: [_part(place, name, worker) for name in names]
     except RayTaskError as error:
-        raise plain_error(error, f"spec.{what}") from None
+        raise error_without_content(error, f"spec.{what}") from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorguard.data.chat import conversation, renderer, turns
+from tensorguard.data.chat import assistant_turns, conversation, renderer
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 
@@ -81,7 +81,7 @@ class _Texts:
         pieces = [[text_or_none(value) for value in records[role]] for role in roles]
         usable = [i for i, values in enumerate(zip(*pieces)) if None not in values]
         tokens = [_ids(self.tokenizer, [piece[i] for i in usable], add_special_tokens=False) for piece in pieces]
-        start, end = beginning(self.tokenizer), self.tokenizer.eos_token_id
+        start, end = prefix_ids(self.tokenizer), self.tokenizer.eos_token_id
         found: list[Example | None] = [None] * len(pieces[0])
         for i, *parts in zip(usable, *tokens):
             ids = start + [token for part in parts for token in part]
@@ -123,7 +123,7 @@ class _Messages:
     def _render(self, messages: Any, tools: Any, render: Any) -> tuple[str, list[tuple[int, int]], bool] | None:
         try:
             messages = conversation(messages)
-            text, spans = turns(messages, conversation(tools) if tools else None, render)
+            text, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
             return text_or_none(text), spans, messages[-1]["role"] == "assistant"
         except Exception:  # a template may raise anything for odd messages: this record is dropped, no other is touched
             return None
@@ -167,7 +167,7 @@ def label_or_none(value: Any, recipe: Recipe) -> int | None:
     return int(value) if 0 <= int(value) < recipe.labels else None
 
 
-def beginning(tokenizer: Any) -> list[int]:
+def prefix_ids(tokenizer: Any) -> list[int]:
     """The special tokens that this tokenizer puts before a text (often one, `<s>`; often none)."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     dressed = tokenizer("a")["input_ids"]

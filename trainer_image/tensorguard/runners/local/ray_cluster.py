@@ -52,9 +52,9 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     silence()
     import ray
 
-    from tensorguard.data.read import quiet
+    from tensorguard.data.read import silence_ray_data
 
-    quiet()
+    silence_ray_data()
 
     if ray.is_initialized():
         yield

@@ -23,8 +23,8 @@ from tensafe_api.reasons import Reason
 from tensorguard.aggregation.channel import Channel, ProcessGroup
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data import keys
-from tensorguard.data.partition import why_none
-from tensorguard.data.pod_shard import Own, prepare_own, prepare_own_public
+from tensorguard.data.partition import why_no_record_is_usable
+from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tokenizer import load_tokenizer
@@ -101,7 +101,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
     found = channel.gather(bytes([prepared.own.empty]) + prepared.own.total.to_bytes(keys.WIDTH, "big"))
     if all(message[0] for message in found):
         spec = mounted.job().spec
-        sentence = f"spec.dataset: no record is usable: {why_none(Recipe.from_spec(spec))}"
+        sentence = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(spec))}"
         raise AttemptFailed(Reason.DATASET_UNSUITABLE, sentence)
     job = mounted.job()
     place, attempt = mounted.place()
@@ -112,7 +112,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
         run_directory=str(mounted.run),
         shards=prepared.shards(channel),
         evaluation=str(prepared.public) if prepared.public else None,
-        dataset_digest=keys.digest_of(mounted.key(), (int.from_bytes(message[1:], "big") for message in found)),
+        dataset_digest=keys.dataset_digest(mounted.key(), (int.from_bytes(message[1:], "big") for message in found)),
         threads=max(1, int(cpus_of(job))),
         place=place,
         key_file=str(mounted.key_file),
@@ -122,7 +122,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
 
 @dataclass(frozen=True)
 class _Prepared:
-    own: Own
+    own: PodShard
     public: Path | None
 
     def shards(self, channel: Channel) -> tuple[str, ...]:
@@ -149,5 +149,5 @@ def _prepare(mounted: Mounted, channel: Channel) -> _Prepared:
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
-    own = prepare_own(spec, tokenizer, rank=channel.rank, workers=channel.size, key=key, directory=directory)
-    return _Prepared(own, prepare_own_public(spec, tokenizer, rank=channel.rank, directory=directory))
+    own = prepare_pod_shard(spec, tokenizer, rank=channel.rank, workers=channel.size, key=key, directory=directory)
+    return _Prepared(own, prepare_pod_evaluation(spec, tokenizer, rank=channel.rank, directory=directory))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorguard.distributed.errors import ConfigurationError
+from tensorguard.distributed._errors import ConfigurationError
 
 _SHAPES = (("prompt", "completion"), ("messages",), ("text", "label"), ("text",))
 
@@ -82,6 +82,6 @@ def _is_ray(dataset: Any) -> bool:
 
 
 def _quiet() -> None:
-    from tensorguard.data.read import quiet
+    from tensorguard.data.read import silence_ray_data
 
-    quiet()
+    silence_ray_data()

@@ -15,9 +15,9 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED
-from tensorguard.distributed.config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
-from tensorguard.distributed.datasets import columns_of, length_of
-from tensorguard.distributed.errors import ConfigurationError, in_python
+from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
+from tensorguard.distributed._datasets import columns_of, length_of
+from tensorguard.distributed._errors import ConfigurationError, in_python
 from tensorguard.training.config import COUNTED_SENTENCE
 
 TRAIN_URI = "memory://train_dataset"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tensorguard.distributed.errors import ConfigurationError
+from tensorguard.distributed._errors import ConfigurationError
 
 ACCOUNTANTS = {"rdp": "RDP", "moments": "RDP", "prv": "PLD"}
 """The moments accountant is what RDP grew out of; PLD is dp-accounting's equivalent of PRV."""

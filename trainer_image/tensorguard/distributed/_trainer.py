@@ -18,18 +18,18 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
-from tensorguard.distributed.audit import AuditLog
-from tensorguard.distributed.callbacks import Dispatcher, TenSafeCallback
-from tensorguard.distributed.config import TenSafeTrainingConfig
-from tensorguard.distributed.errors import (
+from tensorguard.distributed._audit import AuditLog
+from tensorguard.distributed._callbacks import Dispatcher, TenSafeCallback
+from tensorguard.distributed._config import TenSafeTrainingConfig
+from tensorguard.distributed._errors import (
     ConfigurationError,
     PrivacyBudgetExceeded,
     RayTimeoutError,
     TrainingFailed,
     in_python,
 )
-from tensorguard.distributed.manifests import job_of, run_folder
-from tensorguard.distributed.signals import Interrupts
+from tensorguard.distributed._manifests import job_of, run_folder
+from tensorguard.distributed._signals import Interrupts
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver as engine

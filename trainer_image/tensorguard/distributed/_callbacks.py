@@ -19,7 +19,7 @@ from tensorguard.training.run_log import Event, Started, Stepped
 from tensorguard.training.stop_signal import Stop
 
 if TYPE_CHECKING:
-    from tensorguard.distributed.trainer import TenSafeTrainer
+    from tensorguard.distributed._trainer import TenSafeTrainer
 
 
 class TenSafeCallback:

@@ -19,8 +19,8 @@ from collections import Counter
 from tensafe_api import accounting
 from tensafe_api.events import Event
 from tensafe_api.resources.values import LEAST_DELTA, LEAST_SIGMA, MOST_SIGMA
-from tensorguard.distributed.config import number, whole
-from tensorguard.distributed.errors import ConfigurationError
+from tensorguard.distributed._config import number, whole
+from tensorguard.distributed._errors import ConfigurationError
 
 _MOST_STEPS = 2**31 - 1
 
