@@ -21,18 +21,18 @@ from collections.abc import Callable, Sequence
 from aiohttp import web
 
 from tensafe_operator.reconcile import Reconciler
-from tensafe_operator.runtime.api_client import FORBIDDEN, Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache, Key
-from tensafe_operator.runtime.connection import KUBECONFIG, connection, said
+from tensafe_operator.runtime.connection import KUBECONFIG, connect, said
 from tensafe_operator.runtime.health import Health
-from tensafe_operator.runtime.json_logs import Json
-from tensafe_operator.runtime.leader_election import Lease
+from tensafe_operator.runtime.json_logs import JsonFormatter
+from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import Metrics
-from tensafe_operator.runtime.resync import relist
-from tensafe_operator.runtime.shutdown import Ending, Together
+from tensafe_operator.runtime.resync import resync
+from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
 from tensafe_operator.runtime.watch import known_kinds, new_kinds, registry, watch
-from tensafe_operator.runtime.work_queue import Work
-from tensafe_operator.settings import Settings, Unusable, explained, variable
+from tensafe_operator.runtime.work_queue import WorkQueue
+from tensafe_operator.settings import ConfigurationError, Settings, explained, variable
 
 RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0
@@ -43,16 +43,16 @@ _COMMAND = "python -m tensafe_operator"
 log = logging.getLogger("tensafe_operator")
 
 
-async def operate(settings: Settings, ending: Ending) -> int:
+async def operate(settings: Settings, ending: Shutdown) -> int:
     """Lead, and reconcile until told to stop. Returns the exit code, or BEGIN_ANEW.
 
     The lease is renewed over connections of its own: it does not wait behind the work, nor try one after the other the
     many that a load balancer has forgotten. Whatever ends first ends all.
     """
-    metrics, tasks, stop = Metrics(), Together(), asyncio.Event()
-    apart = Api(await connection(), metrics.answered)
-    lease = Lease(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-    api = Api(await connection(), metrics.answered, lambda: lease.leading)
+    metrics, tasks, stop = Metrics(), TaskSupervisor(), asyncio.Event()
+    apart = ApiClient(await connect(), metrics.answered)
+    lease = LeaderElection(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+    api = ApiClient(await connect(), metrics.answered, lambda: lease.leading)
     health = Health(metrics, lease)
 
     def heed() -> None:
@@ -93,16 +93,16 @@ async def operate(settings: Settings, ending: Ending) -> int:
 
 
 async def _lead(
-    tasks: Together,
-    api: Api,
+    tasks: TaskSupervisor,
+    api: ApiClient,
     settings: Settings,
-    lease: Lease,
+    lease: LeaderElection,
     metrics: Metrics,
     health: Health,
     heed: Callable[[], None],
 ) -> asyncio.Task[None] | None:
     """Begin to watch and reconcile; the task that ends when there are new kinds, or None where there was an end."""
-    cache, work, ready = Cache(), Work(), asyncio.Event()
+    cache, work, ready = Cache(), WorkQueue(), asyncio.Event()
     reconciler = Reconciler(api, settings, learn=cache.learn)
 
     async def handle(key: Key) -> float | None:
@@ -119,14 +119,14 @@ async def _lead(
             if (now := cache.observed(key)) is not None:
                 metrics.show(key, now.job)
 
-    async def resync() -> None:
+    async def resync_periodically() -> None:
         while True:
             for key in cache.known():
                 work.touch(key)
             await asyncio.sleep(RESYNC_SECONDS)
             try:
-                await relist(api, cache, settings)
-            except (ApiAway, ApiError) as error:
+                await resync(api, cache, settings)
+            except (ApiUnavailable, ApiError) as error:
                 log.warning("not everything could be listed: %s", error)
 
     tasks.start("keeping the lease", lease.keep())
@@ -134,7 +134,7 @@ async def _lead(
     if looked is None or not await tasks.done("listing", _listed(api, cache, settings)):
         return None
     tasks.start(RECONCILING, work.run(handle))
-    tasks.start("looking again", resync())
+    tasks.start("looking again", resync_periodically())
     tasks.start(WATCHING, watch(registry(cache, work.touch, health.heard), settings, ready))
     if not await tasks.done("kopf's beginning", ready.wait()):
         return None
@@ -142,12 +142,12 @@ async def _lead(
     return tasks.start("looking for new kinds", new_kinds(api, looked.result()))
 
 
-def _told(tasks: Together) -> Unusable | None:
+def _told(tasks: TaskSupervisor) -> ConfigurationError | None:
     """Say which errors tasks have ended with; what somebody must set right is returned."""
     unusable = None
     for task in tasks.ended():
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Unusable):
+        if isinstance(error, ConfigurationError):
             unusable = error
         elif error is not None:
             log.error("the operator ends: %s: %s", task.get_name(), error, exc_info=error)
@@ -168,24 +168,28 @@ async def _serve(health: Health, port: int) -> web.AppRunner | None:
         return await health.serve(port) if port else None
     except OSError as error:
         mend = "set it to a free one, or to 0 for neither health nor metrics"
-        raise Unusable(f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}.") from error
+        raise ConfigurationError(
+            f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}."
+        ) from error
 
 
-async def _listed(api: Api, cache: Cache, settings: Settings) -> None:
+async def _listed(api: ApiClient, cache: Cache, settings: Settings) -> None:
     """Return when everything is in the cache; a kind that is new to the API server makes it ask for patience.
 
     Raises:
-        Unusable: where the operator may not look.
+        ConfigurationError: where the operator may not look.
     """
     while True:
         try:
-            return await relist(api, cache, settings)
-        except (ApiAway, ApiError) as error:
+            return await resync(api, cache, settings)
+        except (ApiUnavailable, ApiError) as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
                 name = variable("namespaces")
                 looks = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set, which means all"
                 mend = "name the namespaces that the chart's value `namespaces` has, which gives the rights"
-                raise Unusable(f"{name} {looks}, and not all of it may be looked at ({error}): {mend}.") from error
+                raise ConfigurationError(
+                    f"{name} {looks}, and not all of it may be looked at ({error}): {mend}."
+                ) from error
             log.warning("not everything could be listed yet: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -207,9 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator until it is told to stop. Returns the exit code: 0 then, 1 where it cannot begin or go on."""
     _parser().parse_args(arguments)
     handler = logging.StreamHandler()
-    handler.setFormatter(Json())
+    handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    ending = Ending()
+    ending = Shutdown()
     try:
         while True:
             logging.getLogger("kopf").setLevel(logging.WARNING)
@@ -218,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if ending.asked:  # meanwhile
                 return 0
             ending.in_time()
-    except Unusable as error:
+    except ConfigurationError as error:
         log.error("%s", error)
         return 1
     finally:

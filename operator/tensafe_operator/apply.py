@@ -15,17 +15,17 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.event_recorder import announce
+from tensafe_operator.event_recorder import record_events
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteRayJob, Observed
 from tensafe_operator.plan.transitions import transitions_between
-from tensafe_operator.runtime.api_client import CONFLICT, Api, ApiError
+from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 _LAST = ("PrivacyLedger", "RayJob")
 """No plan makes both."""
 
 
-class NotYet(Exception):
+class RetryLater(Exception):
     """Something must happen first; it is tried again soon. `refused` is what to tell of it, where it is a refusal."""
 
     def __init__(self, message: str, refused: ClusterWarning | None = None) -> None:
@@ -33,15 +33,15 @@ class NotYet(Exception):
         self.refused = refused
 
 
-async def act(api: Api, seen: Observed, actions: Iterable[Action]) -> list[Manifest]:
+async def apply(api: ApiClient, seen: Observed, actions: Iterable[Action]) -> list[Manifest]:
     """Do these on `seen`; what there is now that was to be made, as the API server answered.
 
     What needs others, a ledger its key and a RayJob all the rest, is made once they are there; they are made side by
     side.
 
     Raises:
-        NotYet: where an object of the same name is another's, or the API server refuses one.
-        ApiAway: where the API server does not answer.
+        RetryLater: where an object of the same name is another's, or the API server refuses one.
+        ApiUnavailable: where the API server does not answer.
     """
     made: list[Manifest] = []
     last = [each for each in actions if isinstance(each, Create) and each.kind in _LAST]
@@ -55,7 +55,7 @@ async def act(api: Api, seen: Observed, actions: Iterable[Action]) -> list[Manif
     return made
 
 
-async def _do(api: Api, seen: Observed, action: Action) -> Manifest | None:
+async def _do(api: ApiClient, seen: Observed, action: Action) -> Manifest | None:
     match action:
         case Create(manifest):
             return await _create(api, manifest)
@@ -64,12 +64,12 @@ async def _do(api: Api, seen: Observed, action: Action) -> Manifest | None:
             return None
 
 
-async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: float) -> Manifest | None:
+async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, now: float) -> Manifest | None:
     """Let the status say this, where it does not yet, and tell people what is new in it: the job as it is then.
 
     Raises:
-        NotYet: where the job has changed since it was seen.
-        ApiAway, ApiError: where the API server does not answer, or says no.
+        RetryLater: where the job has changed since it was seen.
+        ApiUnavailable, ApiError: where the API server does not answer, or says no.
     """
     before, written = job.get("status") or {}, status.model_dump(by_alias=True, mode="json", exclude_none=True)
     if before == written:
@@ -78,14 +78,14 @@ async def write_status(api: Api, job: Mapping[str, Any], status: Status, now: fl
         stored = await api.apply_status(job, written)
     except ApiError as error:
         if error.status == CONFLICT:
-            raise NotYet("the job has changed meanwhile") from error
+            raise RetryLater("the job has changed meanwhile") from error
         raise
     told = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
-    await announce(api, job, status, told, now)
+    await record_events(api, job, status, told, now)
     return stored
 
 
-async def _create(api: Api, manifest: Manifest) -> Manifest | None:
+async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
     kind, metadata = str(manifest["kind"]), manifest["metadata"]
     name = metadata["name"]
     try:
@@ -94,15 +94,15 @@ async def _create(api: Api, manifest: Manifest) -> Manifest | None:
         if error.status != CONFLICT:
             owner = {"namespace": metadata["namespace"], "job": metadata["labels"][names.JOB]}
             log.warning("%s %s cannot be made: %s", kind, name, error, extra=owner)
-            raise NotYet(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error
+            raise RetryLater(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error
         if kind == "Secret":
             return None  # made by this process before: nobody else knows the name
         found = await api.get(kind, metadata["namespace"], name)
         if found is None:
-            raise NotYet(f"{kind} {name} is gone in this moment") from error
+            raise RetryLater(f"{kind} {name} is gone in this moment") from error
         if not _is_ours(found, manifest):
             taken = "it belongs to somebody else, or is being removed"
-            raise NotYet(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
+            raise RetryLater(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
         return found
 
 

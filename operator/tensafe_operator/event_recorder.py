@@ -17,13 +17,15 @@ from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.plan.timestamps import format_time
 from tensafe_operator.plan.transitions import Transition
-from tensafe_operator.runtime.api_client import CONFLICT, Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
 _LONGEST = 1024
 
 
-async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Sequence[Transition], now: float) -> None:
+async def record_events(
+    api: ApiClient, job: Mapping[str, Any], status: Status, told: Sequence[Transition], now: float
+) -> None:
     """Write what is `told` of a job, as its status now says."""
     attempt = status.attempts[-1].number if status.attempts else None
     for transition in told:
@@ -34,10 +36,10 @@ async def announce(api: Api, job: Mapping[str, Any], status: Status, told: Seque
     await asyncio.gather(*(_write(api, job, event) for event in events))
 
 
-async def _write(api: Api, job: Mapping[str, Any], event: dict[str, Any]) -> None:
+async def _write(api: ApiClient, job: Mapping[str, Any], event: dict[str, Any]) -> None:
     try:
         await api.create(event)
-    except (ApiAway, ApiError) as error:
+    except (ApiUnavailable, ApiError) as error:
         if not (isinstance(error, ApiError) and error.status == CONFLICT):
             log.warning("an Event could not be written: %s", error, extra=of(job))
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
-from tensafe_operator.runtime.api_client import Api, ApiAway
+from tensafe_operator.runtime.api_client import ApiClient, ApiUnavailable
 
 _TRIES = 5
 
 
-async def observe(api: Api, namespace: str, name: str, known: Object | None = None) -> Observed | None:
+async def observe(api: ApiClient, namespace: str, name: str, known: Object | None = None) -> Observed | None:
     """Everything of a job at one moment, or None where the job is gone.
 
     The job is the same before and after everything else was read. Otherwise, where somebody else writes it (a second
@@ -24,7 +24,7 @@ async def observe(api: Api, namespace: str, name: str, known: Object | None = No
         known: the job as it was seen before.
 
     Raises:
-        ApiAway: where the job changes as often as it is looked at, as while the API server does not answer.
+        ApiUnavailable: where the job changes as often as it is looked at, as while the API server does not answer.
     """
     job = known or await api.get("TenSafeTrainingJob", namespace, name)
     for _ in range(_TRIES):
@@ -34,10 +34,10 @@ async def observe(api: Api, namespace: str, name: str, known: Object | None = No
         before, job = job, await api.get("TenSafeTrainingJob", namespace, name)
         if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
             return replace(children, job=job)
-    raise ApiAway(f"{namespace}/{name} changes as often as it is looked at")
+    raise ApiUnavailable(f"{namespace}/{name} changes as often as it is looked at")
 
 
-async def _children(api: Api, namespace: str, name: str, job: Object) -> Observed:
+async def _children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
     uid = job["metadata"]["uid"]
     own = {names.JOB_UID: uid}
     ray_jobs, pods, ledger, kuberay = await asyncio.gather(
@@ -55,7 +55,7 @@ async def _children(api: Api, namespace: str, name: str, job: Object) -> Observe
     return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
 
 
-async def _ray_jobs(api: Api, namespace: str, job: Object) -> list[Manifest]:
+async def _ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:
     """The RayJobs that the job owns: by label, and the one at work by its name, since anybody may edit labels."""
     uid = job["metadata"]["uid"]
     found = await api.find("RayJob", namespace, {names.JOB_UID: uid})

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tensafe_operator.apply import NotYet, act, write_status
+from tensafe_operator.apply import RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import of
 from tensafe_operator.observe import observe
@@ -20,7 +20,7 @@ from tensafe_operator.plan import decide
 from tensafe_operator.plan.admission import admit
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
-from tensafe_operator.runtime.api_client import INVALID, Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Reconciler:
 
     def __init__(
         self,
-        api: Api,
+        api: ApiClient,
         settings: Settings,
         clock: Callable[[], float] = time.time,
         learn: Callable[[Manifest], object] = lambda document: None,
@@ -59,7 +59,7 @@ class Reconciler:
             return None  # garbage collection removes what it owned; its ledger stays
         try:
             return await self._pass(namespace, name, seen, look_again=cached is not None)
-        except ApiAway:
+        except ApiUnavailable:
             raise  # it goes by
         except Exception as error:
             if isinstance(error, ApiError) and error.status != INVALID:
@@ -98,7 +98,7 @@ class Reconciler:
         """
         try:
             while True:
-                made = await act(self._api, seen, planned.actions)
+                made = await apply(self._api, seen, planned.actions)
                 for each in made:
                     self._learn(each)
                 ledger = next((each for each in made if each["kind"] == "PrivacyLedger"), None)
@@ -120,9 +120,9 @@ class Reconciler:
                     return self._clock()  # what has ended is looked at anew
                 seen = replace(seen, job=stored)
                 planned = await self._plan(seen)
-        except NotYet as reason:
+        except RetryLater as reason:
             if reason.refused is not None:
-                with contextlib.suppress(NotYet):  # the job has changed, and is looked at again
+                with contextlib.suppress(RetryLater):  # the job has changed, and is looked at again
                     await self._tell(seen, reason.refused)
             return self._clock() + SOON_SECONDS
 

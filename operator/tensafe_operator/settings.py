@@ -19,7 +19,7 @@ _FORMS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version
 _WHOLE = {"stall_seconds": range(1, 2**31), "port": range(2**16)}
 
 
-class Unusable(Exception):
+class ConfigurationError(Exception):
     """The operator cannot begin with this environment: one sentence that names the variable and the mend."""
 
 
@@ -50,7 +50,7 @@ class Settings:
         """The settings that TENSAFE_IMAGE, TENSAFE_RAY_VERSION and so on name; lists are separated by commas.
 
         Raises:
-            Unusable: where a number is none, or is out of its range.
+            ConfigurationError: where a number is none, or is out of its range.
         """
         given = {
             name: environment[variable(name)] for name in cls.__dataclass_fields__ if environment.get(variable(name))
@@ -64,7 +64,7 @@ class Settings:
                 values[name] = _whole(variable(name), given[name], allowed)
         for name, (form, example) in _FORMS.items():
             if name in given and not re.fullmatch(form, given[name]):
-                raise Unusable(f"{variable(name)} is {given[name]!r}: set it to one such as {example}.")
+                raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to one such as {example}.")
         for cidr in values.get("egress_cidrs", ()):  # type: ignore[attr-defined]
             _network(cidr)
         return cls(**values)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def _network(cidr: str) -> None:
         ipaddress.ip_network(cidr)
     except ValueError as error:
         mend = "set it to networks such as 10.1.0.0/16, separated by commas"
-        raise Unusable(f"{variable('egress_cidrs')} has {cidr!r}, which is no network: {mend}.") from error
+        raise ConfigurationError(f"{variable('egress_cidrs')} has {cidr!r}, which is no network: {mend}.") from error
 
 
 def variable(name: str) -> str:
@@ -95,7 +95,7 @@ def explained() -> Iterator[tuple[str, str]]:
 def _whole(name: str, text: str, allowed: range) -> int:
     if text.isdecimal() and int(text) in allowed:
         return int(text)
-    raise Unusable(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
+    raise ConfigurationError(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
 
 
 def _version() -> str:

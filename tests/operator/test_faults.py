@@ -12,7 +12,7 @@ import pytest
 from e2e.platform.fixtures.job_cluster import FINAL, Cluster
 from e2e.platform.fixtures.waiting import until
 from tensafe_operator.children import Manifest
-from tensafe_operator.runtime.api_client import Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,7 @@ class Killed(BaseException):
     """The operator died here."""
 
 
-class Mortal(Api):
+class Mortal(ApiClient):
     """Dies after so many writes: the last one is done, and nobody hears the answer."""
 
     left: ClassVar[int]
@@ -38,7 +38,7 @@ class Mortal(Api):
         return answer
 
 
-class Moody(Api):
+class Moody(ApiClient):
     """Answers every third request with what a busy API server says: before the deed, or after it."""
 
     dice: ClassVar[random.Random]
@@ -46,12 +46,12 @@ class Moody(Api):
     async def _request(self, method: str, *rest: Any, **named: Any) -> Manifest:
         mood = self.dice.random()
         if mood < 0.1:
-            raise ApiAway("429 Too Many Requests")
+            raise ApiUnavailable("429 Too Many Requests")
         if mood < 0.2 and method != "GET":
             raise ApiError(409, "the object has been modified; please apply your changes to the latest version")
         answer = await super()._request(method, *rest, **named)
         if mood > 0.85:
-            raise ApiAway("500 Internal Server Error, after all was done")
+            raise ApiUnavailable("500 Internal Server Error, after all was done")
         return answer
 
 
@@ -113,7 +113,7 @@ def test_an_api_server_in_a_bad_mood_delays_a_job_and_no_more(cluster: Cluster, 
     while cluster.get("rayjob", "claims-triage-a1") is None:
         tries += 1
         assert tries < 60
-        with contextlib.suppress(ApiAway, ApiError):  # the queue would try again
+        with contextlib.suppress(ApiUnavailable, ApiError):  # the queue would try again
             cluster.reconcile(passes=1, api=Moody, patient=False)
     cluster.reconcile()
     assert_begun_once(cluster)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensafe_operator.__main__ import main
-from tensafe_operator.settings import Settings, Unusable, variable
+from tensafe_operator.settings import ConfigurationError, Settings, variable
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -89,9 +89,9 @@ def test_a_port_that_is_taken(
 
 @pytest.mark.parametrize("wrong", ["tcp://10.0.0.1:80", "-1", "65536", "8e3"])
 def test_a_number_that_is_none(wrong: str) -> None:
-    with pytest.raises(Unusable, match=r"TENSAFE_PORT is '.*': set it to a whole number from 0 to 65535"):
+    with pytest.raises(ConfigurationError, match=r"TENSAFE_PORT is '.*': set it to a whole number from 0 to 65535"):
         Settings.from_environment({"TENSAFE_PORT": wrong})
-    with pytest.raises(Unusable, match="TENSAFE_STALL_SECONDS"):
+    with pytest.raises(ConfigurationError, match="TENSAFE_STALL_SECONDS"):
         Settings.from_environment({"TENSAFE_STALL_SECONDS": "0"})
 
 
@@ -121,5 +121,5 @@ def test_as_a_process_it_says_one_line() -> None:
     ],
 )
 def test_what_would_only_fail_in_every_job_is_refused_at_once(name: str, value: str, says: str) -> None:
-    with pytest.raises(Unusable, match=f"{name} .*{says}"):
+    with pytest.raises(ConfigurationError, match=f"{name} .*{says}"):
         Settings.from_environment({name: value})

@@ -31,7 +31,7 @@ from tensafe_api.statement import digest
 from tensafe_operator.children import configuration
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger
-from tensafe_operator.children.rayjob import DIGEST, RUN_PATH, ray_job
+from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, RUN_PATH, ray_job
 from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import POD_UID
@@ -146,7 +146,7 @@ class Clinic:
     @property
     def variables(self) -> dict[str, str]:
         """What the operator tells all pods."""
-        return {DIGEST: configuration.digest(self._told)}
+        return {JOB_DIGEST_VARIABLE: configuration.digest(self._told)}
 
     def status(self) -> dict[str, Any]:
         name = self._ledger["name"]

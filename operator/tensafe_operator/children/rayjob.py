@@ -23,7 +23,7 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
-DIGEST = "TENSAFE_JOB_DIGEST"
+JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable: what the files below JOB_PATH must add up to (`configuration.digest`)."""
 OWN_GROUP = 1000
 """Of the image's user."""
@@ -227,7 +227,7 @@ def _pod_security(cluster: Cluster) -> Manifest:
 
 def _own_environment(job_digest: str) -> list[Manifest]:
     """What every pod is told."""
-    told = {**_QUIET, **_AT_ONCE, **_FIXED, DIGEST: job_digest}
+    told = {**_QUIET, **_AT_ONCE, **_FIXED, JOB_DIGEST_VARIABLE: job_digest}
     return [{"name": name, "value": value} for name, value in told.items()]
 
 

@@ -1,7 +1,7 @@
 """The API server, as the operator talks to it: plain objects, one request a call, short time-outs, no cache.
 
 The typed clients would cost 90 MiB of memory for what a path and a mapping say as well. An answer that is no is an
-`ApiError` with the server's own sentence; no answer at all is `ApiAway`.
+`ApiError` with the server's own sentence; no answer at all is `ApiUnavailable`.
 
 The requests go over a session of our own: the library's client looks for a proxy and for a password file at each one
 and copies each body, which together took a quarter of the time of a request. Its configuration is used as it is.
@@ -41,7 +41,7 @@ class ApiError(Exception):
         self.status = status
 
 
-class ApiAway(Exception):
+class ApiUnavailable(Exception):
     """The API server does not answer, or not now: the same request may go through in a moment."""
 
 
@@ -82,7 +82,7 @@ class Page:
     version: int
 
 
-class Api:
+class ApiClient:
     """Requests of one operator. Close it when done.
 
     Args:
@@ -215,7 +215,7 @@ class Api:
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> Manifest:
         if method != "GET" and not self._may_write():
-            raise ApiAway("another operator may be leading by now")
+            raise ApiUnavailable("another operator may be leading by now")
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
@@ -230,11 +230,11 @@ class Api:
                 text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self._answered(method, 0)
-            raise ApiAway(f"the API server does not answer ({type(error).__name__})") from error
+            raise ApiUnavailable(f"the API server does not answer ({type(error).__name__})") from error
         self._answered(method, answer.status)
         document = _document(text)
         if answer.status == _TOO_MANY or answer.status >= 500:
-            raise ApiAway(f"the API server asks for patience ({document.get('message') or answer.reason})")
+            raise ApiUnavailable(f"the API server asks for patience ({document.get('message') or answer.reason})")
         if answer.status >= 400:
             raise ApiError(answer.status, str(document.get("message") or answer.reason))
         return document

@@ -10,23 +10,23 @@ from urllib.parse import urlsplit
 
 from kubernetes.aio import client, config
 
-from tensafe_operator.settings import Unusable
+from tensafe_operator.settings import ConfigurationError
 
 KUBECONFIG = "KUBECONFIG"
 
 
-async def connection() -> client.ApiClient:
+async def connect() -> client.ApiClient:
     """To the API server as the pod's service account sees it, or as KUBECONFIG says.
 
     Raises:
-        Unusable: where neither says anything that can be used.
+        ConfigurationError: where neither says anything that can be used.
     """
     settings = client.Configuration()
     untyped: Any = config
     paths = os.environ.get(KUBECONFIG)
     mend = f"set {KUBECONFIG} to the path of a kubeconfig file"
     if paths and not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        raise Unusable(f"{KUBECONFIG} is {paths}, and no file is there: {mend}.")
+        raise ConfigurationError(f"{KUBECONFIG} is {paths}, and no file is there: {mend}.")
     try:
         if paths:
             await untyped.load_kube_config(paths, client_configuration=settings)
@@ -37,9 +37,11 @@ async def connection() -> client.ApiClient:
         return client.ApiClient(settings)
     except Exception as error:  # whatever reading somebody's file may lead to
         if paths:
-            raise Unusable(f"{KUBECONFIG} is {paths}, which cannot be used ({said(error)}): {mend}.") from error
+            raise ConfigurationError(
+                f"{KUBECONFIG} is {paths}, which cannot be used ({said(error)}): {mend}."
+            ) from error
         why = str(error).rstrip(".")
-        raise Unusable(f"{KUBECONFIG} is not set, and this is no pod ({why}): {mend}.") from error
+        raise ConfigurationError(f"{KUBECONFIG} is not set, and this is no pod ({why}): {mend}.") from error
 
 
 def said(error: Exception) -> str:

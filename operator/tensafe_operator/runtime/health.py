@@ -13,8 +13,8 @@ import time
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from tensafe_operator.runtime.api_client import Api, ApiAway, ApiError
-from tensafe_operator.runtime.leader_election import LEASE_SECONDS, NAME, Lease
+from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.leader_election import LEASE_SECONDS, NAME, LeaderElection
 from tensafe_operator.runtime.metrics import Metrics
 
 PROBE_SECONDS = 60.0
@@ -26,7 +26,7 @@ _TICK = 1.0
 class Health:
     """What is known of this process' health."""
 
-    def __init__(self, metrics: Metrics, lease: Lease) -> None:
+    def __init__(self, metrics: Metrics, lease: LeaderElection) -> None:
         self._metrics = metrics
         self._lease = lease
         self._lag = 0.0
@@ -46,7 +46,7 @@ class Health:
         silent = time.monotonic() - self._heard
         return f"nothing was heard of the API server for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
-    async def listen(self, api: Api, namespace: str) -> None:
+    async def listen(self, api: ApiClient, namespace: str) -> None:
         """Measure the loop's lag, and ask the API server now and then, until cancelled."""
         asked = 0.0
         while True:
@@ -59,7 +59,7 @@ class Health:
                 try:
                     await api.get("Lease", namespace, NAME)
                     self.heard()
-                except (ApiAway, ApiError):
+                except (ApiUnavailable, ApiError):
                     pass
 
     async def serve(self, port: int) -> web.AppRunner:

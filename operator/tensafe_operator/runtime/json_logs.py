@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object a line, with whatever fields were given beside the message: job, namespace, attempt, reason."""
 
     _own = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}

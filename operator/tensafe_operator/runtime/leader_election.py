@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from tensafe_operator.runtime.api_client import CONFLICT, NOT_FOUND, Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import CONFLICT, NOT_FOUND, ApiClient, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 10
@@ -28,10 +28,10 @@ T = TypeVar("T")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class Lease:
+class LeaderElection:
     """The claim of one process to be the only operator at work."""
 
-    def __init__(self, api: Api, namespace: str, identity: str) -> None:
+    def __init__(self, api: ApiClient, namespace: str, identity: str) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
@@ -75,7 +75,7 @@ class Lease:
             found = await self._answer(self._api.get("Lease", self._namespace, NAME))
             if found is not None and found["spec"].get("holderIdentity") == self._identity:
                 await self._answer(self._api.replace(self._document(found, holder="", seconds=1)))
-        except (ApiAway, ApiError, TimeoutError) as error:
+        except (ApiUnavailable, ApiError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", _words(error))
 
     async def _try(self) -> bool:
@@ -89,7 +89,7 @@ class Lease:
                 await self._answer(self._api.replace(self._document(found)))
             else:
                 return False
-        except (ApiAway, ApiError, TimeoutError) as error:
+        except (ApiUnavailable, ApiError, TimeoutError) as error:
             if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
                 log.warning("the lease could not be renewed: %s", _words(error))
             return False

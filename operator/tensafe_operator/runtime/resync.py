@@ -7,20 +7,20 @@ list and ours or while it was broken: what a list does not have, and what is not
 from __future__ import annotations
 
 from tensafe_operator import names
-from tensafe_operator.runtime.api_client import Api
+from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.settings import Settings
 
 _CHILDREN = ("PrivacyLedger", "RayJob", "Pod")
 
 
-async def relist(api: Api, cache: Cache, settings: Settings) -> None:
+async def resync(api: ApiClient, cache: Cache, settings: Settings) -> None:
     """Let the cache have all objects of ours, in the namespaces that are looked after.
 
     Children come first: a job that is seen is seen with all that it had.
 
     Raises:
-        ApiAway, ApiError: where the API server does not answer, or refuses.
+        ApiUnavailable, ApiError: where the API server does not answer, or refuses.
     """
     for kind in (*_CHILDREN, "TenSafeTrainingJob"):
         selector = names.JOB_UID if kind == "Pod" else ""  # what is ours of the rest shows without labels

@@ -21,7 +21,7 @@ AGAIN_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class Ending:
+class Shutdown:
     """Whether the process was asked to end, and the alarm that rings where it does not."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ def _cut_off() -> None:
     os._exit(1)
 
 
-class Together:
+class TaskSupervisor:
     """Tasks that end together."""
 
     def __init__(self) -> None:

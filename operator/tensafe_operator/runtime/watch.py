@@ -1,7 +1,7 @@
 """From kopf's event streams to the cache and the queue: nothing here decides anything.
 
 Only `on.event` is used: it writes nothing (no finalizer, no annotation), and every cause leads to the same reconcile.
-(kopf's own index would also keep what it shows, but it takes minutes to fill with a thousand jobs: `relist` does that.)
+(kopf's own index would also keep what it shows, but it takes minutes to fill with a thousand jobs: `resync` does that.)
 The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
 which cache and queue live.
 KubeRay's kinds may be installed later: `new_kinds` looks for them, and then the operator begins anew.
@@ -20,7 +20,7 @@ import kopf
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_operator import names
 from tensafe_operator.observe import warned
-from tensafe_operator.runtime.api_client import Api, ApiAway, ApiError
+from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache, Key
 from tensafe_operator.runtime.connection import KUBECONFIG
 from tensafe_operator.settings import Settings
@@ -105,17 +105,17 @@ async def watch(handlers: kopf.OperatorRegistry, settings: Settings, ready: asyn
     )
 
 
-async def new_kinds(api: Api, known: frozenset[str]) -> None:
+async def new_kinds(api: ApiClient, known: frozenset[str]) -> None:
     """Return when there is a kind that was not `known`."""
     while known == _KINDS or await known_kinds(api) <= known:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def known_kinds(api: Api) -> frozenset[str]:
+async def known_kinds(api: ApiClient) -> frozenset[str]:
     """Those of the kinds that may be missing that the cluster knows now; none of them where it cannot be asked."""
     try:
         return frozenset([kind for kind in _KINDS if await api.knows(kind)])
-    except (ApiAway, ApiError):
+    except (ApiUnavailable, ApiError):
         return frozenset()
 
 

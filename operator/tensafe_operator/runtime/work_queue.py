@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from tensafe_operator.runtime.api_client import ApiAway, ApiError
+from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Key
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Handler = Callable[[Key], Awaitable[float | None]]
 """Handles a key, and says when to come back (seconds since the epoch), or None."""
 
 
-class Work:
+class WorkQueue:
     """Keys to handle. Everything runs on one event loop, so nothing here is locked."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Work:
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.at(key, wake)
-            except (ApiAway, ApiError) as error:
+            except (ApiUnavailable, ApiError) as error:
                 self._later(key, str(error))
             except Exception as error:
                 log.exception("the pass failed", extra=_of(key))

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from tensafe_operator.runtime import health as module
 from tensafe_operator.runtime import leader_election as lease_module
 from tensafe_operator.runtime.health import Health
-from tensafe_operator.runtime.leader_election import LEASE_SECONDS, Lease
+from tensafe_operator.runtime.leader_election import LEASE_SECONDS, LeaderElection
 from tensafe_operator.runtime.metrics import Metrics
 
 
@@ -47,9 +47,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def made() -> tuple[Health, Lease, Metrics]:
+def made() -> tuple[Health, LeaderElection, Metrics]:
     server: Any = Server()
-    metrics, lease = Metrics(), Lease(server, "tensafe-system", "me")
+    metrics, lease = Metrics(), LeaderElection(server, "tensafe-system", "me")
     return Health(metrics, lease), lease, metrics
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tensafe_operator.runtime import leader_election as module
-from tensafe_operator.runtime.leader_election import Lease
+from tensafe_operator.runtime.leader_election import LeaderElection
 
 MOMENTS = range(8)
 """So many turns of the event loop after the answer, the cancellation comes."""
@@ -42,7 +42,7 @@ def test_a_lease_is_let_go_however_near_the_cancellation_is_to_the_answer(
 
     async def run() -> bool:
         server: Any = Server()
-        lease = Lease(server, "tensafe-system", "me")
+        lease = LeaderElection(server, "tensafe-system", "me")
         server.answer.set()
         await lease.acquire()
         keeping = asyncio.ensure_future(lease.keep())

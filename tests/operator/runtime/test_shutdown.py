@@ -11,7 +11,7 @@ import pytest
 
 from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer
 from tensafe_operator.runtime import shutdown as module
-from tensafe_operator.runtime.shutdown import Together
+from tensafe_operator.runtime.shutdown import TaskSupervisor
 
 
 async def for_ever() -> None:
@@ -30,7 +30,7 @@ def test_who_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
 
     async def run() -> list[bool]:
-        tasks = Together()
+        tasks = TaskSupervisor()
         started = [tasks.start(f"deaf to {times}", deaf(times)) for times in range(4)]
         await asyncio.sleep(0)
         await tasks.end()
@@ -47,7 +47,7 @@ def test_what_is_done_while_all_else_goes_on_is_known_from_what_is_cut_short() -
         raise KeyError("metadata")
 
     async def run() -> None:
-        tasks = Together()
+        tasks = TaskSupervisor()
         other = tasks.start("other", asyncio.sleep(0.2))
         done = await tasks.done("answering", answer())
         assert done is not None and done.result() == 3
@@ -65,13 +65,13 @@ import asyncio, time
 from tensafe_operator.runtime import shutdown as module
 
 module.END_SECONDS = 1.0
-ending = module.Ending()
+ending = module.Shutdown()
 
 def plan():
     time.sleep(600)
 
 async def operate():
-    tasks = module.Together()
+    tasks = module.TaskSupervisor()
     tasks.start("planning", asyncio.to_thread(plan))
     await asyncio.sleep(0.1)
     ending.begin()

@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tensafe_operator.runtime import work_queue as module
-from tensafe_operator.runtime.api_client import ApiAway
+from tensafe_operator.runtime.api_client import ApiUnavailable
 from tensafe_operator.runtime.cache import Key
-from tensafe_operator.runtime.work_queue import Work
+from tensafe_operator.runtime.work_queue import WorkQueue
 
 ONE, TWO = ("clinic", "one"), ("clinic", "two")
 
 
-def drive(handle: Callable[[Key], Awaitable[float | None]], story: Callable[[Work], Awaitable[None]]) -> None:
+def drive(handle: Callable[[Key], Awaitable[float | None]], story: Callable[[WorkQueue], Awaitable[None]]) -> None:
     """Let the story happen while the queue is served."""
 
     async def run() -> None:
-        work = Work()
+        work = WorkQueue()
         serving = asyncio.create_task(work.run(handle))
         try:
             await asyncio.wait_for(story(work), 120)
@@ -45,7 +45,7 @@ def test_a_key_that_waits_is_not_queued_twice_and_one_that_runs_runs_again() -> 
         if len(ran) == 2:
             done.set()
 
-    async def story(work: Work) -> None:
+    async def story(work: WorkQueue) -> None:
         work.touch(ONE)
         work.touch(ONE)
         await running.wait()
@@ -67,7 +67,7 @@ def test_different_keys_run_side_by_side() -> None:
     async def handle(key: Key) -> None:
         await both.wait()
 
-    async def story(work: Work) -> None:
+    async def story(work: WorkQueue) -> None:
         work.touch(ONE)
         work.touch(TWO)
         while both.n_waiting or not both.parties:
@@ -84,7 +84,7 @@ def test_an_alarm_rings_once_and_the_earlier_one_counts() -> None:
         ran.append(time.time())
         rung.set()
 
-    async def story(work: Work) -> None:
+    async def story(work: WorkQueue) -> None:
         now = time.time()
         work.at(ONE, now + 60)
         work.at(ONE, now + 0.1)
@@ -104,10 +104,10 @@ def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPat
     async def handle(key: Key) -> None:
         ran.append(time.monotonic())
         if len(ran) < 4:
-            raise ApiAway("the API server does not answer") if len(ran) % 2 else ValueError("a bug")
+            raise ApiUnavailable("the API server does not answer") if len(ran) % 2 else ValueError("a bug")
         done.set()
 
-    async def story(work: Work) -> None:
+    async def story(work: WorkQueue) -> None:
         work.touch(ONE)
         await done.wait()
         waits = [after - before for before, after in itertools.pairwise(ran)]
@@ -127,7 +127,7 @@ def test_a_handler_says_when_to_come_back() -> None:
             return None
         return time.time() + 0.05
 
-    async def story(work: Work) -> None:
+    async def story(work: WorkQueue) -> None:
         work.touch(ONE)
         await done.wait()
 

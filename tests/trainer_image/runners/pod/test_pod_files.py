@@ -15,7 +15,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
-from tensafe_operator.children.rayjob import DIGEST, JOB_PATH, KEY_PATH, RUN_PATH
+from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import Place
 from tensorguard.runners.pod.pod_files import ROOT, Mounted, MountUnusable
@@ -71,7 +71,7 @@ def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted
 
 def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(ROOT, raising=False)
-    monkeypatch.setenv(DIGEST, "of what the operator wrote")
+    monkeypatch.setenv(JOB_DIGEST_VARIABLE, "of what the operator wrote")
     assert str(Mounted.here().key_file) == f"{KEY_PATH}/job.key"
     monkeypatch.setenv(ROOT, str(tmp_path))
     assert Mounted.here() == Mounted(tmp_path, "of what the operator wrote")
