@@ -26,7 +26,7 @@ from benchmarks import corpora, minilm
 from benchmarks.peers.opacus_trainer import Settings, train
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
-from tensafe_api.resources.values import number
+from tensafe_api.resources.values import parse_decimal
 
 EXAMPLE = corpora.ROOT / "examples" / "quickstart"
 
@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         expected_batch=plan.mechanism.expected_batch_size,
         learning_rate=0.0,
         max_grad_norm=float(plan.mechanism.clip),
-        weight_decay=number(spec.training.weight_decay),
-        warmup_ratio=number(spec.training.warmup_ratio),
+        weight_decay=parse_decimal(spec.training.weight_decay),
+        warmup_ratio=parse_decimal(spec.training.warmup_ratio),
     )
     print(f"{settings.steps} steps of {settings.expected_batch}, sigma {settings.noise_multiplier}")
     for rate in options.rates:

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensafe_api.crd import JOBS, LEDGERS, Kind, open_api_schema
-from tensafe_api.reasons import ConditionType, Phase, Reason, Told
+from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
+from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 
@@ -108,7 +108,7 @@ def tables(path: str, schema: Schema) -> Iterator[str]:
             yield from tables(f"{path}.{name}{'[]' if 'items' in field else ''}", field)
 
 
-def resource(introduction: str, kind: Kind) -> str:
+def resource(introduction: str, kind: ResourceKind) -> str:
     """The page of a resource."""
     properties = open_api_schema(kind)["properties"]
     return introduction + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
@@ -127,10 +127,10 @@ def words() -> str:
     lines += ["| reason | meaning | what to do | exit code | tried again |", "|---|---|---|---|---|"]
     for reason in sorted(Reason, key=str):
         code = str(reason.exit_code) if reason.exit_code != 1 else ""
-        again = ("no" if reason.hopeless else "yes") if code else ""
-        lines.append(f"| `{reason}` | {reason.sentence} | {reason.mend} | {code} | {again} |")
-    lines += ["\n## Events\n", f"{' '.join((Told.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
-    lines += [f"| `{told}` | {said} |" for told, said in _documented(Told)]
+        again = ("no" if reason.permanent else "yes") if code else ""
+        lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {again} |")
+    lines += ["\n## Events\n", f"{' '.join((EventReason.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
+    lines += [f"| `{told}` | {said} |" for told, said in _documented(EventReason)]
     return WORDS_PAGE + "\n".join(lines) + "\n"
 
 

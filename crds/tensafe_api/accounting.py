@@ -22,7 +22,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from tensafe_api.events import Event, Mechanism, round_up
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 
 AccountantName = Literal["RDP", "PLD"]
 
@@ -31,20 +31,20 @@ SAMPLER_SHARE_OF_DELTA = 1e-6
 refuses to run where
 dimension × steps × workers × distance × (1 + e^ε) is above it). A job's ε is computed at δ less this share."""
 
-LEAST_SIGMA = 0.05
+MIN_CALIBRATED_SIGMA = 0.05
 """Calibration never goes below this: a target so loose that less noise would do is met with more."""
 
-MOST_SIGMA = 2.0**14
+MAX_CALIBRATED_SIGMA = 2.0**14
 """Nor above it: eight standard deviations of more would leave the coarsest integer grid (`resolve`)."""
 
-LEAST_PLD_DELTA = 1e-8
+MIN_PLD_DELTA = 1e-8
 """The least δ for PLD: dp-accounting composes by FFT, whose rounding, of about 1e-12, it does not add to δ. Against the
 closed form of full batches an ε of 8 was seen too small by 0.003 at δ = 1e-10, and never at 1e-9."""
 
 _PLD_ROUNDING = 1e-11
 """What is taken off δ before PLD is asked: ten times the rounding that was seen."""
 
-PLD_REACH_STEPS, PLD_REACH_EPSILON = 200_000, 100.0
+PLD_STEPS_LIMIT, PLD_EPSILON_LIMIT = 200_000, 100.0
 """Beyond so many steps, or so large an ε of RDP's, PLD is not asked. Within them it took 160 MB and three seconds at
 most, at every σ from 0.3; twice 10^9 steps would take a hundred gigabytes."""
 
@@ -56,7 +56,7 @@ EPSILON_DIGITS = 3
 absl.logging.set_verbosity(absl.logging.ERROR)
 
 
-class NoSuchNoise(ValueError):
+class CalibrationError(ValueError):
     """No noise multiplier that a grid could carry reaches the target."""
 
 
@@ -83,7 +83,7 @@ def epsilon(
     return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
 
 
-def epsilon_of_events(events: Sequence[Event], delta: float, accountant: AccountantName = "RDP") -> float:
+def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: AccountantName = "RDP") -> float:
     """ε at `delta` of everything in `events`, composed in one accountant: what `tensafe` claims and what a verifier
     recomputes.
     """
@@ -101,7 +101,7 @@ def epsilon_of_events(events: Sequence[Event], delta: float, accountant: Account
     return _pld_at(composed, delta)
 
 
-def dp_event(event: Event) -> dp_accounting.DpEvent:
+def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
     """An event for dp-accounting."""
     composed: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(
         _one_step(float(event.sample_rate), float(event.noise_multiplier)), event.steps
@@ -117,7 +117,7 @@ def calibrate(
     The ε is of the string itself, so the claim holds for the very figure that is stored and run with.
 
     Raises:
-        NoSuchNoise: where not even σ = 2^14 reaches the target.
+        CalibrationError: where not even σ = 2^14 reaches the target.
     """
     return _calibrate(target_epsilon, sample_rate, steps, delta, accountant)
 
@@ -204,13 +204,13 @@ def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accoun
     )
 
 
-def shown(value: float) -> str:
+def format_epsilon(value: float) -> str:
     """An ε as it is shown and stored: three decimals, rounded up; `inf` where there is no finite bound."""
     return round_up(value, EPSILON_DIGITS) if math.isfinite(value) else "inf"
 
 
 def _beyond_reach_of_pld(steps: int, epsilon_by_rdp: float) -> bool:
-    return steps > PLD_REACH_STEPS or epsilon_by_rdp > PLD_REACH_EPSILON
+    return steps > PLD_STEPS_LIMIT or epsilon_by_rdp > PLD_EPSILON_LIMIT
 
 
 def _one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -250,7 +250,7 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
 
 def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
     """ε at δ less what FFT may have rounded; infinite where that is too much of δ to be vouched for."""
-    if delta < LEAST_PLD_DELTA * (1 - 2 * SAMPLER_SHARE_OF_DELTA):
+    if delta < MIN_PLD_DELTA * (1 - 2 * SAMPLER_SHARE_OF_DELTA):
         return math.inf
     return float(accountant.get_epsilon(delta - _PLD_ROUNDING))
 
@@ -258,7 +258,7 @@ def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
 @functools.lru_cache(maxsize=256)
 def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
     """Bisection over σ's six-decimal strings themselves, so that the answer is the least of them."""
-    least, most = int(LEAST_SIGMA * _SIGMA_PLACES), int(MOST_SIGMA * _SIGMA_PLACES)
+    least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
     def fits(places: int, by: AccountantName = accountant) -> bool:
         sigma = float(_sigma(places))
@@ -276,7 +276,7 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
             low, high = max(least, low * 7 // 10), low
     while not fits(high):
         if high == most:
-            raise NoSuchNoise(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
+            raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
     while high - low > 1:  # high fits, low does not
         middle = (low + high) // 2

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-FORGET = "tensafe.io/forget"
+FORGET_ANNOTATION = "tensafe.io/forget"
 """Annotation of a ledger that may be deleted; its value is the ledger's own UID, so that no copy of it works."""
-KEPT = {
+KEEP_ANNOTATIONS = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
     "helm.sh/resource-policy": "keep",
 }
@@ -30,14 +30,14 @@ _IS_STATUS = "request.?subResource.orValue('') == 'status'"
 _POD_UIDS = "request.userInfo.extra[?'authentication.kubernetes.io/pod-uid'].orValue([])"
 
 _LET_GO = (
-    f"has(oldObject.metadata.annotations) && '{FORGET}' in oldObject.metadata.annotations && "
-    f"oldObject.metadata.annotations['{FORGET}'] == oldObject.metadata.uid"
+    f"has(oldObject.metadata.annotations) && '{FORGET_ANNOTATION}' in oldObject.metadata.annotations && "
+    f"oldObject.metadata.annotations['{FORGET_ANNOTATION}'] == oldObject.metadata.uid"
 )
 _OF_LEDGERS = (
     (
         f"request.operation != 'DELETE' || has(namespaceObject.metadata.deletionTimestamp) || ({_LET_GO})",
         "a privacy ledger is not deleted, since what was spent stays spent; if its data are gone for good, set the "
-        f"annotation {FORGET} to the ledger's UID first",
+        f"annotation {FORGET_ANNOTATION} to the ledger's UID first",
     ),
     (
         f"request.operation == 'DELETE' || !({_IS_STATUS}) || request.userInfo.username == "
@@ -55,7 +55,7 @@ _OF_THEIR_KIND = (
         # A collection is deleted in two steps: asked for without an object, then for each of them with it.
         f"oldObject == null || oldObject.metadata.name != '{POLICY_NAME}' || ({_LET_GO})",
         "with this CRD every privacy ledger of the cluster would go; if all of that may be forgotten, set the "
-        f"annotation {FORGET} to the CRD's UID first",
+        f"annotation {FORGET_ANNOTATION} to the CRD's UID first",
     ),
 )
 
@@ -81,7 +81,7 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name, "annotations": dict(KEPT)},
+        "metadata": {"name": name, "annotations": dict(KEEP_ANNOTATIONS)},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [matched]},
@@ -93,7 +93,7 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": name, "annotations": dict(KEPT)},
+        "metadata": {"name": name, "annotations": dict(KEEP_ANNOTATIONS)},
         "spec": {"policyName": name, "validationActions": ["Deny"]},
     }
     return [policy, binding]

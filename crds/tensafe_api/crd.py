@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api import yaml_io
-from tensafe_api.admission_policy import KEPT, admission_policies
+from tensafe_api.admission_policy import KEEP_ANNOTATIONS, admission_policies
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
@@ -45,7 +45,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """One kind of resource: its model, its names, and how `kubectl get` shows it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Kind:
         return f"{GROUP}_{self.plural}.yaml"
 
 
-JOBS = Kind(
+JOBS = ResourceKind(
     model=TenSafeTrainingJob,
     name=KIND,
     plural="tensafetrainingjobs",
@@ -83,7 +83,7 @@ JOBS = Kind(
     ),
     status_default={"observedGeneration": -1},
 )
-LEDGERS = Kind(
+LEDGERS = ResourceKind(
     model=PrivacyLedger,
     name=LEDGER_KIND,
     plural="privacyledgers",
@@ -102,12 +102,12 @@ LEDGERS = Kind(
 KINDS = (JOBS, LEDGERS)
 
 
-def custom_resource_definition(kind: Kind) -> dict[str, Any]:
+def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
     """The CustomResourceDefinition of `kind` as a mapping."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": dict(KEPT)},
+        "metadata": {"name": f"{kind.plural}.{GROUP}", "annotations": dict(KEEP_ANNOTATIONS)},
         "spec": {
             "group": GROUP,
             "names": {
@@ -133,7 +133,7 @@ def custom_resource_definition(kind: Kind) -> dict[str, Any]:
     }
 
 
-def open_api_schema(kind: Kind) -> dict[str, Any]:
+def open_api_schema(kind: ResourceKind) -> dict[str, Any]:
     """The structural schema of the whole resource."""
     schema = schema_of(kind.model)
     properties = schema["properties"]
@@ -149,7 +149,7 @@ def open_api_schema(kind: Kind) -> dict[str, Any]:
     return schema
 
 
-def files() -> dict[str, str]:
+def generated_files() -> dict[str, str]:
     """The text of each file, by name."""
     written = {kind.file_name: yaml_io.write(custom_resource_definition(kind)) for kind in KINDS}
     guard = "---\n".join(yaml_io.write(document) for document in admission_policies())
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, and fail when a file is stale")
     options = parser.parse_args(arguments)
     stale = 0
-    for directory, (name, text) in itertools.product(options.directories or DIRECTORIES, files().items()):
+    for directory, (name, text) in itertools.product(options.directories or DIRECTORIES, generated_files().items()):
         path = directory / name
         if not options.check:
             path.write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from tensafe_api import yaml_io
-from tensafe_api.overrides import override
+from tensafe_api.overrides import apply_overrides
 from tensafe_api.problems import ManifestError, Problem, parse_job
 from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -35,7 +35,7 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     """
     name, text = _text_of(text_or_path)
     data, problems = _mapping_of(name, text)
-    problems += override(data, overrides)
+    problems += apply_overrides(data, overrides)
     if not _is_text(data):
         raise ManifestError([Problem("--set", "holds what is no text in UTF-8")])
     try:

@@ -24,7 +24,7 @@ _INSTEAD = {"spec.training.steps": "epochs", "spec.training.epochs": "steps"}
 """Fields of which a manifest has exactly one: setting the one takes the other away."""
 
 
-def override(data: dict[str, Any], changes: Sequence[str]) -> list[Problem]:
+def apply_overrides(data: dict[str, Any], changes: Sequence[str]) -> list[Problem]:
     """Makes the changes in `data`, in order, and returns a problem for each that could not be made."""
     problems = []
     for change in changes:

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from tensafe_api.resources.base import RULE_ERROR, TWIN_ERROR, Block, block_of, fields_of
+from tensafe_api.resources.base import DUPLICATE_ERROR, RULE_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.values import STRING_ERROR
 
 Location = tuple[str | int, ...]
-MOST_PROBLEMS = 50
+MAX_PROBLEMS = 50
 """Of wrong fields, and of broken rules. Nobody reads more at once, and the nearest name takes time to find."""
 _UNKNOWN = "extra_forbidden"
 
@@ -67,8 +67,8 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
         details = [detail for detail in error.errors(include_url=False) if detail["type"] != RULE_ERROR]
         wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
         broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
-        told = details[:MOST_PROBLEMS]
-        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in told] + broken[:MOST_PROBLEMS]
+        told = details[:MAX_PROBLEMS]
+        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in told] + broken[:MAX_PROBLEMS]
         if more := len(details) + len(broken) - len(problems):
             problems.append(Problem("", f"and {more} more"))
         raise ManifestError([*_missing_head(sound), *problems]) from None
@@ -180,7 +180,7 @@ def _missing_head(data: Mapping[str, Any]) -> list[Problem]:
 def _sentence(detail: ErrorDetails) -> str:
     """pydantic's error as one sentence with the mend."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind in (STRING_ERROR, TWIN_ERROR):
+    if kind in (STRING_ERROR, DUPLICATE_ERROR):
         return str(context["message"])
     match kind:
         case "missing":

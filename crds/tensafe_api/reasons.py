@@ -60,7 +60,7 @@ class ConditionType(StrEnum):
     """The job ended in failure."""
 
 
-class Told(StrEnum):
+class EventReason(StrEnum):
     """What only Events tell. The reason of any other Event is the phase that the job enters or, in a warning, why it
     waits for somebody or why an attempt failed.
     """
@@ -76,17 +76,17 @@ class Reason(StrEnum):
 
     Attributes:
         sentence: what happened.
-        mend: what to do about it; empty where there is nothing to do.
+        fix: what to do about it; empty where there is nothing to do.
     """
 
     sentence: str
-    mend: str
+    fix: str
 
-    def __new__(cls, word: str, sentence: str, mend: str = "") -> Reason:
+    def __new__(cls, word: str, sentence: str, fix: str = "") -> Reason:
         member = str.__new__(cls, word)
         member._value_ = word
         member.sentence = sentence
-        member.mend = mend
+        member.fix = fix
         return member
 
     COMPLETED = "Completed", "All planned steps are done."
@@ -290,18 +290,18 @@ class Reason(StrEnum):
         """What the trainer's driver ends with in a cluster, where an exit code is all that is heard of it: from 64 on,
         in the order of `_TOLD`.
         """
-        return _FIRST_EXIT_CODE + _TOLD.index(self) if self in _TOLD else 1
+        return _FIRST_EXIT_CODE + _EXIT_CODE_REASONS.index(self) if self in _EXIT_CODE_REASONS else 1
 
     @property
-    def hopeless(self) -> bool:
+    def permanent(self) -> bool:
         """Whether another attempt would end in the same way."""
-        return self in _HOPELESS
+        return self in _PERMANENT
 
 
-def reason_of_exit(code: int) -> Reason | None:
+def reason_for_exit_code(code: int) -> Reason | None:
     """The reason that an exit code of the driver stands for, or None."""
     number = code - _FIRST_EXIT_CODE
-    return _TOLD[number] if 0 <= number < len(_TOLD) else None
+    return _EXIT_CODE_REASONS[number] if 0 <= number < len(_EXIT_CODE_REASONS) else None
 
 
 _PHASES = {
@@ -310,7 +310,7 @@ _PHASES = {
     Reason.INTERRUPTED: Phase.SUSPENDED,
 }
 _FIRST_EXIT_CODE = 64
-_TOLD = (
+_EXIT_CODE_REASONS = (
     Reason.WORKER_LOST,
     Reason.NO_PROGRESS,
     Reason.INVALID_MANIFEST,
@@ -331,7 +331,7 @@ _TOLD = (
     Reason.INTERNAL_ERROR,
 )
 """Reasons with an exit code of their own; new ones come last."""
-_HOPELESS = frozenset(
+_PERMANENT = frozenset(
     {
         Reason.INVALID_MANIFEST,
         Reason.CONFIGURATION_CHANGED,

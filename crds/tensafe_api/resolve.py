@@ -16,24 +16,24 @@ from decimal import Decimal
 from fractions import Fraction
 
 from tensafe_api import accounting
-from tensafe_api.events import Mechanism, round_up
 from tensafe_api.manifest import ManifestError, Problem
+from tensafe_api.privacy_events import Mechanism, round_up
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.ledger import COUNTED, LedgerSpec
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.status import PrivacyStatus
-from tensafe_api.resources.values import number
+from tensafe_api.resources.values import parse_decimal
 
 SAMPLE_RATE_DIGITS = 10
-LEAST_GRID_BITS = 14
-MOST_GRID_BITS = 22
-LEAST_SHARE_SIGMA = 64.0
+MIN_GRID_BITS = 14
+MAX_GRID_BITS = 22
+MIN_SHARE_SIGMA = 64.0
 """Grid steps. Above it the discrete Gaussian's moments are the continuous one's, to e^{-2π²·64²}."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
-MOST_REPETITIONS = 10
+MAX_REPETITIONS = 10
 CARRIER_MAX = 2**31 - 1
-MOST_STEPS = 2**31 - 1
+MAX_STEPS = 2**31 - 1
 """As `spec.training.steps` has it."""
 
 
@@ -57,23 +57,23 @@ class Claim:
             mechanism=ledger.mechanism,
             steps=ledger.planned_steps,
             reserve_steps=ledger.reserve_steps,
-            target_epsilon=number(ledger.target_epsilon),
+            target_epsilon=parse_decimal(ledger.target_epsilon),
             delta=ledger.delta,
             accountant=ledger.accountant,
         )
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         """How many steps may ever be charged, however large the target: so many that the noise sampler is vouched for
         them all.
         """
-        return MOST_REPETITIONS * (self.steps + self.reserve_steps)
+        return MAX_REPETITIONS * (self.steps + self.reserve_steps)
 
     def epsilon(self, charged: int) -> float:
         """ε of `charged` steps."""
         return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
 
-    def affordable(self, charged: int, wanted: int) -> int:
+    def affordable_steps(self, charged: int, wanted: int) -> int:
         """How many of `wanted` further steps can be charged on top of `charged` before ε passes the target."""
         within = accounting.steps_within(
             target_epsilon=self.target_epsilon,
@@ -81,7 +81,7 @@ class Claim:
             noise_multiplier=float(self.mechanism.noise_multiplier),
             delta=accounting.job_delta(self.delta),
             accountant=self.accountant,
-            at_most=min(charged + wanted, self.most_steps),
+            at_most=min(charged + wanted, self.max_steps),
         )
         return max(0, within - charged)
 
@@ -105,9 +105,9 @@ class Claim:
         mechanism = self.mechanism
         against_outsider = accounting.outsider_epsilon(mechanism, charged, self.delta, self.accountant)
         return PrivacyStatus(
-            epsilon_claimed=accounting.shown(self.epsilon_claimed(charged)),
-            epsilon_spent=accounting.shown(self.epsilon(charged)),
-            target_epsilon=accounting.shown(self.target_epsilon),
+            epsilon_claimed=accounting.format_epsilon(self.epsilon_claimed(charged)),
+            epsilon_spent=accounting.format_epsilon(self.epsilon(charged)),
+            target_epsilon=accounting.format_epsilon(self.target_epsilon),
             delta=self.delta,
             unit=mechanism.unit,
             adjacency=mechanism.adjacency,
@@ -117,7 +117,7 @@ class Claim:
             steps_recharged=recharged,
             steps_planned=self.steps,
             accountant=self.accountant,
-            epsilon_against_outsider=accounting.shown(against_outsider),
+            epsilon_against_outsider=accounting.format_epsilon(against_outsider),
         )
 
 
@@ -154,9 +154,9 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     sample_rate = round_up(Decimal(batch) / Decimal(at_least), SAMPLE_RATE_DIGITS)
     steps_per_epoch = max(1, math.ceil(at_least / batch))
     steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or DEFAULT_EPOCHS) * at_least / batch)
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         raise _problem(
-            "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MOST_STEPS} steps; lower it"
+            "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MAX_STEPS} steps; lower it"
         )
     checkpoint_every = spec.checkpoint.every_steps or max(1, steps // 50)
     chunk = max(1, steps // 100)
@@ -164,18 +164,18 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if reserve is None:
         reserve = min(spec.retry.max_attempts * (checkpoint_every + chunk), steps // 10)
     delta = spec.privacy.target_delta or round_down_delta(Decimal(1) / (10 * at_least))
-    target = number(spec.privacy.target_epsilon)
-    if spec.privacy.accountant == "PLD" and float(delta) < accounting.LEAST_PLD_DELTA:
+    target = parse_decimal(spec.privacy.target_epsilon)
+    if spec.privacy.accountant == "PLD" and float(delta) < accounting.MIN_PLD_DELTA:
         raise _problem(
             "spec.privacy.accountant",
             f"PLD is computed by FFT, whose rounding counts at a delta of {delta}: leave it out for RDP, or raise "
-            f"spec.privacy.targetDelta to {accounting.LEAST_PLD_DELTA:g} or more",
+            f"spec.privacy.targetDelta to {accounting.MIN_PLD_DELTA:g} or more",
         )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
-    if accountant == "PLD" and (steps + reserve > MOST_PLD_STEPS or target > MOST_PLD_EPSILON):
+    if accountant == "PLD" and (steps + reserve > MAX_PLD_STEPS or target > MAX_PLD_EPSILON):
         raise _beyond_pld()
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
-    if accountant == "PLD" and float(sigma) < LEAST_PLD_SIGMA:
+    if accountant == "PLD" and float(sigma) < MIN_PLD_SIGMA:
         raise _beyond_pld()
 
     workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
@@ -189,10 +189,10 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
         expected_batch_size=batch,
     )
-    if mechanism.share_sigma < LEAST_SHARE_SIGMA:
+    if mechanism.share_sigma < MIN_SHARE_SIGMA:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"σ = {sigma} leaves each worker's share of the noise below {LEAST_SHARE_SIGMA:.0f} grid steps; raise it",
+            f"σ = {sigma} leaves each worker's share of the noise below {MIN_SHARE_SIGMA:.0f} grid steps; raise it",
         )
     plan = Plan(
         mechanism=mechanism,
@@ -207,7 +207,7 @@ def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         delta=delta,
         accountant=accountant,
     )
-    if not plan.affordable(0, 1):
+    if not plan.affordable_steps(0, 1):
         raise _problem(
             "spec.privacy.noiseMultiplier",
             f"at σ = {sigma} the first step alone passes spec.privacy.targetEpsilon ({target:g}); "
@@ -232,7 +232,7 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
         accountant=plan.accountant,
         private_metrics=spec.observability.private_metrics,
         evaluation=spec.evaluation.visibility if spec.evaluation else "Nothing",
-        counted=COUNTED in job.metadata.annotations,
+        counted=COUNTED_ANNOTATION in job.metadata.annotations,
     )
 
 
@@ -245,15 +245,15 @@ def round_down_delta(value: Decimal) -> str:
     return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
 
 
-MOST_PLD_STEPS, LEAST_PLD_SIGMA, MOST_PLD_EPSILON = 20_000, 0.3, 20
+MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
 """Within these an ε takes two seconds at most, and to find σ half a minute and 450 MB."""
 
 
 def _beyond_pld() -> ManifestError:
     return _problem(
         "spec.privacy.accountant",
-        f"PLD takes minutes and gigabytes beyond {MOST_PLD_STEPS} steps, below a noise multiplier of "
-        f"{LEAST_PLD_SIGMA} or above a target of {MOST_PLD_EPSILON}: leave it out for RDP",
+        f"PLD takes minutes and gigabytes beyond {MAX_PLD_STEPS} steps, below a noise multiplier of "
+        f"{MIN_PLD_SIGMA} or above a target of {MAX_PLD_EPSILON}: leave it out for RDP",
     )
 
 
@@ -273,7 +273,7 @@ def _calibrated(
             delta=accounting.job_delta(delta),
             accountant=accountant,
         )
-    except accounting.NoSuchNoise as error:
+    except accounting.CalibrationError as error:
         raise _problem(
             "spec.privacy.targetEpsilon",
             f"{error}; raise it, or lower spec.training.steps or spec.training.expectedBatchSize",
@@ -283,12 +283,12 @@ def _calibrated(
 def _grid_bits(batch: int, sigma: float, workers: int, colluders: int) -> int:
     """k of S = 2^k: as fine as B + 8√B clip norms and eight standard deviations of noise allow in an int32."""
     widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
-    bits = min(MOST_GRID_BITS, math.floor(math.log2(CARRIER_MAX / widest)))
-    if bits < LEAST_GRID_BITS:
+    bits = min(MAX_GRID_BITS, math.floor(math.log2(CARRIER_MAX / widest)))
+    if bits < MIN_GRID_BITS:
         raise _problem(
             "spec.training.expectedBatchSize",
             f"a step's worst case of {widest:.0f} clip norms overflows the integer grid (2^{bits} grid steps in a clip "
-            f"norm, 2^{LEAST_GRID_BITS} are needed); lower it"
+            f"norm, 2^{MIN_GRID_BITS} are needed); lower it"
             + (", or lower spec.privacy.noiseMultiplier" if 8 * sigma > batch else ""),
         )
     return bits

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensafe_api.resources.base import Block
-from tensafe_api.resources.values import form_of
+from tensafe_api.resources.values import pattern_of
 
 KEYS = (
     "type",
@@ -82,7 +82,7 @@ def with_patterns(schema: Mapping[str, Any]) -> dict[str, Any]:
         if key in written:
             written[key] = with_patterns(written[key])
     rules = list(written.get("x-kubernetes-validations", ()))
-    pattern = form_of(rules[0]["rule"]) if rules else None
+    pattern = pattern_of(rules[0]["rule"]) if rules else None
     if pattern is not None:
         form = rules.pop(0)["rule"]
         unguarded = [rule | {"rule": rule["rule"].removeprefix(f"!{form} || ")} for rule in rules]

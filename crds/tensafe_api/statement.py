@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensafe_api import accounting
-from tensafe_api.events import Event, Mechanism
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
 SCHEMA = "tensafe.io/statement/v1alpha1"
 NOT_KNOWN = "not known"
@@ -47,7 +47,7 @@ _NOT_COVERED = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class StatementInputs:
     """What the trainer knows besides the ledger. Whatever is absent is stated as not known."""
 
     job_name: str
@@ -62,7 +62,7 @@ class Facts:
     steps_charged: int
     steps_recharged: int
     step: int
-    events: Sequence[Event]
+    events: Sequence[PrivacyEvent]
     dimension: int
     noise_distance: float
     """Total variation of one draw of the noise sampler from the discrete Gaussian."""
@@ -77,7 +77,7 @@ class Facts:
     remarks: Sequence[str] = ()
 
 
-def statement(facts: Facts) -> dict[str, Any]:
+def build_statement(facts: StatementInputs) -> dict[str, Any]:
     """The statement as a JSON object. Its ε are rounded up at three decimals."""
     claimed = accounting.claimed_steps(
         facts.mechanism,
@@ -92,7 +92,7 @@ def statement(facts: Facts) -> dict[str, Any]:
         "schema": SCHEMA,
         "job": {"name": facts.job_name, "uid": facts.job_uid, "attempt": facts.attempt, "step": facts.step},
         "claim": {
-            "epsilon": accounting.shown(accounting.job_epsilon(mechanism, claimed, delta, accountant)),
+            "epsilon": accounting.format_epsilon(accounting.job_epsilon(mechanism, claimed, delta, accountant)),
             "targetEpsilon": facts.target_epsilon,
             "delta": delta,
             "unit": mechanism.unit,
@@ -103,12 +103,14 @@ def statement(facts: Facts) -> dict[str, Any]:
             "covers": "this job with all its attempts and restarts, of the planned steps at least",
         },
         "spent": {
-            "epsilon": accounting.shown(accounting.job_epsilon(mechanism, facts.steps_charged, delta, accountant)),
+            "epsilon": accounting.format_epsilon(
+                accounting.job_epsilon(mechanism, facts.steps_charged, delta, accountant)
+            ),
             "stepsCharged": facts.steps_charged,
             "stepsRecharged": facts.steps_recharged,
             "stepsPlanned": facts.planned_steps,
         },
-        "againstOutsider": accounting.shown(
+        "againstOutsider": accounting.format_epsilon(
             accounting.outsider_epsilon(mechanism, facts.steps_charged, delta, accountant)
         ),
         "mechanism": {
@@ -144,7 +146,7 @@ def statement(facts: Facts) -> dict[str, Any]:
     }
 
 
-def canonical(value: Mapping[str, Any]) -> bytes:
+def canonical_json(value: Mapping[str, Any]) -> bytes:
     """JSON with sorted keys and no spaces, UTF-8: the bytes that are hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
@@ -154,14 +156,14 @@ def digest(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def recompute(document: Mapping[str, Any]) -> str:
+def recompute_epsilon(document: Mapping[str, Any]) -> str:
     """ε of a statement's events as anyone can have it again, in the form of `spent.epsilon`."""
-    events = [Event.model_validate(event) for event in document["events"]]
+    events = [PrivacyEvent.model_validate(event) for event in document["events"]]
     delta = accounting.job_delta(document["claim"]["delta"])
-    return accounting.shown(accounting.epsilon_of_events(events, delta, document["accounting"]["accountant"]))
+    return accounting.format_epsilon(accounting.epsilon_of_events(events, delta, document["accounting"]["accountant"]))
 
 
-def page(document: Mapping[str, Any]) -> str:
+def render_markdown(document: Mapping[str, Any]) -> str:
     """The statement as a Markdown page."""
     claim, spent, mechanism = document["claim"], document["spent"], document["mechanism"]
     lines = [

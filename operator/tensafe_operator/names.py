@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensafe_api.resources.job import GROUP, KIND
-from tensafe_api.resources.ledger import MOST_ATTEMPTS
+from tensafe_api.resources.ledger import MAX_ATTEMPTS
 
 JOB = f"{GROUP}/job"
 JOB_UID = f"{GROUP}/job-uid"
@@ -40,7 +40,7 @@ def ray_job_name(job: str, attempt: int) -> str:
 def attempt_of(body: Mapping[str, Any]) -> int | None:
     """The attempt that an object says it belongs to; None where it says nothing that we would have written."""
     text = (body["metadata"].get("labels") or {}).get(ATTEMPT, "")
-    return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MOST_ATTEMPTS else None
+    return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MAX_ATTEMPTS else None
 
 
 def attempt_named(job: str, ray_job: str) -> int:

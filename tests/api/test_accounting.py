@@ -15,20 +15,20 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tensafe_api.accounting import (
-    LEAST_PLD_DELTA,
-    LEAST_SIGMA,
+    MIN_CALIBRATED_SIGMA,
+    MIN_PLD_DELTA,
     AccountantName,
-    NoSuchNoise,
+    CalibrationError,
     calibrate,
     epsilon,
     epsilon_of_events,
+    format_epsilon,
     job_delta,
     job_epsilon,
     outsider_epsilon,
-    shown,
     steps_within,
 )
-from tensafe_api.events import Event, Mechanism
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
 RDP_VALUES = [
     # σ, q, steps, δ, ε
@@ -94,13 +94,13 @@ def test_what_was_measured_before_still_holds() -> None:
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 def test_the_scaled_curve_and_the_composed_events_are_one_figure(accountant: AccountantName) -> None:
-    events = [Event(sample_rate="0.04", noise_multiplier="1.5", steps=steps) for steps in (100, 0, 50)]
+    events = [PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=steps) for steps in (100, 0, 50)]
     direct = epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=150, delta=1e-5, accountant=accountant)
     plain: dp_accounting.PrivacyAccountant = rdp.RdpAccountant() if accountant == "RDP" else pld.PLDAccountant()
     plain.compose(dp_accounting.PoissonSampledDpEvent(0.04, dp_accounting.GaussianDpEvent(1.5)), 150)
     assert direct == pytest.approx(plain.get_epsilon(1e-5), rel=1e-9 if accountant == "RDP" else 1e-6)
     assert epsilon_of_events(events, 1e-5, accountant) == pytest.approx(direct, rel=1e-3)
-    one = Event(sample_rate="0.04", noise_multiplier="1.5", steps=150)
+    one = PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=150)
     assert epsilon_of_events([one], 1e-5, accountant) == pytest.approx(direct, rel=1e-9)
     if accountant == "RDP":
         assert epsilon_of_events([one], 1e-5) == direct
@@ -108,8 +108,8 @@ def test_the_scaled_curve_and_the_composed_events_are_one_figure(accountant: Acc
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 def test_different_mechanisms_compose_to_more_than_each(accountant: AccountantName) -> None:
-    one = Event(sample_rate="0.04", noise_multiplier="1.5", steps=100)
-    other = Event(sample_rate="0.01", noise_multiplier="0.9", steps=40)
+    one = PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=100)
+    other = PrivacyEvent(sample_rate="0.01", noise_multiplier="0.9", steps=40)
     both = epsilon_of_events([one, other], 1e-5, accountant)
     assert both > max(epsilon_of_events([event], 1e-5, accountant) for event in (one, other))
 
@@ -117,7 +117,7 @@ def test_different_mechanisms_compose_to_more_than_each(accountant: AccountantNa
 def test_nothing_charged_is_nothing_spent() -> None:
     assert epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=0, delta=1e-5) == 0.0
     assert epsilon_of_events([], 1e-5) == 0.0
-    assert epsilon_of_events([Event(sample_rate="0.1", noise_multiplier="1", steps=0)], 1e-5) == 0.0
+    assert epsilon_of_events([PrivacyEvent(sample_rate="0.1", noise_multiplier="1", steps=0)], 1e-5) == 0.0
 
 
 rates = st.sampled_from([1.0, 0.3, 0.04, 0.0128, 1e-3])
@@ -161,7 +161,7 @@ def test_the_calibrated_sigma_is_the_least_string_within_the_target(
 def test_pld_is_never_below_the_closed_form_of_full_batches(steps: int, sigma: float) -> None:
     """Balle and Wang 2018: T steps of all records are one Gaussian with mu = sqrt(T)/sigma."""
     mu = math.sqrt(steps) / sigma
-    delta = LEAST_PLD_DELTA
+    delta = MIN_PLD_DELTA
 
     def spent(eps: float) -> float:
         return norm.cdf(-eps / mu + mu / 2) - math.exp(eps + norm.logcdf(-eps / mu - mu / 2))
@@ -174,7 +174,7 @@ def test_pld_is_never_below_the_closed_form_of_full_batches(steps: int, sigma: f
 def test_pld_says_nothing_where_its_rounding_counts() -> None:
     figures = {"sample_rate": 0.5, "noise_multiplier": 50.0, "steps": 1000}
     assert epsilon(**figures, delta=9e-9, accountant="PLD") == math.inf
-    assert epsilon_of_events([Event(sample_rate="0.5", noise_multiplier="50", steps=9)], 9e-9, "PLD") == math.inf
+    assert epsilon_of_events([PrivacyEvent(sample_rate="0.5", noise_multiplier="50", steps=9)], 9e-9, "PLD") == math.inf
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -192,11 +192,11 @@ def test_calibration_by_pld_meets_its_target_with_less_noise() -> None:
 
 
 def test_a_target_so_loose_that_it_needs_no_noise_still_gets_some() -> None:
-    assert float(calibrate(target_epsilon=1e9, sample_rate=0.01, steps=10, delta=1e-5)) == LEAST_SIGMA
+    assert float(calibrate(target_epsilon=1e9, sample_rate=0.01, steps=10, delta=1e-5)) == MIN_CALIBRATED_SIGMA
 
 
 def test_a_target_that_no_noise_reaches_is_said() -> None:
-    with pytest.raises(NoSuchNoise, match="no noise multiplier reaches ε 1e-09 over 1000 steps"):
+    with pytest.raises(CalibrationError, match="no noise multiplier reaches ε 1e-09 over 1000 steps"):
         calibrate(target_epsilon=1e-9, sample_rate=1.0, steps=1000, delta=1e-9)
 
 
@@ -206,7 +206,7 @@ def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
     plain = rdp.RdpAccountant()
     plain.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), 1000)
     assert plain.get_epsilon(1e-9) == 0
-    event = Event(sample_rate=str(q), noise_multiplier=str(sigma), steps=1000)
+    event = PrivacyEvent(sample_rate=str(q), noise_multiplier=str(sigma), steps=1000)
     assert 0 < epsilon(sample_rate=q, noise_multiplier=sigma, steps=1000, delta=1e-9) < 0.02
     assert 0 < epsilon_of_events([event], 1e-9) < 0.02
 
@@ -240,9 +240,9 @@ def test_colluders_see_sigma_and_outsiders_more() -> None:
 
 
 def test_an_epsilon_is_shown_rounded_up() -> None:
-    assert shown(4.9281) == "4.929"
-    assert shown(0.1) == "0.101"  # the float is just above 0.1
-    assert shown(8.0) == "8"
-    assert shown(0.0) == "0"
-    assert shown(math.inf) == "inf"
-    assert shown(1e30) == "1000000000000000019884624838656"
+    assert format_epsilon(4.9281) == "4.929"
+    assert format_epsilon(0.1) == "0.101"  # the float is just above 0.1
+    assert format_epsilon(8.0) == "8"
+    assert format_epsilon(0.0) == "0"
+    assert format_epsilon(math.inf) == "inf"
+    assert format_epsilon(1e30) == "1000000000000000019884624838656"

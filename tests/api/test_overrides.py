@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
-from tensafe_api.overrides import override
+from tensafe_api.overrides import apply_overrides
 
 
 def set_in(manifest: dict[str, Any], *changes: str) -> dict[str, Any]:
     result = copy.deepcopy(manifest)
-    assert override(result, changes) == []
+    assert apply_overrides(result, changes) == []
     parse_job(result)
     return result
 
@@ -101,7 +101,7 @@ def test_changes_that_cannot_be_made(change: str, problem: str, minimal: dict[st
 
 def test_the_manifest_stays_as_it_was_where_a_change_fails(minimal: dict[str, Any]) -> None:
     before = copy.deepcopy(minimal)
-    assert len(override(minimal, ["spec.lora.rank.x=1", "spec.nothing=1", "spec.lora.layers=["])) == 3
+    assert len(apply_overrides(minimal, ["spec.lora.rank.x=1", "spec.nothing=1", "spec.lora.layers=["])) == 3
     assert minimal["spec"].pop("lora", {}) == {}
     assert minimal == before
 

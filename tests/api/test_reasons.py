@@ -7,10 +7,10 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from tensafe_api.reasons import ConditionType, Phase, Reason, Told, reason_of_exit
-from tensafe_api.resources.values import Word
+from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason, reason_for_exit_code
+from tensafe_api.resources.values import OneLine
 
-NOTHING_TO_MEND = (
+NOTHING_TO_FIX = (
     Reason.COMPLETED,
     Reason.ACCEPTED,
     Reason.STARTING,
@@ -25,8 +25,8 @@ NOTHING_TO_MEND = (
 def test_reasons_are_explained(reason: Reason) -> None:
     assert re.fullmatch(r"([A-Z][A-Za-z]+)+", reason)
     assert reason.sentence.endswith(".")
-    assert reason.mend.endswith(".") or reason in NOTHING_TO_MEND
-    assert TypeAdapter(Word).validate_python(str(reason)) == reason.value
+    assert reason.fix.endswith(".") or reason in NOTHING_TO_FIX
+    assert TypeAdapter(OneLine).validate_python(str(reason)) == reason.value
 
 
 def test_no_word_has_two_meanings() -> None:
@@ -36,8 +36,8 @@ def test_no_word_has_two_meanings() -> None:
 def test_a_mend_is_right_for_a_local_run_and_in_a_cluster() -> None:
     """Only a local run is resumed, and knows --resume."""
     for reason in Reason:
-        assert not re.search(r"\b[Rr]esumes?\b", reason.mend.replace("--resume", "")), reason
-        assert ("--resume" in reason.mend) == ("in a cluster" in reason.mend), reason
+        assert not re.search(r"\b[Rr]esumes?\b", reason.fix.replace("--resume", "")), reason
+        assert ("--resume" in reason.fix) == ("in a cluster" in reason.fix), reason
 
 
 def test_final_phases() -> None:
@@ -45,13 +45,13 @@ def test_final_phases() -> None:
 
 
 def test_no_word_is_a_truth_value_in_yaml() -> None:
-    words = {word.value.lower() for kind in (Phase, ConditionType, Reason, Told) for word in kind}
+    words = {word.value.lower() for kind in (Phase, ConditionType, Reason, EventReason) for word in kind}
     assert not words & {"on", "off", "yes", "no", "true", "false", "null"}
 
 
 def test_exit_codes_tell_reasons_apart_and_never_change() -> None:
     told = [reason for reason in Reason if reason.exit_code != 1]
-    assert all(reason_of_exit(reason.exit_code) is reason for reason in told)
+    assert all(reason_for_exit_code(reason.exit_code) is reason for reason in told)
     assert len({reason.exit_code for reason in told}) == len(told)
     assert (Reason.WORKER_LOST.exit_code, Reason.LEDGER_CORRUPT.exit_code) == (64, 76)
-    assert reason_of_exit(1) is reason_of_exit(0) is reason_of_exit(137) is None
+    assert reason_for_exit_code(1) is reason_for_exit_code(0) is reason_for_exit_code(137) is None

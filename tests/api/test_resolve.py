@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tensafe_api import accounting
 from tensafe_api.accounting import epsilon, job_delta
-from tensafe_api.events import Event
 from tensafe_api.manifest import dump_manifest, load_manifest
+from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.resolve import MOST_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
+from tensafe_api.resolve import MAX_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
 from tensafe_api.resources.job import TenSafeTrainingJob
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -179,7 +179,7 @@ def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
 
 def test_no_target_pays_for_more_steps_than_the_samplers_are_vouched_for(job: Job) -> None:
     _, plan = resolve(job({"spec.privacy.targetEpsilon": "1e12"}))
-    assert plan.affordable(0, 10**9) == plan.most_steps == 10 * (plan.steps + plan.reserve_steps)
+    assert plan.affordable_steps(0, 10**9) == plan.max_steps == 10 * (plan.steps + plan.reserve_steps)
 
 
 def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
@@ -237,7 +237,7 @@ def test_the_worst_case_fits_an_int32_and_no_finer_grid_would(
         assert widest * 2**14 > 2**31 - 1
         return
     assert widest * 2**bits <= 2**31 - 1
-    assert bits == MOST_GRID_BITS or widest * 2 ** (bits + 1) > 2**31 - 1
+    assert bits == MAX_GRID_BITS or widest * 2 ** (bits + 1) > 2**31 - 1
 
 
 def test_a_batch_whose_worst_case_overflows_the_grid_is_refused(job: Job) -> None:
@@ -318,14 +318,14 @@ def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, 
     plan = resolve(parse_job(manifest))[1]
     whole = plan.steps + plan.reserve_steps
     assert plan.epsilon(whole) <= float(target)
-    assert plan.affordable(0, whole) == whole
+    assert plan.affordable_steps(0, whole) == whole
     assert plan.epsilon_claimed(0) == plan.epsilon(plan.steps) == plan.epsilon_claimed(plan.steps)
     assert plan.epsilon_claimed(whole) == plan.epsilon(whole)
-    beyond = plan.affordable(whole, 10**6)
+    beyond = plan.affordable_steps(whole, 10**6)
     assert plan.epsilon(whole + beyond) <= float(target)
-    assert whole + beyond == plan.most_steps or float(target) < plan.epsilon(whole + beyond + 1)
-    assert plan.affordable(whole + beyond, 10) == 0
-    assert plan.affordable(whole + beyond + 5, 10) == 0
+    assert whole + beyond == plan.max_steps or float(target) < plan.epsilon(whole + beyond + 1)
+    assert plan.affordable_steps(whole + beyond, 10) == 0
+    assert plan.affordable_steps(whole + beyond + 5, 10) == 0
 
 
 def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
@@ -337,7 +337,7 @@ def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
 def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
     """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
     plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
-    reach, far = accounting.PLD_REACH_STEPS, 2**31 - 1
+    reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
     spent = [plan.privacy_status(charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
     for figure in ("epsilon_spent", "epsilon_claimed", "epsilon_against_outsider"):
         within, beyond, furthest = (float(getattr(status, figure)) for status in spent)
@@ -348,7 +348,7 @@ def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) 
 
 def test_an_epsilon_out_of_its_reach_is_rdps_too(job: Job) -> None:
     plan = resolve(job({"spec.privacy.accountant": "PLD"}))[1]
-    events = [Event(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
+    events = [PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
     by_rdp = accounting.epsilon_of_events(events, 1e-5)
-    assert by_rdp > accounting.PLD_REACH_EPSILON
+    assert by_rdp > accounting.PLD_EPSILON_LIMIT
     assert accounting.epsilon_of_events(events, 1e-5, "PLD") == by_rdp

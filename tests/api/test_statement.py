@@ -12,8 +12,16 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
-from tensafe_api.events import Event, Mechanism, charged
-from tensafe_api.statement import NOT_KNOWN, Facts, canonical, digest, page, recompute, statement
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events
+from tensafe_api.statement import (
+    NOT_KNOWN,
+    StatementInputs,
+    build_statement,
+    canonical_json,
+    digest,
+    recompute_epsilon,
+    render_markdown,
+)
 
 MECHANISM = Mechanism(
     sample_rate="0.04",
@@ -25,7 +33,7 @@ MECHANISM = Mechanism(
     grid_bits=21,
     expected_batch_size=200,
 )
-FACTS = Facts(
+FACTS = StatementInputs(
     job_name="claims-triage",
     job_uid="3f2a91c0",
     attempt=2,
@@ -38,7 +46,7 @@ FACTS = Facts(
     steps_charged=1234,
     steps_recharged=56,
     step=1178,
-    events=charged(MECHANISM, 1234),
+    events=charged_events(MECHANISM, 1234),
     dimension=98_765,
     noise_distance=2.0**-102,
     adapter_digest="sha256:" + "ab" * 32,
@@ -66,14 +74,14 @@ def leaves(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 @pytest.mark.parametrize("steps", [0, 1, 300])
 def test_what_was_spent_can_be_had_again_from_the_events(steps: int, accountant: Any) -> None:
-    events = charged(MECHANISM, steps)
-    document = statement(replace(FACTS, steps_charged=steps, events=events, accountant=accountant))
-    document = json.loads(canonical(document))
-    assert recompute(document) == document["spent"]["epsilon"]
+    events = charged_events(MECHANISM, steps)
+    document = build_statement(replace(FACTS, steps_charged=steps, events=events, accountant=accountant))
+    document = json.loads(canonical_json(document))
+    assert recompute_epsilon(document) == document["spent"]["epsilon"]
 
 
 def test_three_lines_of_dp_accounting_give_the_same() -> None:
-    document = statement(FACTS)
+    document = build_statement(FACTS)
     accountant = rdp.RdpAccountant()
     for event in document["events"]:
         gaussian = dp_accounting.GaussianDpEvent(float(event["noiseMultiplier"]))
@@ -83,32 +91,34 @@ def test_three_lines_of_dp_accounting_give_the_same() -> None:
 
 
 def test_events_that_were_changed_show() -> None:
-    document = statement(FACTS)
-    document["events"] = [Event(sample_rate="0.04", noise_multiplier="1.5", steps=1000).model_dump(by_alias=True)]
-    assert recompute(document) != document["spent"]["epsilon"]
+    document = build_statement(FACTS)
+    document["events"] = [
+        PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=1000).model_dump(by_alias=True)
+    ]
+    assert recompute_epsilon(document) != document["spent"]["epsilon"]
 
 
 def test_the_claim_is_of_the_planned_steps_at_least() -> None:
     """Where a run stopped may have depended on what it showed."""
-    stopped = statement(FACTS)
+    stopped = build_statement(FACTS)
     assert (stopped["claim"]["steps"], stopped["spent"]["stepsCharged"]) == (2250, 1234)
     assert stopped["claim"]["epsilon"] == "7.33"  # 7.32936, rounded up
     assert float(stopped["spent"]["epsilon"]) < float(stopped["claim"]["epsilon"])
-    recharged = statement(replace(FACTS, steps_charged=2300, events=charged(MECHANISM, 2300)))
+    recharged = build_statement(replace(FACTS, steps_charged=2300, events=charged_events(MECHANISM, 2300)))
     assert recharged["claim"]["steps"] == 2300
     assert recharged["claim"]["epsilon"] == recharged["spent"]["epsilon"]
     assert float(recharged["claim"]["epsilon"]) > 7.33
 
 
 def test_an_outsider_faces_more_noise() -> None:
-    document = statement(FACTS)
+    document = build_statement(FACTS)
     assert float(document["againstOutsider"]) < float(document["spent"]["epsilon"])
-    alone = statement(replace(FACTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
+    alone = build_statement(replace(FACTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
     assert alone["againstOutsider"] == alone["spent"]["epsilon"]
 
 
 def test_the_mechanism_stands_as_it_was_frozen() -> None:
-    document = statement(FACTS)
+    document = build_statement(FACTS)
     frozen = MECHANISM.model_dump(by_alias=True)
     assert {name: document["mechanism"][name] for name in frozen} == frozen
     assert document["events"] == [event.model_dump(by_alias=True) for event in FACTS.events]
@@ -124,21 +134,21 @@ def test_every_fact_is_in_it() -> None:
         "model": {"name": "other"},
         "remarks": (),
     }
-    whole = statement(FACTS)
-    for field in fields(Facts):
+    whole = build_statement(FACTS)
+    for field in fields(StatementInputs):
         value = getattr(FACTS, field.name)
         other = changed.get(field.name, f"{value}0" if isinstance(value, str) else None)
         if other is None:
             other = value + 1
-        assert statement(replace(FACTS, **{field.name: other})) != whole, field.name
+        assert build_statement(replace(FACTS, **{field.name: other})) != whole, field.name
 
 
 def test_what_nobody_knows_is_said_to_be_not_known() -> None:
-    bare = statement(replace(FACTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
+    bare = build_statement(replace(FACTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
     assert bare["hashes"]["dataset"] == bare["lineage"] == bare["model"] == NOT_KNOWN
     assert bare["hashes"]["image"] == bare["budget"] == NOT_KNOWN
     assert bare["evaluation"] == "none"
-    assert page(bare).count(NOT_KNOWN) == 5
+    assert render_markdown(bare).count(NOT_KNOWN) == 5
 
 
 @pytest.mark.parametrize(
@@ -148,9 +158,9 @@ def test_what_nobody_knows_is_said_to_be_not_known() -> None:
         replace(FACTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
     ],
 )
-def test_the_page_shows_everything(facts: Facts) -> None:
-    document = statement(facts)
-    text = page(document)
+def test_the_page_shows_everything(facts: StatementInputs) -> None:
+    document = build_statement(facts)
+    text = render_markdown(document)
     del document["schema"]
     del document["mechanism"]["gridBits"]
     missing = [leaf for leaf in leaves(document) if str(leaf) not in text]
@@ -166,20 +176,20 @@ def test_the_page_shows_everything(facts: Facts) -> None:
 
 
 def test_the_unit_user_says_what_becomes_of_records_without_one() -> None:
-    assert statement(FACTS)["claim"]["unitDefinition"].endswith(
+    assert build_statement(FACTS)["claim"]["unitDefinition"].endswith(
         "each record without a user id (null) is a unit of its own"
     )
 
 
 def test_canonical_json_is_stable() -> None:
-    document = statement(FACTS)
-    content = canonical(document)
+    document = build_statement(FACTS)
+    content = canonical_json(document)
     assert json.loads(content) == document
-    assert canonical(json.loads(content)) == content
-    assert canonical(dict(reversed(document.items()))) == content
-    assert canonical({"b": 1, "a": {"ü": [1.5, None, True]}}) == '{"a":{"ü":[1.5,null,true]},"b":1}'.encode()
+    assert canonical_json(json.loads(content)) == content
+    assert canonical_json(dict(reversed(document.items()))) == content
+    assert canonical_json({"b": 1, "a": {"ü": [1.5, None, True]}}) == '{"a":{"ü":[1.5,null,true]},"b":1}'.encode()
     with pytest.raises(ValueError):
-        canonical({"epsilon": float("nan")})
+        canonical_json({"epsilon": float("nan")})
 
 
 def test_a_digest_names_its_function() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from tensafe_api.resources import values
-from tensafe_api.resources.values import number, quantity
+from tensafe_api.resources.values import parse_decimal, parse_quantity
 
 
 def accepts(kind: object, value: object) -> bool:
@@ -25,7 +25,7 @@ def accepts(kind: object, value: object) -> bool:
 @pytest.mark.parametrize("text", ["8", "0.05", "2e-4", "1E+3", "10.0", "1e-06"])
 def test_decimal_strings_stay_what_they_are(text: str) -> None:
     assert TypeAdapter(values.PositiveDecimal).validate_python(text) == text
-    assert number(text) == float(text)
+    assert parse_decimal(text) == float(text)
 
 
 NO_NUMBERS = [
@@ -52,7 +52,7 @@ NO_NUMBERS = [
 def test_what_is_no_finite_decimal_number_is_refused(text: str) -> None:
     assert not accepts(values.NonNegativeDecimal, text)
     with pytest.raises(ValueError):
-        number(text)
+        parse_decimal(text)
 
 
 @pytest.mark.parametrize("value", [8, 8.0, math.nan, math.inf, True, None, ["8"]])
@@ -101,20 +101,20 @@ def test_what_is_said_of_a_wrong_decimal(kind: object, value: object, sentence: 
 @given(st.floats(min_value=0, max_value=1e299, allow_nan=False))
 def test_every_python_float_can_be_written(value: float) -> None:
     assert accepts(values.NonNegativeDecimal, repr(value))
-    assert number(repr(value)) == value
+    assert parse_decimal(repr(value)) == value
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("8", 8), ("500m", 0.5), ("64Gi", 64 * 2**30), ("1.5k", 1500), ("2T", 2e12), ("1Mi", 2**20)]
 )
 def test_quantities(text: str, size: float) -> None:
-    assert quantity(text) == size
+    assert parse_quantity(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "-1", "1 Gi", "1gi", "1e3", "١"])
 def test_what_is_no_quantity(text: str) -> None:
     with pytest.raises(ValueError):
-        quantity(text)
+        parse_quantity(text)
     assert not accepts(values.Memory, text)
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_quantity(text: str) -> None:
             ],
         ),
         (values.EnvName, ["HF_TOKEN", "_a"], ["1A", "A-B", ""]),
-        (values.Word, ["a", "two words"], ["", " a", "a ", "a\nb"]),
+        (values.OneLine, ["a", "two words"], ["", " a", "a ", "a\nb"]),
         (values.Timestamp, ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00.123+01:00"], ["2026-01-31", "now"]),
     ],
 )

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from tensafe_api.crd import JOBS, LEDGERS, open_api_schema
-from tensafe_api.reasons import ConditionType, Phase, Reason, Told
+from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -52,7 +52,7 @@ def test_every_field_of_a_resource_is_a_row(generate: ModuleType, page: str) -> 
 
 def test_every_word_of_a_status_is_explained(generate: ModuleType) -> None:
     rows = re.findall(r"^\| `(\w+)` \| .*\w", generate.pages()["conditions-and-reasons.md"], re.MULTILINE)
-    assert sorted(rows) == sorted(word.value for kind in (Phase, ConditionType, Reason, Told) for word in kind)
+    assert sorted(rows) == sorted(word.value for kind in (Phase, ConditionType, Reason, EventReason) for word in kind)
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

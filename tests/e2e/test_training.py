@@ -10,10 +10,10 @@ import pytest
 from e2e.platform.fixtures.clinic import LABELS, Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
 from e2e.platform.trainer.adapters import accuracy, download
-from tensafe_api.accounting import shown
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
-from tensafe_api.statement import digest, recompute
+from tensafe_api.statement import digest, recompute_epsilon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
@@ -38,14 +38,14 @@ def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyo
     assert ledger is not None and ledger["metadata"]["uid"] == status["ledgerUID"]
     claim = Claim.of(PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False))
     assert clinic.charged(status["ledgerName"]) == 30
-    assert status["privacy"]["epsilonSpent"] == shown(claim.epsilon(30))
+    assert status["privacy"]["epsilonSpent"] == format_epsilon(claim.epsilon(30))
 
     # The adapter in the bucket is the one that the status and the ledger name, file by file.
     final = status["finalModel"]
     files = download(clinic, final, tmp_path)
     statement = json.loads(files["statement.json"])
     assert final["statementDigest"] == digest(files["statement.json"])
-    assert recompute(statement) == statement["claim"]["epsilon"] == status["privacy"]["epsilonClaimed"]
+    assert recompute_epsilon(statement) == statement["claim"]["epsilon"] == status["privacy"]["epsilonClaimed"]
 
     # It is plain peft's, and it has learned.
     assert accuracy(tmp_path, data / "eval.jsonl") > 2 * CHANCE

@@ -55,7 +55,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "σ halved in the shares",
         (
             Edit(
-                _API + "events.py",
+                _API + "privacy_events.py",
                 "return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
                 "return 0.5 * float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
             ),
@@ -63,7 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             *_NOISE_IN_SUMS,
             _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
-            "tests/api/test_events.py::test_shares_are_sized_for_those_who_may_pool_theirs",
+            "tests/api/test_privacy_events.py::test_shares_are_sized_for_those_who_may_pool_theirs",
         ),
     ),
     Mutation(
@@ -78,7 +78,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "colluders' shares forgotten",
         (
             Edit(
-                _API + "events.py",
+                _API + "privacy_events.py",
                 "self.grid / math.sqrt(self.workers - self.colluders)",
                 "self.grid / math.sqrt(self.workers)",
             ),
@@ -380,9 +380,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "figures rounded to the nearest",
-        (Edit(_API + "events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
+        (Edit(_API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (
-            "tests/api/test_events.py::test_rounding_up_never_goes_down_and_never_far",
+            "tests/api/test_privacy_events.py::test_rounding_up_never_goes_down_and_never_far",
             "tests/api/test_resolve.py::test_the_sample_rate_is_rounded_up",
         ),
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tensafe_api.reasons import Reason, reason_of_exit
+from tensafe_api.reasons import Reason, reason_for_exit_code
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, Unreadable
@@ -95,8 +95,8 @@ def test_every_reason_with_an_exit_code_ends_with_it_and_with_its_mend(end: obje
     assert len(told) == 18
     for reason in told:
         sentence, code = end((reason, "what happened"))
-        assert reason_of_exit(code) is reason
-        assert sentence == f"{reason}: what happened. {reason.mend}"
+        assert reason_for_exit_code(code) is reason
+        assert sentence == f"{reason}: what happened. {reason.fix}"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def main(run: Run | None = None) -> int:
     while told_to_go and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
         signal.pause()  # until the pod's processes are killed
     failed = reason.phase is Phase.FAILED
-    say(f"{reason}: {message}." + (f" {reason.mend}" if failed else ""))
+    say(f"{reason}: {message}." + (f" {reason.fix}" if failed else ""))
     return reason.exit_code if failed else 0
 
 

@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 RULE_ERROR = "rule"
 """Type of the pydantic error that a broken rule raises."""
-TWIN_ERROR = "twin"
+DUPLICATE_ERROR = "twin"
 """Type of the pydantic error of a list in which something occurs twice."""
 
 
@@ -93,7 +93,9 @@ class Unique:
         for position, identity in enumerate(identities):
             if identity in identities[:position]:
                 name = " ".join(map(str, identity)) if self.keys else identity
-                raise PydanticCustomError(TWIN_ERROR, "{message}", {"message": f'has "{name}" twice: keep one of them'})
+                raise PydanticCustomError(
+                    DUPLICATE_ERROR, "{message}", {"message": f'has "{name}" twice: keep one of them'}
+                )
         return items
 
 

@@ -37,7 +37,7 @@ from tensafe_api.resources.values import (
     Size,
     Text,
     VolumeName,
-    matches,
+    cel_matches,
 )
 
 _OURS = ("RAY_", "TENSAFE_", "BASH_ENV")
@@ -227,7 +227,7 @@ class Volume(Block):
 
 def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
     return Rule(
-        f"!has(self.{name}) || self.{name}.all(key, {matches('key', QUALIFIED)})",
+        f"!has(self.{name}) || self.{name}.all(key, {cel_matches('key', QUALIFIED)})",
         f"cluster.{name} must have keys such as zone or example.com/zone, with at most 63 letters, digits, -, _ and . "
         "after the /: mend the key",
         lambda cluster: all(re.fullmatch(QUALIFIED, key) for key in labels(cluster)),

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule
-from tensafe_api.resources.values import URI, Positive, UnitCount, Word
+from tensafe_api.resources.values import URI, OneLine, Positive, UnitCount
 
 FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]
 LossOn = Literal["Completion", "Assistant", "All"]
@@ -32,18 +32,18 @@ class Columns(Block):
     A decimal integer names a column by its position, from 0, in a csv or tsv file without a header.
     """
 
-    prompt: Word | None = Field(None, description="Column of the prompt; together with completion.")
-    completion: Word | None = Field(None, description="Column of the completion; together with prompt.")
-    messages: Word | None = Field(
+    prompt: OneLine | None = Field(None, description="Column of the prompt; together with completion.")
+    completion: OneLine | None = Field(None, description="Column of the completion; together with prompt.")
+    messages: OneLine | None = Field(
         None,
         description="Column of the conversation: a list of role and content, in order. One conversation is one "
         "example.",
     )
-    tools: Word | None = Field(
+    tools: OneLine | None = Field(
         None, description="Column of the tools that the conversation may call; with messages only; default: no tools."
     )
-    text: Word | None = Field(None, description="Column of the text.")
-    label: Word | None = Field(
+    text: OneLine | None = Field(None, description="Column of the text.")
+    label: OneLine | None = Field(
         None, description="Column of the class, a number from 0 or a name of model.labelNames; with text only."
     )
 
@@ -76,7 +76,7 @@ class Unit(Block):
         description="Example: one record. User: all records of one value of `column`; choose it wherever a person can "
         "have several records."
     )
-    column: Word | None = Field(None, description="Column of the user's id; for User only, and required there.")
+    column: OneLine | None = Field(None, description="Column of the user's id; for User only, and required there.")
     max_examples_per_unit: Positive | None = Field(
         None,
         description="Most records of one user that are trained on; for User only, default 8 there. It bounds the "
@@ -131,7 +131,7 @@ class Dataset(Block):
         "error would tell of one record.",
     )
     unit: Unit = Field(description="Whose presence the privacy claim hides, and how many there are at least.")
-    lineage: Word | None = Field(
+    lineage: OneLine | None = Field(
         None,
         description="A declared name for the same people, over all data sets that hold them; written into ledger and "
         "statement; default: none.",

@@ -30,7 +30,7 @@ from tensafe_api.resources.values import (
     Positive,
     Text,
     Timestamp,
-    matches,
+    cel_matches,
 )
 
 GROUP = "tensafe.io"
@@ -129,7 +129,7 @@ class Spec(Block):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"!has(self.privacy.targetDelta) || !{matches('self.privacy.targetDelta', DECIMAL)} || "
+            f"!has(self.privacy.targetDelta) || !{cel_matches('self.privacy.targetDelta', DECIMAL)} || "
             "double(self.privacy.targetDelta) * double(self.dataset.unit.atLeast) < 1.0",
             "privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it out for "
             "1 / (10 x unit.atLeast)",
@@ -249,7 +249,7 @@ class Spec(Block):
         _in_suspension("retry"),
     )
 
-    def places(self) -> dict[str, str]:
+    def uris(self) -> dict[str, str]:
         """The URIs that the job reads and writes, by the name of their block."""
         blocks = {"dataset": self.dataset, "checkpoint": self.checkpoint, "evaluation": self.evaluation}
         return {name: block.uri for name, block in blocks.items() if block is not None}

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.events import Mechanism
+from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.base import Block, Rule, StatusBlock, Transition, Unique
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.values import (
@@ -26,28 +26,28 @@ from tensafe_api.resources.values import (
     JobName,
     LabelMap,
     ObjectName,
+    OneLine,
     Positive,
     PositiveDecimal,
     Text,
     UnitCount,
-    Word,
 )
 
-COUNTED = "tensafe.io/unit-at-least"
+COUNTED_ANNOTATION = "tensafe.io/unit-at-least"
 """Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
 LEDGER_KIND: Literal["PrivacyLedger"] = "PrivacyLedger"
-MOST_ATTEMPTS = 64
-MOST_RELEASES = 200
+MAX_ATTEMPTS = 64
+MAX_PUBLISHED_CHECKPOINTS = 200
 """The last place is kept for the final release."""
-MOST_EVALUATIONS = 100
-STARTS_KEPT = 16
+MAX_EVALUATIONS = 100
+MAX_STARTS = 16
 """Of how many incarnations of the last attempt the ledger remembers where they began."""
-AttemptNumber = Annotated[int, Field(strict=True, ge=1, le=MOST_ATTEMPTS)]
+AttemptNumber = Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS)]
 """The number of an attempt: a claim far beyond what the operator makes would fence every real one for good."""
 
-ReleaseAddress = Annotated[str, Field(strict=True, min_length=1, max_length=8000)]
+CheckpointAddress = Annotated[str, Field(strict=True, min_length=1, max_length=8000)]
 """Where a release lies: an `Address`, and room for the name of a file in it."""
-MOST_CHARGED = 2**31 - 1
+MAX_CHARGED_STEPS = 2**31 - 1
 """As many steps as `status.privacy.stepsCharged` of a job can hold."""
 _CHARGED = "self.charges.map(c, c.steps).sum()"
 
@@ -58,10 +58,10 @@ class LedgerSpec(Block):
     """Everything the claim rests on, frozen when the job is admitted."""
 
     job_name: JobName = Field(description="Name of the job.")
-    job_uid: Word = Field(
+    job_uid: OneLine = Field(
         alias="jobUID", description="UID of the job: another job of the same name has another ledger."
     )
-    lineage: Word | None = Field(None, description="A declared name for the same people.")
+    lineage: OneLine | None = Field(None, description="A declared name for the same people.")
     mechanism: Mechanism = Field(description="One step of DP-SGD.")
     unit_at_least: UnitCount = Field(description="The public lower bound of the number of units.")
     planned_steps: Positive = Field(description="Steps of the plan.")
@@ -87,7 +87,7 @@ class PrivacyLedgerSpec(LedgerSpec):
         description="Service account that alone may write the status, from the pod that claimed."
     )
     key_secret_name: ObjectName = Field(description="Secret with the job's key, which workers alone mount.")
-    key_digest: Word = Field(
+    key_digest: OneLine = Field(
         description="SHA-256 of the job's key, in hex: workers refuse another key, whoever has put it there."
     )
 
@@ -98,7 +98,7 @@ class ChargeRecord(StatusBlock):
     attempt: AttemptNumber = Field(description="Number of the attempt, from 1.")
     steps: Count = Field(description="Steps charged; never fewer than before.")
     incarnation: Positive = Field(description="How often the workers of the attempt were started.")
-    pod_uid: Word = Field(alias="podUID", description="UID of the pod that claimed the incarnation.")
+    pod_uid: OneLine = Field(alias="podUID", description="UID of the pod that claimed the incarnation.")
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition("self.steps >= oldSelf.steps", "a charge never falls: what was spent stays spent", ".steps"),
@@ -111,10 +111,10 @@ class ChargeRecord(StatusBlock):
     )
 
 
-class ReleaseRecord(StatusBlock):
+class PublishedCheckpointRecord(StatusBlock):
     """A checkpoint that others can read."""
 
-    uri: ReleaseAddress = Field(description="Where it lies.")
+    uri: CheckpointAddress = Field(description="Where it lies.")
     step: Count = Field(description="After how many steps.")
     attempt: AttemptNumber = Field(description="Number of the attempt that wrote it.")
     digest: Text = Field(description="Digest of its files.")
@@ -131,31 +131,31 @@ class LedgerStatus(StatusBlock):
     """What was spent, and what for."""
 
     attempt: AttemptNumber = Field(description="The highest attempt that claimed the ledger; lower ones are fenced.")
-    charges: Annotated[
-        tuple[ChargeRecord, ...], Field(min_length=1, max_length=MOST_ATTEMPTS), Unique(("attempt",))
-    ] = Field(description="What each attempt was charged.")
+    charges: Annotated[tuple[ChargeRecord, ...], Field(min_length=1, max_length=MAX_ATTEMPTS), Unique(("attempt",))] = (
+        Field(description="What each attempt was charged.")
+    )
     charged_through: Count = Field(description="The step through which the present incarnation has been charged.")
-    starts: Annotated[tuple[Count, ...], Field(max_length=STARTS_KEPT)] = Field(
+    starts: Annotated[tuple[Count, ...], Field(max_length=MAX_STARTS)] = Field(
         (), description="The steps at which this attempt's incarnations began, since one last ended in good order."
     )
     steps_recharged: Count = Field(0, description="Steps charged a second time, after a crash.")
-    releases: Annotated[tuple[ReleaseRecord, ...], Field(max_length=MOST_RELEASES), Unique(("uri",))] = Field(
-        (), description="Checkpoints that others can read, in the order in which they were written."
-    )
+    releases: Annotated[
+        tuple[PublishedCheckpointRecord, ...], Field(max_length=MAX_PUBLISHED_CHECKPOINTS), Unique(("uri",))
+    ] = Field((), description="Checkpoints that others can read, in the order in which they were written.")
     dataset_digest: Text | None = Field(None, description="Keyed digest of the records; set once.")
     outcome: Outcome | None = Field(None, description="How the last attempt ended, where it ended in good order.")
     progress: Progress = Field(default_factory=Progress, description="How far the training is.")
-    evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=MOST_EVALUATIONS), Unique(("step",))] = Field(
+    evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=MAX_EVALUATIONS), Unique(("step",))] = Field(
         (), description="Evaluations on a public set, the newest ones."
     )
     length: Positive = Field(description="Number of entries: claims, charges, releases and outcomes so far.")
-    head: Word = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
+    head: OneLine = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            f"{_CHARGED} <= {MOST_CHARGED}",
-            f"all attempts together are charged at most {MOST_CHARGED} steps",
-            lambda status: sum(charge.steps for charge in status.charges) <= MOST_CHARGED,
+            f"{_CHARGED} <= {MAX_CHARGED_STEPS}",
+            f"all attempts together are charged at most {MAX_CHARGED_STEPS} steps",
+            lambda status: sum(charge.steps for charge in status.charges) <= MAX_CHARGED_STEPS,
             ".charges",
         ),
     )

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule, Unique
-from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, Positive, Share, Template, Word
+from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, OneLine, Positive, Share, Template
 
 Task = Literal["CausalLM", "SequenceClassification"]
 
@@ -26,18 +26,18 @@ class ObjectKey(Block):
 class Model(Block):
     """The base model. Its weights stay as they are."""
 
-    name: Word = Field(
+    name: OneLine = Field(
         description="The base model: a hub id such as Qwen/Qwen3-0.6B, a path, or the name of an installed Python "
         "package that holds a model."
     )
-    revision: Word | None = Field(
+    revision: OneLine | None = Field(
         None, description="Branch, tag or commit of a hub id; default: the hub's main. The status shows the commit."
     )
     task: Task = Field("CausalLM", description="What the model learns to do: write text, or put text into classes.")
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description="Number of classes; for SequenceClassification only, and required there."
     )
-    label_names: Annotated[tuple[Word, ...], Field(max_length=1000), Unique()] = Field(
+    label_names: Annotated[tuple[OneLine, ...], Field(max_length=1000), Unique()] = Field(
         (),
         description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the data may "
         "then be these names instead of numbers, and the trained model carries the names. Default: none.",
@@ -82,7 +82,7 @@ class Lora(Block):
         None, description="Scale of the factors (their product is multiplied by alpha / rank); default: 2 x rank."
     )
     dropout: Share = Field("0.05", description="Share of inputs to the factors that is dropped during training.")
-    target_modules: Annotated[tuple[Word, ...], Field(max_length=64), Unique()] = Field(
+    target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
         (),
         description="Names of the layers that get factors, or the one word all-linear; default: what peft has for this "
         "kind of model.",
@@ -90,7 +90,7 @@ class Lora(Block):
     layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] = Field(
         (), description="Numbers of the transformer layers that get factors, from 0; default: all."
     )
-    modules_to_save: Annotated[tuple[Word, ...], Field(max_length=16), Unique()] = Field(
+    modules_to_save: Annotated[tuple[OneLine, ...], Field(max_length=16), Unique()] = Field(
         (),
         description="Names of further modules that are trained whole and saved with the adapter; default: none, "
         "but for the new classifier of SequenceClassification.",

@@ -21,11 +21,11 @@ from tensafe_api.resources.values import (
     Flag,
     Fraction,
     NonNegativeDecimal,
+    OneLine,
     Positive,
     PositiveDecimal,
     Text,
     Timestamp,
-    Word,
 )
 
 
@@ -42,7 +42,7 @@ class Condition(StatusBlock):
     status: Annotated[str, Field(strict=True, pattern="^(True|False|Unknown)$")] = Field(
         description="True, False or Unknown."
     )
-    reason: Word = Field(description="Why, in one CamelCase word.")
+    reason: OneLine = Field(description="Why, in one CamelCase word.")
     message: Annotated[str, Field(strict=True, max_length=4096)] = Field("", description="Why, in one sentence.")
     last_transition_time: Timestamp = Field(description="When the status last changed.")
     observed_generation: Annotated[int, Field(strict=True)] | None = Field(
@@ -77,7 +77,7 @@ class Attempt(StatusBlock):
     ray_cluster_name: Text | None = Field(None, description="Name of its RayCluster.")
     start_time: Timestamp | None = Field(None, description="When it began.")
     end_time: Timestamp | None = Field(None, description="When it ended; absent while it runs.")
-    reason: Word | None = Field(None, description="Why it ended, in one CamelCase word.")
+    reason: OneLine | None = Field(None, description="Why it ended, in one CamelCase word.")
     exit_code: Annotated[int, Field(strict=True)] | None = Field(None, description="Exit code of what failed first.")
     node: Text | None = Field(None, description="Node of what failed first.")
     restarts: Count | None = Field(None, description="How often its workers were restarted.")

@@ -22,11 +22,11 @@ from tensafe_api.resources.values import (
     LearningRate,
     LossScale,
     ObjectName,
+    OneLine,
     Positive,
     PositiveDecimal,
     StoreURI,
     WeightDecay,
-    Word,
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -157,7 +157,7 @@ class Storage(Block):
     endpoint: Endpoint | None = Field(
         None, description="Address of an S3-compatible service; default: the scheme's public one."
     )
-    region: Word | None = Field(None, description="Region of the storage; default: what the environment says.")
+    region: OneLine | None = Field(None, description="Region of the storage; default: what the environment says.")
     secret_name: ObjectName | None = Field(
         None,
         description="Secret with the storage's credentials as environment variables, for workers only; default: none.",

@@ -28,14 +28,14 @@ from tensafe_api.resources.base import Rule
 
 STRING_ERROR = "string"
 """Type of the pydantic error of a string that is not written as its field asks."""
-LEAST_DELTA = 1e-300
+MIN_DELTA = 1e-300
 """The least δ: a float far below it has few digits, and the millionth of it that pays for the noise would be 0."""
 
-LEAST_SIGMA, MOST_SIGMA = 1e-3, 1e9
+MIN_SIGMA, MAX_SIGMA = 1e-3, 1e9
 """Noise multipliers beyond which floats have too few digits for any accountant."""
 
 
-def number(value: str) -> float:
+def parse_decimal(value: str) -> float:
     """The value of a decimal string.
 
     Raises:
@@ -46,7 +46,7 @@ def number(value: str) -> float:
     return float(value)
 
 
-def quantity(value: str) -> float:
+def parse_quantity(value: str) -> float:
     """The size of a Kubernetes quantity: cores for `500m` or `8`, bytes for `64Gi`.
 
     Raises:
@@ -58,20 +58,20 @@ def quantity(value: str) -> float:
     return float(Decimal(match["digits"]) * _SUFFIXES[match["suffix"] or ""])
 
 
-def matches(value: str, pattern: str) -> str:
+def cel_matches(value: str, pattern: str) -> str:
     """In CEL: whether the string `value` is of the form `pattern`, a regular expression without anchors and quotes."""
     return f"{value}.matches(r'^({pattern})$')"
 
 
-def form_of(cel: str) -> str | None:
+def pattern_of(cel: str) -> str | None:
     """The form that a rule on a string asks for, where it asks for nothing else."""
-    start, end = matches("self", "|").split("|")
+    start, end = cel_matches("self", "|").split("|")
     pattern = cel.removeprefix(start).removesuffix(end)
-    return pattern if cel == matches("self", pattern) else None
+    return pattern if cel == cel_matches("self", pattern) else None
 
 
 @dataclass(frozen=True)
-class Written:
+class StringForm:
     """Annotation of a string: the form that it is written in.
 
     Attributes:
@@ -95,7 +95,7 @@ class Written:
         written: JsonSchemaValue = {"type": "string", "maxLength": self.max_length}
         if self.format:  # to CEL no string, but what it stands for
             return written | {"format": self.format, "pattern": f"^({self.pattern})$"}
-        form = matches("self", self.pattern)
+        form = cel_matches("self", self.pattern)
         written["x-kubernetes-validations"] = [
             {"rule": form, "message": f"is not {self.form}"},
             *(rule.schema() | {"rule": f"!{form} || {rule.cel}"} for rule in self.rules),
@@ -143,14 +143,14 @@ _FINITE = Rule("double(self) < 1e300", "must be below 1e300", lambda text: float
 _POSITIVE = Rule("double(self) > 0.0", "must be above 0", lambda text: float(text) > 0)
 _NOT_NEGATIVE = Rule("!self.startsWith('-')", "must not be below 0", lambda text: not text.startswith("-"))
 _LEAST_DELTA = Rule(
-    f"double(self) >= {LEAST_DELTA}", f"must be at least {LEAST_DELTA}", lambda text: float(text) >= LEAST_DELTA
+    f"double(self) >= {MIN_DELTA}", f"must be at least {MIN_DELTA}", lambda text: float(text) >= MIN_DELTA
 )
 _BELOW_ONE = Rule("double(self) < 1.0", "must be below 1", lambda text: float(text) < 1)
 _UP_TO_ONE = Rule("double(self) <= 1.0", "must be at most 1", lambda text: float(text) <= 1)
 
 
-def _decimal(*rules: Rule) -> Written:
-    return Written(DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules)
+def _decimal(*rules: Rule) -> StringForm:
+    return StringForm(DECIMAL, 'a decimal number such as "8", "0.05" or "2e-4"', 32, rules)
 
 
 PositiveDecimal = Annotated[str, _decimal(_POSITIVE, _FINITE)]
@@ -210,16 +210,16 @@ Rate = Annotated[str, _decimal(_POSITIVE, _UP_TO_ONE)]
 Fraction = Annotated[str, _decimal(_NOT_NEGATIVE, _UP_TO_ONE)]
 """A decimal string from 0 to 1."""
 
-_SOME = Rule("quantity(self).isGreaterThan(quantity('0'))", "must be above 0", lambda text: quantity(text) > 0)
+_SOME = Rule("quantity(self).isGreaterThan(quantity('0'))", "must be above 0", lambda text: parse_quantity(text) > 0)
 
 
-def _size(least: str) -> Written:
+def _size(least: str) -> StringForm:
     enough = Rule(
         f"quantity(self).compareTo(quantity('{least}')) >= 0",
         f'must be at least {least}: write its unit, as in "8Gi"',
-        lambda text: quantity(text) >= quantity(least),
+        lambda text: parse_quantity(text) >= parse_quantity(least),
     )
-    return Written(r"[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?", 'a size such as "8Gi" or "512Mi"', 32, (enough,))
+    return StringForm(r"[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?", 'a size such as "8Gi" or "512Mi"', 32, (enough,))
 
 
 Memory = Annotated[str, _size("256Mi")]
@@ -227,7 +227,7 @@ Memory = Annotated[str, _size("256Mi")]
 takes 75Mi."""
 Size = Annotated[str, _size("1Mi")]
 """A Kubernetes quantity of bytes on a disk."""
-Cpus = Annotated[str, Written(r"[0-9]+(\.[0-9]+)?m?", 'a number of cores such as "8" or "500m"', 32, (_SOME,))]
+Cpus = Annotated[str, StringForm(r"[0-9]+(\.[0-9]+)?m?", 'a number of cores such as "8" or "500m"', 32, (_SOME,))]
 """A Kubernetes quantity of CPU cores above 0."""
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -235,21 +235,21 @@ _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
 _OBJECT = "the name of a Kubernetes object: lower-case letters, digits, - and ., a letter or digit around each ."
 
-ObjectName = Annotated[str, Written(_SUBDOMAIN, _OBJECT)]
+ObjectName = Annotated[str, StringForm(_SUBDOMAIN, _OBJECT)]
 """Name of a Kubernetes object (DNS-1123 subdomain)."""
-OptionalName = Annotated[str, Written(f"({_SUBDOMAIN})?", _OBJECT)]
+OptionalName = Annotated[str, StringForm(f"({_SUBDOMAIN})?", _OBJECT)]
 """Name of a Kubernetes object, or the empty string for the cluster's default."""
 QueueName = Annotated[
-    str, Written(f"({_SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
+    str, StringForm(f"({_SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
 ]
 """Name of a Kueue queue, which is the value of a label; or the empty string for none."""
 QUALIFIED = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?"
 """Form of the key of a label, an annotation or a taint."""
-QualifiedName = Annotated[str, Written(QUALIFIED, "a key such as zone or example.com/zone", 317)]
+QualifiedName = Annotated[str, StringForm(QUALIFIED, "a key such as zone or example.com/zone", 317)]
 """Key of a taint."""
 LabelValue = Annotated[
     str,
-    Written(
+    StringForm(
         f"({_WORD})?",
         "the value of a label: at most 63 letters, digits, -, _ and ., a letter or digit first and last",
         63,
@@ -257,12 +257,12 @@ LabelValue = Annotated[
 ]
 """Value of a label or a taint."""
 DataKey = Annotated[
-    str, Written(r"\.?[-_A-Za-z0-9][-_.A-Za-z0-9]*", "a key of a Secret or ConfigMap: letters, digits, -, _ and .")
+    str, StringForm(r"\.?[-_A-Za-z0-9][-_.A-Za-z0-9]*", "a key of a Secret or ConfigMap: letters, digits, -, _ and .")
 ]
 """Key in the data of a Secret or ConfigMap."""
 JobName = Annotated[
     str,
-    Written(
+    StringForm(
         r"[a-z]([-a-z0-9]*[a-z0-9])?",
         "a job's name: lower-case letters, digits and -, a letter first, no - at the end",
         40,
@@ -275,23 +275,23 @@ _STORES = r"(s3|gs)://[^/\s\x0b].*|file://.+|pvc://[a-z0-9]([-a-z0-9]{0,56}[a-z0
 _IN_STORES = "s3://bucket/path/, gs://bucket/path/, file:///path, pvc://claim/path"
 URI = Annotated[
     str,
-    Written(
+    StringForm(
         rf"{_STORES}|hf://.+|memory://.+", f"a place of data: {_IN_STORES}, hf://datasets/owner/name or a path", 1024
     ),
 ]
 """Where data is read: a URI, or a path (a relative one is relative to the manifest, and for local runs only). memory://
 is how a job names a data set that Python handed over."""
-StoreURI = Annotated[str, Written(_STORES, f"a place of checkpoints: {_IN_STORES} or a path", 1024)]
+StoreURI = Annotated[str, StringForm(_STORES, f"a place of checkpoints: {_IN_STORES} or a path", 1024)]
 """Where checkpoints are written: a URI, or a path."""
 Address = Annotated[str, Field(strict=True, min_length=1, max_length=8192)]
 """Where something lies that was written: a URI of any length that a path can come to."""
 Endpoint = Annotated[
-    str, Written(rf"https?://[^\s\x0b/]+(/{_VISIBLE}*)?", "an address such as https://minio.example:9000", 1024)
+    str, StringForm(rf"https?://[^\s\x0b/]+(/{_VISIBLE}*)?", "an address such as https://minio.example:9000", 1024)
 ]
 """Address of an HTTP service."""
 Timestamp = Annotated[
     str,
-    Written(
+    StringForm(
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})",
         "a time such as 2026-01-31T12:00:00Z",
         40,
@@ -299,13 +299,15 @@ Timestamp = Annotated[
     ),
 ]
 """A time as RFC 3339 writes it."""
-Word = Annotated[str, Written(rf"{_VISIBLE}(.*{_VISIBLE})?", "text that begins and ends with a visible character")]
+OneLine = Annotated[
+    str, StringForm(rf"{_VISIBLE}(.*{_VISIBLE})?", "text that begins and ends with a visible character")
+]
 """One line of text: a name, a column, a revision."""
-EnvName = Annotated[str, Written(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
+EnvName = Annotated[str, StringForm(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 """Name of an environment variable."""
 ResourceName = Annotated[
     str,
-    Written(
+    StringForm(
         rf"{_SUBDOMAIN}/[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?",
         "the name of a device such as nvidia.com/gpu",
         rules=(
@@ -322,7 +324,7 @@ IMAGE = r"[A-Za-z0-9][-_.A-Za-z0-9]*(:[0-9]+)?(/[-_.a-z0-9]+)*(:[-_.A-Za-z0-9]+)
 """Form of the name of a container image."""
 Image = Annotated[
     str,
-    Written(
+    StringForm(
         IMAGE,
         "an image such as registry.example/tensafe-trainer:0.1, without blanks and https://",
         512,
@@ -333,7 +335,7 @@ RAY_VERSION = r"(2\.(5[2-9]|[6-9][0-9]|[1-9][0-9]{2})|([3-9]|[1-9][0-9])\.[0-9]{
 """Form of a version of Ray whose clusters can ask for a token. The chart's schema has the same."""
 RayVersion = Annotated[
     str,
-    Written(
+    StringForm(
         rf"{RAY_VERSION}(rc[0-9]+)?",
         "a version of Ray such as 2.60.0, at least 2.52.0, whose clusters ask for a token",
         32,
@@ -344,7 +346,7 @@ RayVersion = Annotated[
 _VOLUMES = ("job", "key", "run", "shared-mem")
 VolumeName = Annotated[
     str,
-    Written(
+    StringForm(
         _LABEL,
         "the name of a volume: at most 63 lower-case letters, digits and -",
         63,
@@ -367,7 +369,7 @@ def _free(path: str) -> bool:
 
 MountPath = Annotated[
     str,
-    Written(
+    StringForm(
         r"(/[^/:\r\n]+)+",
         "an absolute path below / such as /mnt/data, without / at its end",
         1024,

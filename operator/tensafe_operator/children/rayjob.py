@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Volume
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import quantity
+from tensafe_api.resources.values import parse_quantity
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, metadata, service_account
 from tensafe_operator.settings import Settings
@@ -268,7 +268,7 @@ def _claims(job: TenSafeTrainingJob) -> list[Volume]:
     """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to. Their names
     are ours alone, so the schema would refuse them.
     """
-    places = job.spec.places()
+    places = job.spec.uris()
     written = _claim(places["checkpoint"])
     claims = dict.fromkeys(claim for uri in places.values() if (claim := _claim(uri)))
     return [
@@ -292,8 +292,8 @@ def _mount(name: str, path: str, *, read_only: bool = True) -> Manifest:
 
 
 def _store(memory: str) -> str:
-    return str(int(quantity(memory) * _STORE_SHARE))
+    return str(int(parse_quantity(memory) * _STORE_SHARE))
 
 
 def _whole_cpus(cluster: Cluster) -> int:
-    return max(1, int(quantity(cluster.worker.cpus)))
+    return max(1, int(parse_quantity(cluster.worker.cpus)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resolve import Claim
-from tensafe_api.resources.ledger import MOST_ATTEMPTS, LedgerStatus
+from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
@@ -156,7 +156,7 @@ class _Reconcile:
             return self._done()  # the pods' end wakes us
         stands = obstacle(self.seen)
         if stands is not None and stands.reason is Reason.KUBERAY_MISSING:
-            self._say(Phase.PENDING, stands.reason, f"{stands.message} {stands.reason.mend}", stalled=True)
+            self._say(Phase.PENDING, stands.reason, f"{stands.message} {stands.reason.fix}", stalled=True)
             self.wakes.append(self.now + LOOK_SECONDS)
             return self._done()  # somebody installs KubeRay
         for manifest in self._needed(admitted, attempt.number):
@@ -256,8 +256,8 @@ class _Reconcile:
     def _failed(self, admitted: Admitted, verdict: Verdict) -> None:
         message = f"attempt {self.status.attempts[-1].number}: {verdict.message or verdict.reason.sentence}"
         most = admitted.job.spec.retry.max_attempts
-        if verdict.reason in (Reason.DEADLINE_EXCEEDED,) or verdict.reason.hopeless:
-            self._say(Phase.FAILED, verdict.reason, f"{message} {verdict.reason.mend}")
+        if verdict.reason in (Reason.DEADLINE_EXCEEDED,) or verdict.reason.permanent:
+            self._say(Phase.FAILED, verdict.reason, f"{message} {verdict.reason.fix}")
         elif self._failures() >= most:
             self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message} (the last of {most})")
         else:
@@ -292,8 +292,8 @@ class _Reconcile:
         seen = [names.attempt_named(name, each["metadata"]["name"]) for each in self.seen.ray_jobs]
         number = 1 + max([0, *known, *seen, record.attempt if record is not None else 0])
         self.irreversible = True
-        if number > MOST_ATTEMPTS:
-            message = f"{MOST_ATTEMPTS} attempts were made, suspended ones among them"
+        if number > MAX_ATTEMPTS:
+            message = f"{MAX_ATTEMPTS} attempts were made, suspended ones among them"
             self._say(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message)
             return
         self._record(Attempt(number=number, ray_job_name=names.ray_job_name(name, number)))
@@ -305,7 +305,7 @@ class _Reconcile:
         for ray_job in self.seen.ray_jobs:
             if not terminal(ray_job):
                 self._delete(ray_job)
-        mend = Reason.LEDGER_LOST.mend
+        mend = Reason.LEDGER_LOST.fix
         self._say(Phase.FAILED, Reason.LEDGER_LOST, f"PrivacyLedger {name}: {Reason.LEDGER_LOST.sentence} {mend}")
         return self._done()
 
@@ -400,7 +400,7 @@ class _Reconcile:
         """It begins, unless something stands in the way."""
         stands = obstacle(self.seen)
         if stands is not None:
-            self._say(phase, stands.reason, f"{stands.message.rstrip('.')}: {stands.reason.mend}", stalled=True)
+            self._say(phase, stands.reason, f"{stands.message.rstrip('.')}: {stands.reason.fix}", stalled=True)
         else:
             self._say(phase, Reason.STARTING, "")
 

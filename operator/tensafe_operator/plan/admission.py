@@ -16,7 +16,7 @@ from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
-from tensafe_api.resources.ledger import COUNTED, PrivacyLedgerSpec
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
@@ -74,7 +74,7 @@ def _admitted(text: str) -> Admitted | Refused:
 def _local(job: TenSafeTrainingJob) -> str:
     """What only a run on one's own machine can have: places relative to the manifest. Paths on volumes are absolute."""
     spec = job.spec
-    places = spec.places().items()
+    places = spec.uris().items()
     relative = [f"spec.{name}.uri: {uri}" for name, uri in places if "://" not in uri and not uri.startswith("/")]
     if relative:
         mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
@@ -122,8 +122,8 @@ def _plain(job: Object) -> dict[str, Any]:
     kept = ("name", "namespace", "uid", "generation")
     metadata = {name: value for name, value in job["metadata"].items() if name in kept}
     annotations = job["metadata"].get("annotations") or {}
-    if COUNTED in annotations:
-        metadata["annotations"] = {COUNTED: annotations[COUNTED]}
+    if COUNTED_ANNOTATION in annotations:
+        metadata["annotations"] = {COUNTED_ANNOTATION: annotations[COUNTED_ANNOTATION]}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": job["spec"]}
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tensafe_api.reasons import Reason, reason_of_exit
+from tensafe_api.reasons import Reason, reason_for_exit_code
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.plan.timestamps import parse_time
@@ -88,7 +88,7 @@ def _failed(status: Object) -> Verdict:
     said, message = str(status.get("reason") or ""), str(status.get("message") or "")
     found = _EXIT_CODE.search(message)
     exit_code = int(found[1]) if found else None
-    if exit_code is not None and (reason := reason_of_exit(exit_code)):
+    if exit_code is not None and (reason := reason_for_exit_code(exit_code)):
         return Verdict(State.FAILED, reason, f"{reason.sentence} {_MORE}", exit_code)
     if status.get("jobDeploymentStatus") == "ValidationFailed":
         said = "ValidationFailed"

@@ -55,7 +55,7 @@ def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float
     status = Status.model_validate(before, by_alias=True, by_name=False)
     if status.phase is not None and Phase(status.phase).final:
         return None
-    message = f"The operator failed with {error}, and tries again; its log tells more. {Reason.INTERNAL_ERROR.mend}"
+    message = f"The operator failed with {error}, and tries again; its log tells more. {Reason.INTERNAL_ERROR.fix}"
     earlier = {condition.type: condition for condition in status.conditions}
     kind, generation = ConditionType.STALLED, status.observed_generation
     told = _condition(kind, True, Reason.INTERNAL_ERROR, message, now, earlier.get(kind.value), generation)

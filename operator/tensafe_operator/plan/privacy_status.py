@@ -27,7 +27,7 @@ def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> No
         CheckpointRecord(
             uri=release.uri,
             step=release.step,
-            epsilon=accounting.shown(claim.epsilon(release.steps_charged)),
+            epsilon=accounting.format_epsilon(claim.epsilon(release.steps_charged)),
             digest=release.digest,
         )
         for release in ledger.releases[-_CHECKPOINTS:]

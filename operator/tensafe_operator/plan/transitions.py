@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensafe_api.reasons import ConditionType, Phase, Reason, Told
+from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.status import Attempt, Condition, Status
 
 _WELL = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
@@ -50,7 +50,9 @@ def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
         if attempt.start_time is not None and (earlier is None or earlier.start_time is None):
-            yield Transition(Told.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}")
+            yield Transition(
+                EventReason.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}"
+            )
         if _ended(attempt) and not (earlier is not None and _ended(earlier)) and attempt.reason not in _WELL:
             yield Transition(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
 
@@ -58,7 +60,7 @@ def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
 def _of_the_result(before: Status, after: Status) -> Iterator[Transition]:
     if after.final_model is not None and before.final_model is None:
         claimed = after.privacy.epsilon_claimed
-        yield Transition(Told.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
+        yield Transition(EventReason.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
 
 
 def _begun(before: Status, after: Status) -> bool:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tensafe_api.resources.ledger import COUNTED
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_operator import names
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 
@@ -23,7 +23,7 @@ Key = tuple[str, str]
 _WARNED_OF = ("RayJob", "Pod")
 _ANSWERED = ("TenSafeTrainingJob", "RayJob", "PrivacyLedger")
 _TRIMMED = ("managedFields", "selfLink", "finalizers")
-_READ = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED)
+_READ = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 
 
 class Cache:

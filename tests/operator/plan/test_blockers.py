@@ -113,7 +113,7 @@ def test_a_volume_that_cannot_be_mounted_is_no_missing_secret() -> None:
 
 
 def test_who_may_not_run_as_root_is_told_the_field() -> None:
-    assert "cluster.securityContext.runAsUser" in Reason.ROOT_IMAGE.mend
+    assert "cluster.securityContext.runAsUser" in Reason.ROOT_IMAGE.fix
 
 
 def test_nothing_stands_in_the_way_of_pods_that_run() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator
-from tensafe_api.reasons import Phase, Reason, Told
+from tensafe_api.reasons import EventReason, Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_operator.plan.transitions import Transition, transitions_between
 
-DOCUMENTED = {word.value for kind in (Told, Phase, Reason) for word in kind}
+DOCUMENTED = {word.value for kind in (EventReason, Phase, Reason) for word in kind}
 
 
 def status(world: FakeCluster) -> Status:

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tensafe_api.events import Mechanism
+from tensafe_api.privacy_events import Mechanism
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
 from tensorguard.privacy.clipping import GridClipper

@@ -77,7 +77,7 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     )
     assert result.metrics["dp_epsilon"] == pytest.approx(recount.get_epsilon()[0], abs=1e-3)
     claim = json.loads((Path(result.checkpoint) / "statement.json").read_text())
-    assert statement.recompute(claim) == claim["spent"]["epsilon"]
+    assert statement.recompute_epsilon(claim) == claim["spent"]["epsilon"]
     assert float(claim["spent"]["epsilon"]) == result.metrics["dp_epsilon_spent"]
 
 

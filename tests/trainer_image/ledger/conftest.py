@@ -13,7 +13,7 @@ from kubernetes import client, config
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod
-from tensafe_api.events import Mechanism
+from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError
 from tensorguard.ledger.file import FileLedger

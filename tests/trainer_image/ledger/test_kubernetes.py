@@ -17,7 +17,7 @@ from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import grant
 from e2e.platform.fixtures.roles import install_roles
 from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer, until
-from tensafe_api.resources.ledger import MOST_RELEASES, LedgerSpec
+from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes
 from tensorguard.ledger.contract import (
@@ -166,8 +166,10 @@ def test_it_holds_as_many_releases_as_it_says(backend: Any, spec: LedgerSpec) ->
     ledger = backend.create(spec)
     ledger.claim(attempt=1, from_step=0)
     ledger.charge(1)
-    for number in range(MOST_RELEASES):
-        release = Release(number, 1, f"s3://m/step-{number}", "sha256:a", "sha256:b", number == MOST_RELEASES - 1)
+    for number in range(MAX_PUBLISHED_CHECKPOINTS):
+        release = Release(
+            number, 1, f"s3://m/step-{number}", "sha256:a", "sha256:b", number == MAX_PUBLISHED_CHECKPOINTS - 1
+        )
         ledger.record_release(release)
     assert len(ledger.read().releases) == ledger.most_releases
     assert {record["stepsCharged"] for record in backend.object()["status"]["releases"]} == {1}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from e2e.platform.trainer.fault_injection import EVERY_RANK, POINTS, Instrument, Kill, Tear
 from e2e.platform.trainer.rank_harness import Job, join
-from tensafe_api.statement import recompute
+from tensafe_api.statement import recompute_epsilon
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 
 KILLS = int(os.environ.get("TENSAFE_KILLS", "20"))
@@ -103,7 +103,7 @@ class Story:
         final = next(release for release in reversed(ledger.releases) if release.final)
         statement = json.loads(self.job.store().read("final", final.digest)["statement.json"])
         assert statement["spent"]["stepsCharged"] == ledger.steps_charged
-        assert recompute(statement) == statement["spent"]["epsilon"] == privacy.epsilon_spent
+        assert recompute_epsilon(statement) == statement["spent"]["epsilon"] == privacy.epsilon_spent
 
     def _check(self) -> None:
         ledger = self.job.ledger()

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from e2e.platform.trainer.fault_injection import KeepWeights
 from e2e.platform.trainer.rank_harness import Job
-from tensafe_api.statement import digest, recompute
+from tensafe_api.statement import digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.training.run_log import Saved, Stepped
 
@@ -77,7 +77,7 @@ def test_the_statement_beside_each_checkpoint_can_be_recomputed(job: Job) -> Non
     for name, step in (("step-000004-a1i1", 4), ("step-000006-a1i1", 6), ("final", STEPS)):
         files = job.store().read(name)
         document = json.loads(files["statement.json"])
-        assert recompute(document) == document["spent"]["epsilon"]
+        assert recompute_epsilon(document) == document["spent"]["epsilon"]
         assert document["job"]["step"] == step
         assert step <= document["spent"]["stepsCharged"] <= STEPS
         assert document["claim"]["steps"] == STEPS

@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.statement import canonical, digest
+from tensafe_api.statement import canonical_json, digest
 from tensorguard.storage import CLAIM, Patient, filesystem_of, reason_of
 
 MANIFEST = "manifest.json"
@@ -96,7 +96,7 @@ class CheckpointStore:
     def write(self, name: str, files: Mapping[str, bytes]) -> str:
         """Write a checkpoint whole, replacing one of the same name, and return its digest."""
         listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
-        manifest = canonical({"files": listing})
+        manifest = canonical_json({"files": listing})
         try:
             if self._local:
                 self._write_local(name, {**files, MANIFEST: manifest})

@@ -69,7 +69,7 @@ def add(verbs: Verbs) -> None:
 
 def _account(arguments: argparse.Namespace) -> int:
     from tensafe_api import accounting
-    from tensafe_api.events import round_up
+    from tensafe_api.privacy_events import round_up
 
     sampled = {
         "sample_rate": arguments.sample_rate,
@@ -86,14 +86,14 @@ def _account(arguments: argparse.Namespace) -> int:
                 )
             sigma = float(accounting.calibrate(target_epsilon=arguments.target_epsilon, **sampled))
         epsilon = accounting.epsilon(noise_multiplier=sigma, **sampled)
-    except accounting.NoSuchNoise as error:
+    except accounting.CalibrationError as error:
         raise Refused(f"tensafe account: {error}; raise --target-epsilon, or lower --steps or --sample-rate") from error
     except (OverflowError, ZeroDivisionError):
         epsilon = math.inf
-    if not math.isfinite(epsilon) and arguments.accountant == "PLD" and arguments.delta < accounting.LEAST_PLD_DELTA:
+    if not math.isfinite(epsilon) and arguments.accountant == "PLD" and arguments.delta < accounting.MIN_PLD_DELTA:
         raise Refused(
             "tensafe account: --accountant pld is computed by FFT, whose rounding counts at a δ of "
-            f"{arguments.delta:g}: take rdp, or a δ of {accounting.LEAST_PLD_DELTA:g} or more"
+            f"{arguments.delta:g}: take rdp, or a δ of {accounting.MIN_PLD_DELTA:g} or more"
         )
     if not math.isfinite(epsilon):
         raise Refused(f"tensafe account: --noise-multiplier {sigma:g} gives no finite ε for these steps; raise it")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tensafe_api.resources.values import LEAST_DELTA, LEAST_SIGMA, MOST_SIGMA
+from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.cli.exit_codes import INVALID
 
 Verbs = argparse._SubParsersAction
@@ -73,9 +73,9 @@ def whole(text: str) -> int:
 
 
 positive = real(lambda value: value > 0, "above 0")
-sensible_sigma = real(lambda value: LEAST_SIGMA <= value <= MOST_SIGMA, f"from {LEAST_SIGMA:g} to {MOST_SIGMA:g}")
+sensible_sigma = real(lambda value: MIN_SIGMA <= value <= MAX_SIGMA, f"from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
 probability = real(lambda value: 0 < value <= 1, "above 0 and at most 1")
-open_fraction = real(lambda value: LEAST_DELTA <= value < 1, f"at least {LEAST_DELTA:g} and below 1")
+open_fraction = real(lambda value: MIN_DELTA <= value < 1, f"at least {MIN_DELTA:g} and below 1")
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:

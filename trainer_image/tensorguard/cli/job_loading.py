@@ -54,7 +54,7 @@ def warnings(loaded: Loaded) -> Iterator[str]:
             f"e^{plan.target_epsilon:g} times as likely with a record as without it); 1 to 10 is usual"
         )
     if loaded.job.spec.privacy.noise_multiplier is not None:
-        within = plan.affordable(0, plan.steps)
+        within = plan.affordable_steps(0, plan.steps)
         if within < plan.steps:
             sigma, target = plan.mechanism.noise_multiplier, f"{plan.target_epsilon:g}"
             yield (

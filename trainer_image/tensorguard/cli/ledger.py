@@ -130,7 +130,7 @@ def _figures(state: LedgerState) -> dict[str, Any]:
 
 
 def _show(state: LedgerState, figures: dict[str, Any]) -> None:
-    from tensafe_api.accounting import shown
+    from tensafe_api.accounting import format_epsilon
     from tensorguard.cli.tables import facts, listing
 
     spec = state.spec
@@ -139,13 +139,17 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
         [
             (
                 "ε spent",
-                shown(figures["epsilonSpent"]),
+                format_epsilon(figures["epsilonSpent"]),
                 f"of the {state.steps_charged:,} charged steps; target {spec.target_epsilon}",
             ),
-            ("ε claimed", shown(figures["epsilonClaimed"]), f"of the {spec.planned_steps:,} planned steps at least"),
+            (
+                "ε claimed",
+                format_epsilon(figures["epsilonClaimed"]),
+                f"of the {spec.planned_steps:,} planned steps at least",
+            ),
             (
                 "ε against an outsider",
-                shown(figures["epsilonAgainstOutsider"]),
+                format_epsilon(figures["epsilonAgainstOutsider"]),
                 "of the charged steps, against who is no worker",
             ),
             ("δ", spec.delta, ""),

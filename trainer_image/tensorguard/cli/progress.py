@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tensafe_api.accounting import shown
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensorguard.training.run_log import Evaluated, Event, Preparing, Saved, Started, Stepped
 
@@ -80,7 +80,7 @@ class Track:
 
     def spent(self) -> str:
         """ε as it is shown, such as `4.929 of 8`."""
-        return f"{'' if self.exact else '≤ '}{shown(self.epsilon)} of {self.plan.target_epsilon:g}"
+        return f"{'' if self.exact else '≤ '}{format_epsilon(self.epsilon)} of {self.plan.target_epsilon:g}"
 
     def _step(self, event: Stepped) -> None:
         self.stage, self.step = None, event.step

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensafe_api.accounting import shown
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.progress import PLD_FIGURES, restart_of
@@ -131,7 +131,7 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         color=_TARGET,
         fontsize=9,
     )
-    panel.annotate(f"ε {shown(epsilon)}", (history.charged, epsilon), (-8, -16), color=_SPENT, **_LAST)
+    panel.annotate(f"ε {format_epsilon(epsilon)}", (history.charged, epsilon), (-8, -16), color=_SPENT, **_LAST)
     panel.set_ylabel("ε spent", color=_INK)
 
 

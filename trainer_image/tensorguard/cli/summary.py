@@ -42,7 +42,7 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
     if phase is not Phase.SUCCEEDED and attempt is not None and attempt.message:
         _line(console, f"{attempt.reason or 'Reason'}: ", "bold", attempt.message)
     if phase is Phase.BUDGET_EXHAUSTED:
-        _line(console, Reason.BUDGET_EXHAUSTED.mend)
+        _line(console, Reason.BUDGET_EXHAUSTED.fix)
     if status.final_model is not None:
         _line(console)
         _line(console, "Load the adapter:", "bold")

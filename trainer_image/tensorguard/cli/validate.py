@@ -69,12 +69,12 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
-    from tensafe_api.accounting import outsider_epsilon, shown
+    from tensafe_api.accounting import format_epsilon, outsider_epsilon
 
     mechanism = plan.mechanism
     outsider = outsider_epsilon(mechanism, plan.steps, plan.delta, plan.accountant)
     total = plan.steps + plan.reserve_steps
-    within = plan.affordable(0, total)
+    within = plan.affordable_steps(0, total)
     reserve = f"when all {plan.reserve_steps:,} reserved steps are charged as well"
     origin = f"calibrated for {total:,} steps" if calibrated else "as written"
     colluders = (
@@ -85,15 +85,15 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
     return [
         (
             "ε claimed",
-            shown(plan.epsilon_claimed(0)),
+            format_epsilon(plan.epsilon_claimed(0)),
             f"of the {plan.steps:,} planned steps; target {plan.target_epsilon:g}",
         ),
         (
             "ε with the reserve",
-            shown(plan.epsilon(within)),
+            format_epsilon(plan.epsilon(within)),
             reserve if within == total else f"the budget ends after {within:,} steps",
         ),
-        ("ε against an outsider", shown(outsider), "of the planned steps, against who is no worker"),
+        ("ε against an outsider", format_epsilon(outsider), "of the planned steps, against who is no worker"),
         ("δ", plan.delta, ""),
         ("unit", mechanism.unit, "neighbours: add or remove one"),
         ("noise multiplier σ", mechanism.noise_multiplier, f"{origin}; {colluders}"),

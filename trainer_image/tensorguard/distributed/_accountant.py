@@ -17,8 +17,8 @@ import math
 from collections import Counter
 
 from tensafe_api import accounting
-from tensafe_api.events import Event
-from tensafe_api.resources.values import LEAST_DELTA, LEAST_SIGMA, MOST_SIGMA
+from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.distributed._config import number, whole
 from tensorguard.distributed._errors import ConfigurationError
 
@@ -77,7 +77,7 @@ class DistributedRDPAccountant:
 
 def _epsilon(counted: Counter[tuple[float, float]], delta: float) -> float:
     events = [
-        Event(sample_rate=repr(rate), noise_multiplier=repr(sigma), steps=steps)
+        PrivacyEvent(sample_rate=repr(rate), noise_multiplier=repr(sigma), steps=steps)
         for (sigma, rate), steps in counted.items()
     ]
     return accounting.epsilon_of_events(events, accounting.job_delta(repr(delta)))
@@ -88,17 +88,17 @@ def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, floa
     if not 0 < rate <= 1:
         raise ConfigurationError(f"sample_rate must be above 0 and at most 1, not {sample_rate!r}")
     sigma = _above_zero("noise_multiplier", noise_multiplier)
-    if not LEAST_SIGMA <= sigma <= MOST_SIGMA:
+    if not MIN_SIGMA <= sigma <= MAX_SIGMA:
         raise ConfigurationError(
-            f"noise_multiplier must be from {LEAST_SIGMA:g} to {MOST_SIGMA:g}, not {noise_multiplier!r}"
+            f"noise_multiplier must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}, not {noise_multiplier!r}"
         )
     return sigma, rate
 
 
 def _delta(value: float) -> float:
     delta = number("target_delta", value)
-    if not LEAST_DELTA <= delta < 1:
-        raise ConfigurationError(f"target_delta must be at least {LEAST_DELTA} and below 1, not {value!r}")
+    if not MIN_DELTA <= delta < 1:
+        raise ConfigurationError(f"target_delta must be at least {MIN_DELTA} and below 1, not {value!r}")
     return delta
 
 

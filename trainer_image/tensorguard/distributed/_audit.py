@@ -31,7 +31,7 @@ class AuditLog:
         if isinstance(event, Stepped):
             if event.charged > self._charged:
                 self._charged = event.charged
-                spent = accounting.shown(self._plan.epsilon(event.charged))
+                spent = accounting.format_epsilon(self._plan.epsilon(event.charged))
                 self._log("charged", event, {"stepsCharged": event.charged, "epsilonSpent": spent})
         elif isinstance(event, Started | Saved | Evaluated | Ended):
             self._log(event.kind, event, {name: value for name, value in asdict(event).items() if name != "time"})

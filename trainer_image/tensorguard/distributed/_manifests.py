@@ -14,7 +14,7 @@ from typing import Any
 
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
-from tensafe_api.resources.ledger import COUNTED
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
 from tensorguard.distributed._datasets import columns_of, length_of
 from tensorguard.distributed._errors import ConfigurationError, in_python
@@ -100,7 +100,7 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
     if count == 0:
         raise ConfigurationError("train_dataset is empty")
     warnings.warn(COUNTED_SENTENCE.format(count=count), stacklevel=4)
-    return count, {COUNTED: str(count)}
+    return count, {COUNTED_ANNOTATION: str(count)}
 
 
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:

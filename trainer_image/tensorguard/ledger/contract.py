@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from tensafe_api.events import Event, charged
+from tensafe_api.privacy_events import PrivacyEvent, charged_events
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LedgerSpec, Outcome
 from tensafe_api.resources.status import EvaluationResult, Progress
@@ -118,9 +118,9 @@ class LedgerState:
         return sum(charge.steps for charge in self.charges)
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[PrivacyEvent, ...]:
         """The charges in the words of accounting."""
-        return charged(self.spec.mechanism, self.steps_charged)
+        return charged_events(self.spec.mechanism, self.steps_charged)
 
 
 class Ledger(Protocol):

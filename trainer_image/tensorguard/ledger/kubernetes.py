@@ -23,14 +23,14 @@ from urllib3.exceptions import HTTPError
 
 from tensafe_api.resources.job import GROUP, VERSION
 from tensafe_api.resources.ledger import (
-    MOST_EVALUATIONS,
-    MOST_RELEASES,
-    STARTS_KEPT,
+    MAX_EVALUATIONS,
+    MAX_PUBLISHED_CHECKPOINTS,
+    MAX_STARTS,
     ChargeRecord,
     LedgerSpec,
     LedgerStatus,
     PrivacyLedgerSpec,
-    ReleaseRecord,
+    PublishedCheckpointRecord,
 )
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.backoff import PATIENCE_SECONDS, waits
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 class KubernetesLedger(Recorder):
     """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
 
-    most_releases: int | None = MOST_RELEASES
+    most_releases: int | None = MAX_PUBLISHED_CHECKPOINTS
 
     def __init__(
         self,
@@ -229,7 +229,9 @@ class KubernetesLedger(Recorder):
         """The status that says `state`; what the state knows nothing of stays, or becomes what was noted."""
         known = {record["uri"]: record for record in before.get("releases", ())}
         releases = tuple(
-            ReleaseRecord.model_validate(known[release.uri]) if release.uri in known else _record(release, state)
+            PublishedCheckpointRecord.model_validate(known[release.uri])
+            if release.uri in known
+            else _record(release, state)
             for release in state.releases
         )
         evaluations = {
@@ -246,13 +248,13 @@ class KubernetesLedger(Recorder):
                 for charge in state.charges
             ),
             charged_through=state.charged_through,
-            starts=state.claimed_from[-STARTS_KEPT:],
+            starts=state.claimed_from[-MAX_STARTS:],
             steps_recharged=state.steps_recharged,
             releases=releases,
             dataset_digest=state.dataset_digest,
             outcome=state.outcome,
             progress=progress,
-            evaluations=tuple(evaluations[step] for step in sorted(evaluations))[-MOST_EVALUATIONS:],
+            evaluations=tuple(evaluations[step] for step in sorted(evaluations))[-MAX_EVALUATIONS:],
             length=state.length,
             head=state.head,
         )
@@ -311,8 +313,8 @@ class _LookAgain(Exception):
     """The write was not taken in, or nobody knows: only a new look can tell."""
 
 
-def _record(release: Release, state: LedgerState) -> ReleaseRecord:
-    return ReleaseRecord(
+def _record(release: Release, state: LedgerState) -> PublishedCheckpointRecord:
+    return PublishedCheckpointRecord(
         uri=release.uri,
         step=release.step,
         attempt=release.attempt,

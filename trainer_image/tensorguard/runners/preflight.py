@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import quantity
+from tensafe_api.resources.values import parse_quantity
 
 
 class RunRefused(Exception):
@@ -31,7 +31,7 @@ class RunRefused(Exception):
 
 def cpus_of(job: TenSafeTrainingJob) -> float:
     """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
-    return quantity(job.spec.cluster.worker.cpus)
+    return parse_quantity(job.spec.cluster.worker.cpus)
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:

@@ -77,7 +77,7 @@ class Charging:
         if stop or self._suspension:
             return Allowance(Verdict.STOP, step, self.allowance.head)
         self.charged = self._ledger.read().steps_charged
-        steps = self._plan.affordable(self.charged, min(self._chunk(step), self._plan.steps - step))
+        steps = self._plan.affordable_steps(self.charged, min(self._chunk(step), self._plan.steps - step))
         if steps == 0:
             return Allowance(Verdict.EXHAUSTED, step, self.allowance.head)
         state = self._ledger.charge(steps)

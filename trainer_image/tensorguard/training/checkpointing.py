@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from tensafe_api.statement import Facts, canonical, digest, page, statement
+from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, place_of
@@ -41,7 +41,7 @@ class Saver:
     source: ModelSource
     model: PeftModel
     optimizer: torch.optim.Optimizer
-    facts: Callable[[LedgerState, int, str], Facts]
+    facts: Callable[[LedgerState, int, str], StatementInputs]
     """(ledger, step, the adapter's digest) to what the statement says."""
     keep: int
     claimed: tuple[int, int]
@@ -64,7 +64,7 @@ class Saver:
             ADAPTER_WEIGHTS: save_tensors(adapter_state(self.model), metadata={"format": "pt"}),
             ADAPTER_CONFIG: json.dumps(adapter_config(self.model, self.source), indent=1, sort_keys=True).encode(),
         }
-        document = statement(self.facts(state, step, digest(files[ADAPTER_WEIGHTS])))
+        document = build_statement(self.facts(state, step, digest(files[ADAPTER_WEIGHTS])))
         place = TrainerState(
             job_uid=state.spec.job_uid,
             step=step,
@@ -73,12 +73,12 @@ class Saver:
             ledger_head=state.head,
             ledger_length=state.length,
         )
-        claim = canonical(document)
+        claim = canonical_json(document)
         files |= {
             OPTIMIZER: dump_optimizer(self.optimizer),
             TRAINER_STATE: place.dump(),
             STATEMENT: claim,
-            STATEMENT_PAGE: page(document).encode(),
+            STATEMENT_PAGE: render_markdown(document).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.ledger import COUNTED
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.ledger.backends import Place
 
 COUNTED_SENTENCE = (
@@ -73,7 +73,7 @@ class WorkerConfig:
 
 def counted(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """What the statement must say of a job whose records were counted."""
-    count = annotations.get(COUNTED, "")
+    count = annotations.get(COUNTED_ANNOTATION, "")
     return (COUNTED_SENTENCE.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
 
 

@@ -20,7 +20,7 @@ from tensafe_api import accounting
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import number
+from tensafe_api.resources.values import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.shard import Shard
@@ -85,7 +85,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     )
     model = private_model(job, source, tokenizer.pad_token_id, device)
     named = trainable_parameters(model)
-    loss_scale = number(spec.training.loss_scale) if spec.training.loss_scale else 1.0
+    loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
     _check_length(job, model)
     _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
@@ -97,8 +97,8 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
-    rate = number(spec.training.learning_rate)
-    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=number(spec.training.weight_decay))
+    rate = parse_decimal(spec.training.learning_rate)
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=parse_decimal(spec.training.weight_decay))
     return Parts(
         job=job,
         plan=plan,
@@ -154,7 +154,7 @@ def private_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, dev
         base,
         rank=lora.rank,
         alpha=lora.alpha or 2 * lora.rank,
-        dropout=number(lora.dropout),
+        dropout=parse_decimal(lora.dropout),
         init_seed=lora.init_seed,
         target_modules=lora.target_modules or None,
         layers=lora.layers,
@@ -240,8 +240,8 @@ def _vouch_for_noise(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tup
     Raises:
         AttemptFailed: where δ is too small for a sensible ε.
     """
-    draws = dimension * plan.most_steps * plan.mechanism.workers
-    epsilon = min(plan.target_epsilon, plan.epsilon(plan.most_steps))
+    draws = dimension * plan.max_steps * plan.mechanism.workers
+    epsilon = min(plan.target_epsilon, plan.epsilon(plan.max_steps))
     cost = math.log(draws) + math.log(noise.total_variation) + float(np.logaddexp(0.0, epsilon))
     if cost <= math.log(float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA):
         return ()

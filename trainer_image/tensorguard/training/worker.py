@@ -21,7 +21,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
-from tensafe_api.statement import Facts
+from tensafe_api.statement import StatementInputs
 from tensorguard.aggregation.channel import Channel, check_wraps
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree
@@ -316,11 +316,11 @@ class Worker:
                 self._ledger.note(self._progress, evaluation_result(event))
 
 
-def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> Facts:
+def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:
     """What the statement of a checkpoint says."""
     spec = state.spec
     evaluation = parts.job.spec.evaluation
-    return Facts(
+    return StatementInputs(
         job_name=spec.job_name,
         job_uid=spec.job_uid,
         attempt=state.attempt,

@@ -195,7 +195,7 @@ def _checkpoints(plan: Plan, events: Sequence[Event], keep: int) -> tuple[Checkp
         CheckpointRecord(
             uri=event.uri,
             step=event.step,
-            epsilon=accounting.shown(plan.epsilon(event.charged)),
+            epsilon=accounting.format_epsilon(plan.epsilon(event.charged)),
             digest=event.digest,
             time=timestamp(event.time),
         )

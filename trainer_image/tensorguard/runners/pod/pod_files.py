@@ -149,7 +149,7 @@ class Mounted:
         spec = job.spec
         update = {
             name: getattr(spec, name).model_copy(update={"uri": str(self.mounts / uri.removeprefix(CLAIM))})
-            for name, uri in spec.places().items()
+            for name, uri in spec.uris().items()
             if uri.startswith(CLAIM)
         }
         return job.model_copy(update={"spec": spec.model_copy(update=update)})

@@ -24,11 +24,11 @@ from pydantic.alias_generators import to_camel
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.values import Positive, PositiveDecimal, Rate
 
-_MOST_DIGITS = 400
+_MAX_DIGITS = 400
 """Enough for every float: the largest has 309 digits before the point."""
 
 
-class Frozen(BaseModel):
+class FrozenModel(BaseModel):
     """A value that is stored and compared: immutable, camelCase in JSON, no field unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
@@ -73,7 +73,7 @@ class Mechanism(Block):
         return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)
 
 
-class Event(Frozen):
+class PrivacyEvent(FrozenModel):
     """`steps` charged steps of Poisson sampling at `sampleRate` followed by Gaussian noise of `noiseMultiplier`."""
 
     kind: Literal["PoissonSampledGaussian"] = "PoissonSampledGaussian"
@@ -82,9 +82,9 @@ class Event(Frozen):
     steps: int = Field(ge=0)
 
 
-def charged(mechanism: Mechanism, steps: int) -> tuple[Event, ...]:
+def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]:
     """The events of `steps` charged steps; σ is what stands when the colluders have pooled their shares."""
-    return (Event(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps),)
+    return (PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps),)
 
 
 def round_up(value: Decimal | float, digits: int) -> str:
@@ -92,6 +92,6 @@ def round_up(value: Decimal | float, digits: int) -> str:
 
     For σ (more noise is safe), q (more sampling is charged more) and ε (a claim never shows less than was spent).
     """
-    with localcontext(prec=_MOST_DIGITS):
+    with localcontext(prec=_MAX_DIGITS):
         rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING).normalize()
     return f"{rounded:f}"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tensafe_api.accounting import dp_event
-from tensafe_api.events import Event, Mechanism, charged, round_up
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events, round_up
 
 MECHANISM = Mechanism(
     sample_rate="0.0128",
@@ -53,15 +53,15 @@ def test_rounding_by_example(value: float | Decimal, digits: int, text: str) -> 
 
 
 def test_the_event_is_poisson_sampled_gaussian_composed() -> None:
-    (event,) = charged(MECHANISM, 7)
-    assert event == Event(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
+    (event,) = charged_events(MECHANISM, 7)
+    assert event == PrivacyEvent(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
     assert dp_event(event) == dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.0128, dp_accounting.GaussianDpEvent(0.8)), 7
     )
 
 
 def test_an_event_is_stored_as_written() -> None:
-    event = Event(sample_rate="0.01280", noise_multiplier="8e-1", steps=7)
+    event = PrivacyEvent(sample_rate="0.01280", noise_multiplier="8e-1", steps=7)
     stored = event.model_dump(by_alias=True, mode="json")
     assert stored == {
         "kind": "PoissonSampledGaussian",
@@ -69,7 +69,7 @@ def test_an_event_is_stored_as_written() -> None:
         "noiseMultiplier": "8e-1",
         "steps": 7,
     }
-    assert Event.model_validate(stored) == event
+    assert PrivacyEvent.model_validate(stored) == event
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_event_is_stored_as_written() -> None:
 def test_an_event_that_is_none_is_refused(change: dict[str, object]) -> None:
     stored = {"kind": "PoissonSampledGaussian", "sampleRate": "0.1", "noiseMultiplier": "1", "steps": 7}
     with pytest.raises(ValidationError):
-        Event.model_validate({**stored, **change})
+        PrivacyEvent.model_validate({**stored, **change})
 
 
 def test_shares_are_sized_for_those_who_may_pool_theirs() -> None:
