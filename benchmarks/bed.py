@@ -24,7 +24,7 @@ from typing import Any
 
 from e2e.platform import versions
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.job_harness import install_kuberay_crds
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.roles import install_roles
 from e2e.platform.gotools import program
@@ -184,7 +184,7 @@ class Bed:
         plane = self.plane = ControlPlane(self.folder / "plane")
         plane.start()
         plane.kubectl("apply", "-f", str(ROOT / "crds"))
-        install_kuberays_kinds(plane)
+        install_kuberay_crds(plane)
         for namespace in NAMESPACES:
             plane.kubectl("create", "namespace", namespace)
         self.kubeconfig = install_roles(plane)

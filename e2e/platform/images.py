@@ -16,7 +16,7 @@ from pathlib import Path
 
 from e2e.platform import versions
 from e2e.platform.gotools import program
-from e2e.platform.node import PAUSE, Broken, Node, Unfit
+from e2e.platform.node import PAUSE, ClusterError, Node, UnsupportedMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = os.environ.get("TENSAFE_IMAGE_PREFIX", "localhost/")
@@ -39,10 +39,10 @@ def check() -> None:
     """See whether images can be built here.
 
     Raises:
-        Unfit: where they cannot.
+        UnsupportedMachine: where they cannot.
     """
     if lacking := missing():
-        raise Unfit(f"images need Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+        raise UnsupportedMachine(f"images need Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
 
 
 def programs() -> tuple[Path, Path]:
@@ -148,5 +148,5 @@ def identity(name: str) -> str:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Broken(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
+        raise ClusterError(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
     return done.stdout

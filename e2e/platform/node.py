@@ -27,7 +27,7 @@ import yaml
 
 from e2e.platform.controlplane import built
 from e2e.platform.gotools import program
-from e2e.platform.processes import PATIENCE_SECONDS, Processes, identity, process_of
+from e2e.platform.processes import TIMEOUT_SECONDS, Processes, identity, process_of
 
 NAME = "localhost"
 OUTSIDE, INSIDE = "10.84.0.1", "10.84.0.2"
@@ -53,13 +53,13 @@ _COMMANDS = {
 }
 
 
-class Unfit(Exception):
+class UnsupportedMachine(Exception):
     """This machine cannot be a node; the message says what it lacks, and how that is mended. Only checks raise it: what
-    breaks after them is `Broken`.
+    breaks after them is `ClusterError`.
     """
 
 
-class Broken(Exception):
+class ClusterError(Exception):
     """A part of the cluster that this machine can have does not work."""
 
 
@@ -73,23 +73,25 @@ def check() -> None:
     """See whether this machine can be a node.
 
     Raises:
-        Unfit: where it cannot.
+        UnsupportedMachine: where it cannot.
     """
     if os.geteuid() != 0:
-        raise Unfit("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
+        raise UnsupportedMachine("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
     if (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) < _MEMORY:
-        raise Unfit(f"this machine has {memory >> 30} GiB of memory, and a cluster with a job on it takes 18")
+        raise UnsupportedMachine(
+            f"this machine has {memory >> 30} GiB of memory, and a cluster with a job on it takes 18"
+        )
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        raise Unfit(
+        raise UnsupportedMachine(
             "this machine's control groups are of version 2, on which this cluster was never tried: point KUBECONFIG "
             "at a cluster of your own"
         )
     if lacking := missing():
-        raise Unfit(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+        raise UnsupportedMachine(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
     probe = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unfit(
+        raise UnsupportedMachine(
             f"this machine's kernel gives no namespaces ({done.stderr.strip()}): use one that can run containers"
         )
 
@@ -134,7 +136,7 @@ class Node:
             )
         assert outer.stdout is not None
         if outer.stdout.readline() != b"ready\n":
-            raise Broken(f"the node's namespaces cannot be set up: see {self._logs / 'init.log'}")
+            raise ClusterError(f"the node's namespaces cannot be set up: see {self._logs / 'init.log'}")
         init = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
         self._init_file.write_text(identity(init))
         _run("ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(init))
@@ -325,10 +327,10 @@ def _kubelet(socket: Path, authority: Path, resolve: Path) -> dict[str, object]:
 
 
 def _until(happened: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not happened():
         if time.monotonic() > deadline:
-            raise Broken(what)
+            raise ClusterError(what)
         time.sleep(0.05)  # nobody tells
 
 
@@ -343,5 +345,5 @@ def _removed(group: Path) -> bool:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Broken(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

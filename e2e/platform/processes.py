@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE_SECONDS = 300
+TIMEOUT_SECONDS = 300
 
 
 class Processes:
@@ -63,7 +63,7 @@ class Processes:
             return
         os.kill(pid, number)
         if number not in (signal.SIGSTOP, signal.SIGCONT):
-            deadline = time.monotonic() + PATIENCE_SECONDS
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             while self.running(name):
                 assert time.monotonic() < deadline, f"{name} does not end"
                 time.sleep(0.01)  # it may be nobody's child here
@@ -82,7 +82,7 @@ class Processes:
         """The process that the command itself became."""
         if not self._within:
             return pid
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
             assert time.monotonic() < deadline, f"{self._within[0]} starts nothing"
             time.sleep(0.01)

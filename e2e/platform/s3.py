@@ -16,7 +16,7 @@ from pathlib import Path
 
 from e2e.platform.controlplane import Authority
 from e2e.platform.gotools import program
-from e2e.platform.processes import PATIENCE_SECONDS
+from e2e.platform.processes import TIMEOUT_SECONDS
 
 PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"
@@ -92,7 +92,7 @@ def _sidecar(root: Path) -> Path:
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

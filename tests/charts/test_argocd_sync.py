@@ -20,9 +20,9 @@ from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.argocd import ArgoCD, Repository
 from e2e.platform.fixtures.ledger_objects import Pod, make_pod
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.fixtures.operator_process import Operator
-from e2e.platform.fixtures.waiting import until
-from e2e.platform.gotools import source
+from e2e.platform.fixtures.operator_process import OperatorProcess
+from e2e.platform.fixtures.polling import wait_until
+from e2e.platform.gotools import module_source
 from e2e.platform.helm import CHART
 from tensafe_operator import names
 
@@ -48,12 +48,12 @@ class Site:
         self.plane = ControlPlane(folder / "plane")
         self.argo = ArgoCD(self.plane, folder / "argocd")
         self.git = Repository(folder / "git")
-        self._operator: Operator | None = None
+        self._operator: OperatorProcess | None = None
 
     def start(self) -> None:
         """A cluster with RayJobs and Argo CD, and nothing of ours."""
         self.plane.start()
-        kuberay = source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
+        kuberay = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
         self.plane.kubectl("apply", "--server-side", "-f", str(kuberay / "ray.io_rayjobs.yaml"))
         self.plane.kubectl("create", "namespace", CLINIC)
         self.argo.start()
@@ -62,7 +62,7 @@ class Site:
         """What the Deployment would do, with the account that the chart made."""
         token = self.plane.kubectl("-n", SYSTEM, "create", "token", "tensafe-operator").stdout.strip()
         kubeconfig = self.plane.kubeconfig_of_token("tensafe-operator", token)
-        self._operator = Operator(self.folder / "operator.log", {"KUBECONFIG": str(kubeconfig)})
+        self._operator = OperatorProcess(self.folder / "operator.log", {"KUBECONFIG": str(kubeconfig)})
 
     def stop(self) -> None:
         if self._operator is not None:
@@ -95,7 +95,9 @@ class Site:
             return happened()
 
         log = self.folder / "operator.log"
-        until(so, why=lambda: f"{log.read_text()[-3000:]}\n{self.kubectl('get', KINDS)}\n{self.argo.logs()}")
+        wait_until(
+            so, failure_message=lambda: f"{log.read_text()[-3000:]}\n{self.kubectl('get', KINDS)}\n{self.argo.logs()}"
+        )
 
     def until_argo_tells(self, name: str, told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The status of an Application once it tells something."""
@@ -108,7 +110,7 @@ class Site:
 
     def _keep(self) -> None:
         if self._operator is not None:
-            self._operator.keep()
+            self._operator.restart_if_lease_lost()
 
     def suspend(self, name: str, value: bool) -> None:
         """What Argo CD's actions do, and a person with kubectl."""
@@ -198,7 +200,7 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
     # The chart: CRDs, policies, roles and the operator's account.
     argo.create(chart, git)
     site.until_argo_tells("tensafe", synced(revision))
-    site.plane.established()
+    site.plane.wait_for_crds()
     site.start_operator()
 
     # Jobs, however they are applied. While the operator works there is no drift to heal, and nothing is pruned.

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod, status_of
+from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, make_pod
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from e2e.platform.helm import CHART, helm, rendered
+from e2e.platform.helm import CHART, helm, render_chart
 from tensafe_operator import names
 from tensafe_operator.runtime import metrics
 from tensafe_operator.settings import Settings
@@ -82,15 +82,15 @@ def test_the_chart_is_of_the_projects_version_and_carries_its_crds() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
     applied = [each for path in sorted((ROOT / "crds").glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
-    carried = [each for each in rendered() if each in applied]
+    carried = [each for each in render_chart() if each in applied]
     assert len(carried) == len(applied) == 6
     assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in carried)
-    without = rendered({"crds.enabled": False})
+    without = render_chart({"crds.enabled": False})
     assert not [each for each in without if each in applied]
 
 
 def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
-    container = named(rendered(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    container = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     environment = {each["name"]: each["value"] for each in container["env"]}
     known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)}
     assert set(environment) == known
@@ -103,13 +103,13 @@ def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
 
 
 def test_the_budget_for_drains_needs_a_second_replica() -> None:
-    assert named(rendered(), "PodDisruptionBudget")
-    assert not [each for each in rendered({"replicas": 1}) if each["kind"] == "PodDisruptionBudget"]
+    assert named(render_chart(), "PodDisruptionBudget")
+    assert not [each for each in render_chart({"replicas": 1}) if each["kind"] == "PodDisruptionBudget"]
 
 
 def test_the_operator_may_read_no_secret_run_nothing_in_a_pod_and_make_no_role() -> None:
     for values in ({}, {"namespaces": ["clinic"]}):
-        for role in (each for each in rendered(values) if each["kind"] in ("Role", "ClusterRole")):
+        for role in (each for each in render_chart(values) if each["kind"] in ("Role", "ClusterRole")):
             if role["metadata"]["name"].endswith(("-edit", "-view", "tensafe-trainer")):
                 continue
             for rule in role["rules"]:
@@ -122,7 +122,7 @@ def test_the_operator_may_read_no_secret_run_nothing_in_a_pod_and_make_no_role()
 
 
 def test_with_namespaces_it_has_no_rights_beyond_them() -> None:
-    documents = rendered({"namespaces": ["clinic", "lab"]})
+    documents = render_chart({"namespaces": ["clinic", "lab"]})
     assert not [each for each in documents if each["kind"] == "ClusterRoleBinding"]
     bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
     assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
@@ -133,7 +133,7 @@ def test_alerts_speak_of_metrics_that_there_are() -> None:
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
     shown.show(("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}})
     exposed = {sample.name for family in shown.registry.collect() for sample in family.samples}
-    rule = named(rendered(EVERYTHING), "PrometheusRule")
+    rule = named(render_chart(EVERYTHING), "PrometheusRule")
     for alert in rule["spec"]["groups"][0]["rules"]:
         spoken = set(re.findall(r"tensafe_\w+", alert["expr"]))
         assert spoken
@@ -174,12 +174,12 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     plane = release.plane
     notes = release.helm("install", "tensafe", str(CHART), "--create-namespace")
     assert "KubeRay was not found" in notes
-    plane.established()
+    plane.wait_for_crds()
     plane.kubectl("create", "namespace", "clinic")
     plane.kubectl("apply", "-f", "-", text=json.dumps(changed(MINIMAL, {"metadata.namespace": "clinic"})))
     ledger = LedgerObject(plane, "clinic")
     pod = make_pod(plane, "clinic", "trainer")
-    assert ledger.write(status_of(pod), pod) == ""
+    assert ledger.write(charged_status(pod), pod) == ""
     before = ledger.get()
 
     release.helm("upgrade", "tensafe", str(CHART), "--set", "replicas=1")
@@ -195,7 +195,7 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     assert release.there("clusterrole", "tensafe-trainer") is not None, "jobs that run must be able to go on"
     assert release.there("tsj", "claims-triage", "clinic") is not None
     assert ledger.get() == before
-    more = status_of(
+    more = charged_status(
         pod, stepsRecharged=0, charges=[{**before["status"]["charges"][0], "steps": 12}], chargedThrough=12, length=3
     )
     assert ledger.write(more, pod) == "", "a job that runs charges on"
@@ -238,7 +238,7 @@ def test_the_api_server_takes_every_document_and_the_restricted_pod_standard_its
     plane = release.plane
     plane.kubectl("create", "namespace", "tensafe-system")
     plane.kubectl("label", "namespace", "tensafe-system", "pod-security.kubernetes.io/enforce=restricted")
-    documents = [each for each in rendered(EVERYTHING) if "monitoring.coreos.com" not in each["apiVersion"]]
+    documents = [each for each in render_chart(EVERYTHING) if "monitoring.coreos.com" not in each["apiVersion"]]
     plane.kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}))
     template = named(documents, "Deployment")["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}

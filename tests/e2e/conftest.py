@@ -14,10 +14,10 @@ import pytest
 
 from e2e.platform.cluster import Cluster
 from e2e.platform.controlplane import Authority
-from e2e.platform.fixtures.clinic import Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
-from e2e.platform.gotools import NoGo, home
-from e2e.platform.node import Unfit
+from e2e.platform.fixtures.team_namespace import TeamNamespace
+from e2e.platform.gotools import GoUnavailable, home
+from e2e.platform.node import UnsupportedMachine
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
 REQUIRED = "TENSAFE_E2E_REQUIRED"
@@ -55,7 +55,7 @@ def stopwatch() -> Stopwatch:
 
 
 @pytest.fixture(scope="session")
-def own_cluster(request: pytest.FixtureRequest) -> Cluster | None:
+def local_cluster(request: pytest.FixtureRequest) -> Cluster | None:
     """This machine's cluster, up; None where the tests are pointed at another one."""
     if os.environ.get("KUBECONFIG"):
         return None
@@ -69,23 +69,23 @@ def own_cluster(request: pytest.FixtureRequest) -> Cluster | None:
     try:
         with _STOPWATCH("cluster up, with KubeRay and TenSafe"):
             cluster.up()
-    except (Unfit, NoGo) as error:
+    except (UnsupportedMachine, GoUnavailable) as error:
         assert not os.environ.get(REQUIRED), error
         pytest.skip(str(error))
     return cluster
 
 
 @pytest.fixture
-def whole_cluster(own_cluster: Cluster | None) -> Cluster:
+def disposable_cluster(local_cluster: Cluster | None) -> Cluster:
     """For what is done to a whole cluster, or to the machine that it runs on: only our own."""
-    if own_cluster is None:
+    if local_cluster is None:
         pytest.skip("this is done to a whole cluster, and only to one of our own: unset KUBECONFIG")
-    return own_cluster
+    return local_cluster
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(own_cluster: Cluster | None) -> Path:
-    return own_cluster.kubeconfig if own_cluster else Path(os.environ["KUBECONFIG"])
+def kubeconfig(local_cluster: Cluster | None) -> Path:
+    return local_cluster.kubeconfig if local_cluster else Path(os.environ["KUBECONFIG"])
 
 
 @pytest.fixture(scope="session")
@@ -97,23 +97,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def clinic(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+def team(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
     """A team's namespace."""
-    with _opened(Clinic(kubeconfig, _name()), request) as made:
+    with _opened(TeamNamespace(kubeconfig, _name()), request) as made:
         yield made
 
 
 @pytest.fixture
-def other_clinic(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+def other_team(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
     """Another team's."""
-    with _opened(Clinic(kubeconfig, _name()), request) as made:
+    with _opened(TeamNamespace(kubeconfig, _name()), request) as made:
         yield made
 
 
 @pytest.fixture
-def tls_clinic(kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+def tls_team(kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
     """A team's namespace whose S3 server speaks TLS, with a certificate of the team's own authority."""
-    with _opened(Clinic(kubeconfig, _name(), Authority(tmp_path)), request) as made:
+    with _opened(TeamNamespace(kubeconfig, _name(), Authority(tmp_path)), request) as made:
         yield made
 
 
@@ -122,15 +122,15 @@ def _name() -> str:
 
 
 @contextlib.contextmanager
-def _opened(made: Clinic, request: pytest.FixtureRequest) -> Iterator[Clinic]:
+def _opened(made: TeamNamespace, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
     """A namespace of a test. When that fails, or does not begin, all about it is written down before it is deleted."""
-    made.create()
+    made.create_namespace()
     begun = False
     try:
-        made.open()
+        made.deploy_storage()
         begun = True
         yield made
     finally:
         if not begun or request.node.stash.get(_FAILED, False):
-            made.dump(home() / "dumps" / request.node.name / made.namespace)
-        made.close()
+            made.write_diagnostics(home() / "dumps" / request.node.name / made.namespace)
+        made.delete()

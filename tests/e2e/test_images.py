@@ -7,7 +7,7 @@ import pytest
 from e2e.platform import images
 from e2e.platform.cluster import SYSTEM, Cluster
 from e2e.platform.controlplane import kubectl
-from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.fixtures.team_namespace import TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 
@@ -17,14 +17,14 @@ LOOK = f"id -u; for each in {' '.join(BUILDERS)}; do command -v $each; done; ls 
 HAS = "import importlib.util; print(*(bool(importlib.util.find_spec(name)) for name in ('kopf', 'torch', 'ray')))"
 
 
-def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_without_torch(clinic: Clinic) -> None:
-    clinic.idle("trainer")
+def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_without_torch(team: TeamNamespace) -> None:
+    team.start_idle_pod("trainer")
 
     def of_trainer(*command: str) -> str:
-        return clinic.run("trainer", *command).stdout
+        return team.exec_in_pod("trainer", *command).stdout
 
     def of_operator(*command: str) -> str:
-        return kubectl(clinic.kubeconfig, "-n", SYSTEM, "exec", "deployment/tensafe-operator", "--", *command).stdout
+        return kubectl(team.kubeconfig, "-n", SYSTEM, "exec", "deployment/tensafe-operator", "--", *command).stdout
 
     for inside in (of_trainer, of_operator):
         first, *rest = inside("sh", "-c", LOOK).splitlines()
@@ -34,7 +34,7 @@ def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_with
     assert of_operator("python", "-c", HAS).split() == ["True", "False", "False"]
 
 
-def test_the_same_sources_make_the_same_image(whole_cluster: Cluster) -> None:
+def test_the_same_sources_make_the_same_image(disposable_cluster: Cluster) -> None:
     operator, _ = images.ours()
     again = operator.replace(images.PREFIX, f"{images.PREFIX}again/")
     images.make(f"{images.PREFIX}again/", "operator", FRESH="1")

@@ -15,9 +15,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.clinic import LABELS, Clinic
 from e2e.platform.fixtures.packet_capture import check_masked, streams
-from e2e.platform.fixtures.waiting import until
+from e2e.platform.fixtures.polling import wait_until
+from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.node import BRIDGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
@@ -75,52 +75,52 @@ def data_with_canary(data: Path, tmp_path: Path) -> Path:
 
 
 def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
-    tls_clinic: Clinic, data_with_canary: Path, own_cluster: Cluster | None, tmp_path: Path
+    tls_team: TeamNamespace, data_with_canary: Path, local_cluster: Cluster | None, tmp_path: Path
 ) -> None:
-    clinic = tls_clinic
-    clinic.upload(data_with_canary)
-    clinic.provide_model()
-    clinic.idle("stranger")
-    with captured(own_cluster, tmp_path / "wire.pcap") as capture:
-        clinic.submit(spec__training__steps=STEPS)
-        clinic.until_step(1)
-        (head,), workers = clinic.pods("head"), clinic.pods("worker")
-        addresses = [address_of(clinic, worker) for worker in workers]
+    team = tls_team
+    team.upload_data(data_with_canary)
+    team.copy_model_to_pvc()
+    team.start_idle_pod("stranger")
+    with captured(local_cluster, tmp_path / "wire.pcap") as capture:
+        team.submit(spec__training__steps=STEPS)
+        team.wait_for_step(1)
+        (head,), workers = team.pod_names("head"), team.pod_names("worker")
+        addresses = [address_of(team, worker) for worker in workers]
 
         # The head holds neither the job's key, nor a token of the API server, nor the bucket's keys; a worker does.
-        assert not clinic.run(head, "ls", "/etc/tensafe/job").returncode
+        assert not team.exec_in_pod(head, "ls", "/etc/tensafe/job").returncode
         for path in ("/etc/tensafe/key", "/var/run/secrets/kubernetes.io"):
-            assert "No such file" in clinic.run(head, "ls", path).stderr
-            assert not clinic.run(workers[0], "ls", path).returncode
-        environment = clinic.run(head, "env").stdout
+            assert "No such file" in team.exec_in_pod(head, "ls", path).stderr
+            assert not team.exec_in_pod(workers[0], "ls", path).returncode
+        environment = team.exec_in_pod(head, "env").stdout
         assert "TENSAFE_JOB_DIGEST" in environment and "AWS_SECRET_ACCESS_KEY" not in environment
-        assert "AWS_SECRET_ACCESS_KEY" in clinic.run(workers[0], "env").stdout
+        assert "AWS_SECRET_ACCESS_KEY" in team.exec_in_pod(workers[0], "env").stdout
 
         # It takes jobs from nobody without its token, not from its own worker's pod, nor from a stranger's, which a
         # network that enforces policies does not let near it.
-        address = address_of(clinic, head)
+        address = address_of(team, head)
         without = ("env", "-u", "RAY_AUTH_TOKEN", "-u", "RAY_AUTH_MODE")
         for asker, expected in ((workers[0], {"401", "403"}), ("stranger", {"401", "403", "unreachable"})):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
-                answer = clinic.run(asker, *without, "python", "-c", ASK, address, repr(headers))
+                answer = team.exec_in_pod(asker, *without, "python", "-c", ASK, address, repr(headers))
                 assert answer.stdout.strip() in expected, answer
-        asked = clinic.run(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
+        asked = team.exec_in_pod(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
         assert asked.returncode and "uthenticat" in asked.stdout + asked.stderr, asked
-        assert clinic.run(head, "ls", "/tmp/stranger").returncode, "a job without the token was run"
+        assert team.exec_in_pod(head, "ls", "/tmp/stranger").returncode, "a job without the token was run"
 
         # Who has no key of the job joins no group with a worker who has, though the network lets him come so far.
-        clinic.run("stranger", "dd", "if=/dev/urandom", "of=/tmp/key", "bs=32", "count=1")
-        assert joined(clinic, addresses[0], (workers[0], KEY), (workers[1], KEY)) == ["joined", "joined"]
-        refused = joined(clinic, addresses[0], (workers[0], KEY), ("stranger", "/tmp/key"))
+        team.exec_in_pod("stranger", "dd", "if=/dev/urandom", "of=/tmp/key", "bs=32", "count=1")
+        assert joined(team, addresses[0], (workers[0], KEY), (workers[1], KEY)) == ["joined", "joined"]
+        refused = joined(team, addresses[0], (workers[0], KEY), ("stranger", "/tmp/key"))
         assert "joined" not in refused
-        if own_cluster is not None:  # whose network lets everybody come
+        if local_cluster is not None:  # whose network lets everybody come
             assert all("did not prove that it belongs to this attempt" in answer for answer in refused), refused
 
         # No record lies on the head, nor in its memory that others may read.
-        found = clinic.run(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
+        found = team.exec_in_pod(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
         assert found.returncode == 1 and not found.stdout, found
 
-        over = clinic.until_over(600)
+        over = team.wait_until_finished(600)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     if capture is None:
         return  # nobody but its owner listens to a cluster's network
@@ -132,11 +132,11 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
     check_masked(seen, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
 
 
-def joined(clinic: Clinic, address: str, *members: tuple[str, str]) -> list[str]:
+def joined(team: TeamNamespace, address: str, *members: tuple[str, str]) -> list[str]:
     """What each of two pods says of a group that they make at the first one's address, each with a key's file."""
     with ThreadPoolExecutor() as at_once:
         asked = [
-            at_once.submit(clinic.run, pod, "python", "-c", JOIN, str(rank), address, key)
+            at_once.submit(team.exec_in_pod, pod, "python", "-c", JOIN, str(rank), address, key)
             for rank, (pod, key) in enumerate(members)
         ]
     return [answer.result().stdout.strip() for answer in asked]
@@ -150,8 +150,8 @@ def forms(word: str) -> list[bytes]:
     return [word.encode(), *(np.array(ids, dtype=width).tobytes() for width in (np.int16, np.int32, np.int64))]
 
 
-def address_of(clinic: Clinic, pod: str) -> str:
-    return clinic.kubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}")
+def address_of(team: TeamNamespace, pod: str) -> str:
+    return team.kubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}")
 
 
 @contextmanager
@@ -169,7 +169,7 @@ def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
             assert processes.running("tcpdump"), processes.log("tcpdump")
             return file.exists() and file.stat().st_size > 0  # its first bytes are written then
 
-        until(listens, why=lambda: processes.log("tcpdump"))
+        wait_until(listens, failure_message=lambda: processes.log("tcpdump"))
         yield file
     finally:
         processes.kill("tcpdump", signal.SIGINT)  # on which it writes down what it has heard

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.clinic import JOB, Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import JOB, TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400, func_only=True)]
 
@@ -27,90 +27,92 @@ PAID_FOR = {"spec__privacy__reserveSteps": 40}
 
 
 @pytest.mark.gate
-def test_a_killed_worker_costs_steps_and_the_job_ends_well(clinic: Clinic, data: Path, stopwatch: Stopwatch) -> None:
-    before = training(clinic, data)
-    said = [line["kind"] for worker in clinic.pods("worker") for line in clinic.said(worker)]
+def test_a_killed_worker_costs_steps_and_the_job_ends_well(
+    team: TeamNamespace, data: Path, stopwatch: Stopwatch
+) -> None:
+    before = training(team, data)
+    said = [line["kind"] for worker in team.pod_names("worker") for line in team.log_records(worker)]
     assert {"started", "saved"} <= set(said) and "stepped" not in said, "what the workers' logs say"
     with stopwatch("worker killed → next step", goal=RECOVERY_SECONDS):
-        clinic.kill("worker")
-        after = clinic.until_goes_on(1, 2)
+        team.kill_processes("worker")
+        after = team.wait_for_step_of(1, 2)
     assert recharged(after) - recharged(before) <= AT_RISK
-    last = ended_well(clinic)
+    last = ended_well(team)
     assert attempts(last) == [1]
     assert recharged(last) > 0
     assert spent(last) > spent(before)
 
 
 def test_head_cluster_and_ray_job_are_removed_and_the_job_ends_well(
-    clinic: Clinic, data: Path, stopwatch: Stopwatch
+    team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
-    before = training(clinic, data, MANY_STEPS)
+    before = training(team, data, MANY_STEPS)
 
     # The head, with the driver: KubeRay makes another and submits again.
     with stopwatch("head killed → next step"):
-        clinic.kill("head")
-        clinic.until_goes_on(1, 2)
-    headless = clinic.until_step(before["progress"]["step"] + 6)
+        team.kill_processes("head")
+        team.wait_for_step_of(1, 2)
+    headless = team.wait_for_step(before["progress"]["step"] + 6)
     assert attempts(headless) == [1]
     assert recharged(headless) - recharged(before) <= AT_RISK
 
     # All of its RayCluster: its pods are told to go, and seal a checkpoint before they do.
     with stopwatch("RayCluster deleted → next step"):
-        clinic.kubectl("delete", "raycluster", "--all", "--wait=false")
-        clinic.until_goes_on(1, 3)
-    again = clinic.until_step(headless["progress"]["step"] + 6)
+        team.kubectl("delete", "raycluster", "--all", "--wait=false")
+        team.wait_for_step_of(1, 3)
+    again = team.wait_for_step(headless["progress"]["step"] + 6)
     assert attempts(again) == [1]
     assert recharged(again) - recharged(headless) <= PAID_AHEAD
 
     # Its RayJob: the driver is asked to stop, and has the workers seal a checkpoint; the next attempt goes on from it.
     with stopwatch("RayJob deleted → next step"):
-        clinic.kubectl("delete", "rayjob", "triage-a1", "--wait=false")
-        clinic.until_goes_on(2, 1)
-    second = clinic.until_step(again["progress"]["step"] + 2)
+        team.kubectl("delete", "rayjob", "triage-a1", "--wait=false")
+        team.wait_for_step_of(2, 1)
+    second = team.wait_for_step(again["progress"]["step"] + 2)
     assert attempts(second) == [1, 2]
     assert recharged(second) - recharged(again) <= PAID_AHEAD
-    last = ended_well(clinic, MANY_STEPS)
+    last = ended_well(team, MANY_STEPS)
     assert spent(before) < spent(headless) < spent(again) < spent(second) < spent(last)
 
 
 def test_pods_that_are_told_to_go_seal_a_checkpoint_before_they_do(
-    whole_cluster: Cluster, clinic: Clinic, data: Path, stopwatch: Stopwatch
+    disposable_cluster: Cluster, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
-    before = training(clinic, data, 2 * STEPS)
+    before = training(team, data, 2 * STEPS)
 
     # One worker's pod: the head stays, and says that the attempt was interrupted.
     with stopwatch("worker's pod deleted → next step"):
-        clinic.kubectl("delete", "pod", clinic.pods("worker")[0], "--wait=false")
-        clinic.until_goes_on(2, 1)
-    second = clinic.until_step(before["progress"]["step"] + 6)
+        team.kubectl("delete", "pod", team.pod_names("worker")[0], "--wait=false")
+        team.wait_for_step_of(2, 1)
+    second = team.wait_for_step(before["progress"]["step"] + 6)
     assert [attempt.get("reason") for attempt in second["attempts"]] == ["Interrupted", None]
 
     # The node, drained by somebody who maintains it: all pods at once.
-    (node,) = clinic.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+    (node,) = team.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
     selected = ("--pod-selector=tensafe.io/job=triage", "--delete-emptydir-data", "--force", "--timeout=300s")
     with stopwatch("node drained and given back → next step"):
         try:
-            clinic.kubectl("drain", node, *selected)
+            team.kubectl("drain", node, *selected)
         finally:
-            clinic.kubectl("uncordon", node)
-        assert clinic.ledger()["outcome"] == "Suspended"
-        clinic.until_goes_on(2, 2)  # or the next attempt, where KubeRay hears the driver before its pod is gone
-    last = ended_well(clinic, 2 * STEPS)
+            team.kubectl("uncordon", node)
+        assert team.ledger_status()["outcome"] == "Suspended"
+        team.wait_for_step_of(2, 2)  # or the next attempt, where KubeRay hears the driver before its pod is gone
+    last = ended_well(team, 2 * STEPS)
     assert recharged(last) <= 2 * PAID_AHEAD
     assert spent(before) < spent(second) < spent(last)
 
 
-def training(clinic: Clinic, data: Path, steps: int = STEPS) -> dict[str, Any]:
+def training(team: TeamNamespace, data: Path, steps: int = STEPS) -> dict[str, Any]:
     """The status of a job that has been training beyond its first checkpoint."""
-    clinic.upload(data)
-    clinic.provide_model()
-    clinic.submit(**PAID_FOR, spec__training__steps=steps)
-    return clinic.until_step(7)
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.submit(**PAID_FOR, spec__training__steps=steps)
+    return team.wait_for_step(7)
 
 
-def ended_well(clinic: Clinic, steps: int = STEPS) -> dict[str, Any]:
+def ended_well(team: TeamNamespace, steps: int = STEPS) -> dict[str, Any]:
     """The status of a job that has come to its end, with each step charged as often as it was run."""
-    last = clinic.until_over(900)
+    last = team.wait_until_finished(900)
     assert last["phase"] == "Succeeded", json.dumps(last, indent=1)
     assert last["progress"]["step"] == steps
     assert last["privacy"]["stepsCharged"] == steps + recharged(last)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from e2e.platform.fixtures.clinic import BUCKET, JOB, Clinic
 from e2e.platform.fixtures.manifests import changed
+from e2e.platform.fixtures.team_namespace import BUCKET, JOB, TeamNamespace
 from e2e.platform.trainer.adapters import accuracy, download
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve
@@ -27,45 +27,47 @@ def budget_of(steps: int) -> dict[str, Any]:
 
 @pytest.mark.gate
 def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(
-    clinic: Clinic, data: Path, tmp_path: Path
+    team: TeamNamespace, data: Path, tmp_path: Path
 ) -> None:
-    clinic.upload(data)
-    clinic.provide_model()
-    clinic.submit()
-    clinic.until_step(6)
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.submit()
+    team.wait_for_step(6)
 
     # Suspended: a checkpoint is sealed, and no pod is left.
-    clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    sealed = clinic.until(lambda status: status["phase"] == "Suspended", 180)
-    clinic.until(lambda _: not clinic.pods(), 180)
+    team.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    sealed = team.wait_for_status(lambda status: status["phase"] == "Suspended", 180)
+    team.wait_for_status(lambda _: not team.pod_names(), 180)
     assert sealed["attempts"][0]["reason"] == "Interrupted"
     assert sealed["checkpoints"][-1]["step"] == sealed["progress"]["step"] >= 6
 
     # Resumed: the next attempt goes on from there, and ε with it.
-    clinic.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": false}}')
-    resumed = clinic.until_step(sealed["progress"]["step"] + 1)
+    team.kubectl("patch", "tsj", "triage", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    resumed = team.wait_for_step(sealed["progress"]["step"] + 1)
     assert [attempt["number"] for attempt in resumed["attempts"]] == [1, 2]
     assert resumed["privacy"]["stepsRecharged"] == 0
     assert float(resumed["privacy"]["epsilonSpent"]) > float(sealed["privacy"]["epsilonSpent"])
 
     # Deleted while it runs: the pods go, and what was spent stays.
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
-    clinic.until_gone(lambda: clinic.pods(), 180)
-    assert clinic.charged(resumed["ledgerName"]) >= resumed["privacy"]["stepsCharged"]
+    team.kubectl("delete", "tsj", "triage", "--timeout=300s")
+    team.wait_until_none(lambda: team.pod_names(), 180)
+    assert team.steps_charged(resumed["ledgerName"]) >= resumed["privacy"]["stepsCharged"]
 
     # The same name again is another job, with a ledger of its own, which may not write over the first one's
     # checkpoints. This one runs out of budget.
     own = {**budget_of(12), "spec.checkpoint.uri": f"s3://{BUCKET}/models/again/"}
-    clinic.submit(**{path.replace(".", "__"): value for path, value in own.items()})
-    over = clinic.until_over(600)
+    team.submit(**{path.replace(".", "__"): value for path, value in own.items()})
+    over = team.wait_until_finished(600)
     assert over["phase"] == "BudgetExhausted", json.dumps(over, indent=1)
     assert over["ledgerName"] != resumed["ledgerName"]
     assert over["privacy"]["stepsCharged"] == over["progress"]["step"] == 12
     assert float(over["privacy"]["epsilonSpent"]) <= float(over["privacy"]["targetEpsilon"])
     # Its last adapter can be used, after so few steps for little: it is not the one that training began with.
-    download(clinic, over["finalModel"], tmp_path)
+    download(team, over["finalModel"], tmp_path)
     weights = load_file(tmp_path / "adapter_model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
     assert all(weight.any() for name, weight in weights.items() if "lora_B" in name)
     accuracy(tmp_path, data / "eval.jsonl")
-    assert clinic.charged(resumed["ledgerName"]) >= resumed["privacy"]["stepsCharged"], "the first one's ledger stays"
+    assert team.steps_charged(resumed["ledgerName"]) >= resumed["privacy"]["stepsCharged"], (
+        "the first one's ledger stays"
+    )

@@ -12,8 +12,8 @@ import pytest
 
 from e2e.platform.cluster import SYSTEM, Cluster
 from e2e.platform.controlplane import kubectl
-from e2e.platform.fixtures.clinic import Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
@@ -21,59 +21,59 @@ STEPS = 40
 API_SECONDS, S3_SECONDS = 30, 60
 
 
-def test_storage_goes_away_for_a_minute(clinic: Clinic, data: Path, stopwatch: Stopwatch) -> None:
-    began = training(clinic, data)
-    clinic.kubectl("scale", "deployment/s3", "--replicas=0")
-    clinic.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=300s")
+def test_storage_goes_away_for_a_minute(team: TeamNamespace, data: Path, stopwatch: Stopwatch) -> None:
+    began = training(team, data)
+    team.kubectl("scale", "deployment/s3", "--replicas=0")
+    team.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=300s")
     time.sleep(S3_SECONDS)  # what is tried is an outage of that length, in which a checkpoint is due (every five steps)
-    clinic.kubectl("scale", "deployment/s3", "--replicas=1")
+    team.kubectl("scale", "deployment/s3", "--replicas=1")
     with stopwatch("S3 back after a minute → five steps on"):
-        clinic.until_step(began["progress"]["step"] + 6, 300)
+        team.wait_for_step(began["progress"]["step"] + 6, 300)
 
     # Its outage was met by a save, which the pod's log tells.
-    assert any("the storage does not answer" in clinic.kubectl("logs", worker) for worker in clinic.pods("worker"))
-    ended_well(clinic)
+    assert any("the storage does not answer" in team.kubectl("logs", worker) for worker in team.pod_names("worker"))
+    ended_well(team)
 
 
 def test_operator_api_server_and_etcd_go_away_in_turn(
-    whole_cluster: Cluster, clinic: Clinic, data: Path, stopwatch: Stopwatch
+    disposable_cluster: Cluster, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
-    training(clinic, data)
+    training(team, data)
 
     # The operator, all of it at once.
-    kubectl(clinic.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
-    killed = clinic.job()["status"]
+    kubectl(team.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
+    killed = team.get_job()["status"]
     with stopwatch("operator killed → two steps more in the status"):
-        on = clinic.until_step(killed["progress"]["step"] + 2, 120)
+        on = team.wait_for_step(killed["progress"]["step"] + 2, 120)
 
     # The API server: nothing can be charged meanwhile, so nothing is trained.
-    plane = whole_cluster.plane
+    plane = disposable_cluster.plane
     plane.kill("apiserver", signal.SIGKILL)
     time.sleep(API_SECONDS)
     plane.start_api_server()
     with stopwatch("API server back after 30 s → two steps on"):
-        on = clinic.until_step(on["progress"]["step"] + 2, 300)
+        on = team.wait_for_step(on["progress"]["step"] + 2, 300)
 
     plane.kill("etcd", signal.SIGKILL)
     plane.start_etcd()
     with stopwatch("etcd restarted → two steps on"):
-        clinic.until_step(on["progress"]["step"] + 2, 300)
-    ended_well(clinic)
+        team.wait_for_step(on["progress"]["step"] + 2, 300)
+    ended_well(team)
 
 
-def training(clinic: Clinic, data: Path) -> dict[str, Any]:
+def training(team: TeamNamespace, data: Path) -> dict[str, Any]:
     """The status of a job that trains."""
-    clinic.upload(data)
-    clinic.provide_model()
-    clinic.submit(spec__training__steps=STEPS)
-    return clinic.until_step(3)
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.submit(spec__training__steps=STEPS)
+    return team.wait_for_step(3)
 
 
-def ended_well(clinic: Clinic) -> None:
+def ended_well(team: TeamNamespace) -> None:
     """The job comes to its end in one piece: each step was run and charged once."""
-    over = clinic.until_over(900)
+    over = team.wait_until_finished(900)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     assert [attempt["number"] for attempt in over["attempts"]] == [1]
-    assert clinic.incarnation(1) == 1
+    assert team.incarnation(1) == 1
     assert over["progress"]["step"] == over["privacy"]["stepsCharged"] == STEPS
     assert over["privacy"]["stepsRecharged"] == 0

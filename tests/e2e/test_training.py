@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.clinic import LABELS, Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.trainer.adapters import accuracy, download
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Claim
@@ -22,27 +22,27 @@ CHANCE = 1 / len(LABELS)
 
 @pytest.mark.gate
 def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyone_can_recompute(
-    clinic: Clinic, data: Path, tmp_path: Path, stopwatch: Stopwatch
+    team: TeamNamespace, data: Path, tmp_path: Path, stopwatch: Stopwatch
 ) -> None:
-    clinic.upload(data)
-    clinic.provide_model()
+    team.upload_data(data)
+    team.copy_model_to_pvc()
     with stopwatch("a job of 30 steps from apply to Succeeded"):
-        clinic.submit()
-        status = clinic.until_over(900)
+        team.submit()
+        status = team.wait_until_finished(900)
     assert status["phase"] == "Succeeded", json.dumps(status, indent=1)
     assert [attempt["number"] for attempt in status["attempts"]] == [1]
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == 30
 
     # What was spent is in the ledger, and anyone may add it up again.
-    ledger = clinic.get("privacyledger", status["ledgerName"])
+    ledger = team.get("privacyledger", status["ledgerName"])
     assert ledger is not None and ledger["metadata"]["uid"] == status["ledgerUID"]
     claim = Claim.of(PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False))
-    assert clinic.charged(status["ledgerName"]) == 30
+    assert team.steps_charged(status["ledgerName"]) == 30
     assert status["privacy"]["epsilonSpent"] == format_epsilon(claim.epsilon(30))
 
     # The adapter in the bucket is the one that the status and the ledger name, file by file.
     final = status["finalModel"]
-    files = download(clinic, final, tmp_path)
+    files = download(team, final, tmp_path)
     statement = json.loads(files["statement.json"])
     assert final["statementDigest"] == digest(files["statement.json"])
     assert recompute_epsilon(statement) == statement["claim"]["epsilon"] == status["privacy"]["epsilonClaimed"]

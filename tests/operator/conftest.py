@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_cluster import Cluster, install_kuberays_kinds
+from e2e.platform.fixtures.job_harness import JobHarness, install_kuberay_crds
 from e2e.platform.fixtures.roles import install_roles
 
 
 @pytest.fixture(scope="session")
 def kubeconfig(control_plane: ControlPlane) -> Path:
     """The operator's."""
-    install_kuberays_kinds(control_plane)
+    install_kuberay_crds(control_plane)
     return install_roles(control_plane)
 
 
 @pytest.fixture
-def cluster(control_plane: ControlPlane, namespace: str, kubeconfig: Path) -> Cluster:
-    return Cluster(control_plane, namespace, kubeconfig)
+def cluster(control_plane: ControlPlane, namespace: str, kubeconfig: Path) -> JobHarness:
+    return JobHarness(control_plane, namespace, kubeconfig)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from e2e.platform.fixtures.job_cluster import FINAL, Cluster
-from e2e.platform.fixtures.waiting import until
+from e2e.platform.fixtures.job_harness import FINAL, JobHarness
+from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator.children import Manifest
 from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
 
@@ -55,7 +55,7 @@ class Moody(ApiClient):
         return answer
 
 
-def made(cluster: Cluster) -> dict[str, list[str]]:
+def made(cluster: JobHarness) -> dict[str, list[str]]:
     """What there is of a job, but for the UIDs in names."""
     kinds = ("RayJob", "PrivacyLedger", "ConfigMap", "Secret", "NetworkPolicy", "RoleBinding")
     text = cluster.plane.kubectl("-n", cluster.namespace, "get", ",".join(kinds), "-o", "json").stdout
@@ -66,7 +66,7 @@ def made(cluster: Cluster) -> dict[str, list[str]]:
     return found
 
 
-def assert_begun_once(cluster: Cluster) -> None:
+def assert_begun_once(cluster: JobHarness) -> None:
     status, there = cluster.status(), made(cluster)
     ledger = status["ledgerName"]
     assert there == {
@@ -83,7 +83,7 @@ def assert_begun_once(cluster: Cluster) -> None:
     assert status["phase"] == "Starting"
 
 
-def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster: Cluster) -> None:
+def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster: JobHarness) -> None:
     writes = 0
     for writes in range(1, LIFE + 1):
         cluster.apply()
@@ -98,7 +98,7 @@ def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster:
         uid = cluster.status()["ledgerUID"]
         cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
         # A garbage collector that has just begun hears of new kinds each half a minute.
-        until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
+        wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
         forget(cluster, uid)
         if survived:
             break
@@ -106,7 +106,7 @@ def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_api_server_in_a_bad_mood_delays_a_job_and_no_more(cluster: Cluster, seed: int) -> None:
+def test_an_api_server_in_a_bad_mood_delays_a_job_and_no_more(cluster: JobHarness, seed: int) -> None:
     cluster.apply()
     Moody.dice = random.Random(seed)
     tries = 0
@@ -119,7 +119,7 @@ def test_an_api_server_in_a_bad_mood_delays_a_job_and_no_more(cluster: Cluster, 
     assert_begun_once(cluster)
 
 
-def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_gone(cluster: Cluster) -> None:
+def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_gone(cluster: JobHarness) -> None:
     pod = trained(cluster)
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "rayjob", "claims-triage-a1")
     cluster.reconcile()
@@ -133,7 +133,7 @@ def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_g
     assert cluster.status()["privacy"]["stepsCharged"] == 5
 
 
-def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster: Cluster) -> None:
+def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster: JobHarness) -> None:
     trained(cluster)
     strip = json.dumps({"metadata": {"labels": None}})
     patch = ("-n", cluster.namespace, "patch", "rayjob", "claims-triage-a1", "--type=merge", "-p")
@@ -142,12 +142,14 @@ def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster
     cluster.reconcile()
     assert [each.get("endTime") for each in cluster.status()["attempts"]] == [None]
     assert cluster.status()["phase"] == "Running"
-    cluster.kuberay_says(jobStatus="FAILED", jobDeploymentStatus="Failed", reason="AppFailed", message="exit code 10")
+    cluster.set_ray_job_status(
+        jobStatus="FAILED", jobDeploymentStatus="Failed", reason="AppFailed", message="exit code 10"
+    )
     cluster.reconcile()
     assert "endTime" in cluster.status()["attempts"][0]
 
 
-def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(cluster: Cluster) -> None:
+def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(cluster: JobHarness) -> None:
     pod = trained(cluster)
     copied = cluster.get("rayjob", "claims-triage-a1")
     assert copied is not None
@@ -156,7 +158,7 @@ def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(clust
     cluster.plane.kubectl("create", "-f", "-", text=json.dumps(copied))
     cluster.reconcile()
     assert cluster.status()["phase"] == "Running"
-    cluster.kuberay_says(jobStatus="FAILED", jobDeploymentStatus="Failed")
+    cluster.set_ray_job_status(jobStatus="FAILED", jobDeploymentStatus="Failed")
     cluster.reconcile()
     delete_pod(cluster, pod.name)
     cluster.now += 60
@@ -165,7 +167,7 @@ def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(clust
     assert "claims-triage-a2" in cluster.condition("Stalled")["message"]
 
 
-def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: Cluster) -> None:
+def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     held = json.dumps({"metadata": {"finalizers": ["ray.io/rayjob-finalizer"]}})
@@ -173,7 +175,7 @@ def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluste
     cluster.plane.kubectl(*patch, held)
     old = (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"]
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-    until(lambda: "deletionTimestamp" in (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"])
+    wait_until(lambda: "deletionTimestamp" in (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"])
 
     cluster.apply()
     cluster.reconcile()
@@ -181,14 +183,14 @@ def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluste
     assert (stalled["status"], stalled["reason"]) == ("True", "NameTaken")
     assert "claims-triage-a1" in stalled["message"]
     cluster.plane.kubectl(*patch, json.dumps({"metadata": {"finalizers": None}}))
-    until(lambda: cluster.get("rayjob", "claims-triage-a1") is None)
+    wait_until(lambda: cluster.get("rayjob", "claims-triage-a1") is None)
     cluster.reconcile()
     assert (cluster.get("rayjob", "claims-triage-a1") or {})["metadata"]["uid"] != old
     assert cluster.condition("Stalled")["status"] == "False"
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "made anew"])
-def test_a_ledger_that_was_taken_away_by_force_ends_the_job(cluster: Cluster, again: bool) -> None:
+def test_a_ledger_that_was_taken_away_by_force_ends_the_job(cluster: JobHarness, again: bool) -> None:
     trained(cluster)
     ledger = cluster.get("privacyledger", cluster.status()["ledgerName"])
     assert ledger is not None
@@ -209,13 +211,13 @@ def test_a_ledger_that_was_taken_away_by_force_ends_the_job(cluster: Cluster, ag
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Suspended", "Starting", "Running", "Succeeded", "Failed"])
-def test_a_job_may_be_deleted_in_each_phase_and_its_ledger_stays(cluster: Cluster, phase: str) -> None:
+def test_a_job_may_be_deleted_in_each_phase_and_its_ledger_stays(cluster: JobHarness, phase: str) -> None:
     bring_to(cluster, phase)
     ledger = cluster.status().get("ledgerName")
     before = cluster.get("privacyledger", ledger) if ledger else None
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
-    until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
+    wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
     assert made(cluster)["privacyledger"] == ([ledger] if before else [])
     if before:
         assert cluster.get("privacyledger", ledger) == before
@@ -225,7 +227,7 @@ def test_a_job_may_be_deleted_in_each_phase_and_its_ledger_stays(cluster: Cluste
     assert cluster.status()["privacy"]["stepsCharged"] == 0
 
 
-def bring_to(cluster: Cluster, phase: str) -> None:
+def bring_to(cluster: JobHarness, phase: str) -> None:
     match phase:
         case "Pending":
             cluster.apply(spec__privacy__noiseMultiplier="0.3")
@@ -241,34 +243,36 @@ def bring_to(cluster: Cluster, phase: str) -> None:
         case "Succeeded":
             pod = trained(cluster)
             cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
-            cluster.kuberay_says(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+            cluster.set_ray_job_status(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
             delete_pod(cluster, pod.name)
             cluster.reconcile()
         case "Failed":
             trained(cluster)
             ended = "Job entrypoint command failed with exit code 76"
-            cluster.kuberay_says(jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=ended)
+            cluster.set_ray_job_status(
+                jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=ended
+            )
             cluster.reconcile()
     assert cluster.status()["phase"] == phase
 
 
-def trained(cluster: Cluster) -> Any:
+def trained(cluster: JobHarness) -> Any:
     """A job that has charged five steps; its worker's pod."""
     cluster.apply()
     cluster.reconcile()
-    cluster.kuberay_says(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
-    pod = cluster.worker()
+    cluster.set_ray_job_status(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
+    pod = cluster.create_worker_pod()
     cluster.charge(pod, 5)
     cluster.reconcile()
     assert cluster.status()["phase"] == "Running"
     return pod
 
 
-def delete_pod(cluster: Cluster, name: str) -> None:
+def delete_pod(cluster: JobHarness, name: str) -> None:
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "pod", name, "--force", "--grace-period=0")
 
 
-def forget(cluster: Cluster, uid: str) -> None:
+def forget(cluster: JobHarness, uid: str) -> None:
     """Delete the ledger of this UID, as its administrator may when its data are gone for good."""
     ledgers = json.loads(cluster.plane.kubectl("-n", cluster.namespace, "get", "pledger", "-o", "json").stdout)["items"]
     name = next(each["metadata"]["name"] for each in ledgers if each["metadata"]["uid"] == uid)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, make_pod, status_of
+from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
 from tensafe_operator.plan.parsing import ledger_status
 
 pytestmark = pytest.mark.cluster
@@ -33,7 +33,7 @@ def pod(control_plane: ControlPlane, namespace: str) -> Pod:
 def ledger(control_plane: ControlPlane, namespace: str, pod: Pod) -> LedgerObject:
     """A ledger that attempt 1 has claimed, and that was charged ten steps."""
     ledger = LedgerObject(control_plane, namespace)
-    assert ledger.write(status_of(pod), pod) == ""
+    assert ledger.write(charged_status(pod), pod) == ""
     return ledger
 
 
@@ -42,27 +42,27 @@ def charge(pod: Pod, attempt: int, steps: int, incarnation: int = 1) -> dict[str
 
 
 def test_a_charge_only_grows(ledger: LedgerObject, pod: Pod) -> None:
-    assert ledger.write(status_of(pod, charges=[charge(pod, 1, 12)]), pod) == ""
-    assert "never falls" in ledger.write(status_of(pod, charges=[charge(pod, 1, 11)]), pod)
-    assert "should have at least 1" in ledger.write(status_of(pod, charges=[]), pod)
-    assert "entries are only added" in ledger.write(status_of(pod, charges=[charge(pod, 1, 12)], length=1), pod)
+    assert ledger.write(charged_status(pod, charges=[charge(pod, 1, 12)]), pod) == ""
+    assert "never falls" in ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)]), pod)
+    assert "should have at least 1" in ledger.write(charged_status(pod, charges=[]), pod)
+    assert "entries are only added" in ledger.write(charged_status(pod, charges=[charge(pod, 1, 12)], length=1), pod)
     assert ledger.get()["status"]["charges"][0]["steps"] == 12
 
 
 def test_a_charge_never_disappears(ledger: LedgerObject, pod: Pod) -> None:
     both = [charge(pod, 1, 10), charge(pod, 2, 5)]
-    assert ledger.write(status_of(pod, attempt=2, charges=both), pod) == ""
-    assert "never disappears" in ledger.write(status_of(pod, attempt=2, charges=[charge(pod, 2, 15)]), pod)
+    assert ledger.write(charged_status(pod, attempt=2, charges=both), pod) == ""
+    assert "never disappears" in ledger.write(charged_status(pod, attempt=2, charges=[charge(pod, 2, 15)]), pod)
 
 
 def test_an_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
     both = [charge(pod, 1, 10), charge(pod, 3, 5)]
-    assert ledger.write(status_of(pod, attempt=3, charges=both), pod) == ""
+    assert ledger.write(charged_status(pod, attempt=3, charges=both), pod) == ""
     more = [charge(pod, 1, 11), charge(pod, 3, 5)]
-    assert "only the attempt that claimed last" in ledger.write(status_of(pod, attempt=3, charges=more), pod)
+    assert "only the attempt that claimed last" in ledger.write(charged_status(pod, attempt=3, charges=more), pod)
     between = [*both, charge(pod, 2, 1)]
-    assert "not added afterwards" in ledger.write(status_of(pod, attempt=3, charges=between), pod)
-    assert "is fenced" in ledger.write(status_of(pod, attempt=1, charges=both), pod)
+    assert "not added afterwards" in ledger.write(charged_status(pod, attempt=3, charges=between), pod)
+    assert "is fenced" in ledger.write(charged_status(pod, attempt=1, charges=both), pod)
 
 
 def test_status_is_not_cleared(ledger: LedgerObject, pod: Pod) -> None:
@@ -71,21 +71,21 @@ def test_status_is_not_cleared(ledger: LedgerObject, pod: Pod) -> None:
 
 
 def test_releases_are_kept_as_they_were(ledger: LedgerObject, pod: Pod) -> None:
-    assert ledger.write(status_of(pod, releases=[RELEASE]), pod) == ""
-    assert ledger.write(status_of(pod, releases=[RELEASE, SECOND]), pod) == ""
+    assert ledger.write(charged_status(pod, releases=[RELEASE]), pod) == ""
+    assert ledger.write(charged_status(pod, releases=[RELEASE, SECOND]), pod) == ""
     edited = {**RELEASE, "digest": "sha256:other"}
-    assert "never changes" in ledger.write(status_of(pod, releases=[edited, SECOND]), pod)
+    assert "never changes" in ledger.write(charged_status(pod, releases=[edited, SECOND]), pod)
     for releases in ([RELEASE], [SECOND, RELEASE], []):
-        assert "never disappears" in ledger.write(status_of(pod, releases=releases), pod)
-    without = {key: value for key, value in status_of(pod).items() if key != "releases"}
+        assert "never disappears" in ledger.write(charged_status(pod, releases=releases), pod)
+    without = {key: value for key, value in charged_status(pod).items() if key != "releases"}
     assert "never disappears" in ledger.write(without, pod)
 
 
 def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObject, pod: Pod) -> None:
     cheap = {**RELEASE, "stepsCharged": 9}
-    assert "a new release was charged" in ledger.write(status_of(pod, releases=[cheap]), pod)
-    assert ledger.write(status_of(pod, releases=[RELEASE]), pod) == ""
-    later = status_of(pod, charges=[charge(pod, 1, 30)], releases=[RELEASE, {**SECOND, "stepsCharged": 20}])
+    assert "a new release was charged" in ledger.write(charged_status(pod, releases=[cheap]), pod)
+    assert ledger.write(charged_status(pod, releases=[RELEASE]), pod) == ""
+    later = charged_status(pod, charges=[charge(pod, 1, 30)], releases=[RELEASE, {**SECOND, "stepsCharged": 20}])
     assert "a new release was charged" in ledger.write(later, pod)
     later["releases"][1]["stepsCharged"] = 30
     assert ledger.write(later, pod) == ""
@@ -93,33 +93,33 @@ def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObj
 
 def test_a_ledger_begins_with_a_claim(control_plane: ControlPlane, namespace: str, pod: Pod) -> None:
     ledger = LedgerObject(control_plane, namespace)
-    first = status_of(pod, releases=[{**RELEASE, "stepsCharged": 0}])
+    first = charged_status(pod, releases=[{**RELEASE, "stepsCharged": 0}])
     assert "the first entry of a ledger is a claim" in ledger.write(first, pod)
-    assert ledger.write(status_of(pod), pod) == ""
+    assert ledger.write(charged_status(pod), pod) == ""
 
 
 @pytest.mark.parametrize("head", ["\x0b", " ", "\u00a0"])
 def test_a_head_that_python_cannot_read_is_refused_or_counted(ledger: LedgerObject, pod: Pod, head: str) -> None:
-    refused = ledger.write(status_of(pod, charges=[charge(pod, 1, 11)], head=head), pod)
+    refused = ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)], head=head), pod)
     read = ledger_status(ledger.get())
     assert read is not None and read.charges[0].steps == (10 if refused else 11)
 
 
 def test_more_steps_than_a_job_can_tell_of_are_not_charged(ledger: LedgerObject, pod: Pod) -> None:
     most = 2**31 - 1
-    assert ledger.write(status_of(pod, charges=[charge(pod, 1, most)]), pod) == ""
+    assert ledger.write(charged_status(pod, charges=[charge(pod, 1, most)]), pod) == ""
     both = [charge(pod, 1, most), charge(pod, 2, 1)]
-    assert "at most 2147483647 steps" in ledger.write(status_of(pod, attempt=2, charges=both), pod)
+    assert "at most 2147483647 steps" in ledger.write(charged_status(pod, attempt=2, charges=both), pod)
 
 
 def test_a_release_leaves_room_for_its_statement_in_the_status(ledger: LedgerObject, pod: Pod) -> None:
-    assert "8000" in ledger.write(status_of(pod, releases=[{**RELEASE, "uri": "s3://" + "x" * 7996}]), pod)
+    assert "8000" in ledger.write(charged_status(pod, releases=[{**RELEASE, "uri": "s3://" + "x" * 7996}]), pod)
 
 
 def test_the_data_set_is_noted_once(ledger: LedgerObject, pod: Pod) -> None:
-    assert ledger.write(status_of(pod, datasetDigest="hmac:1"), pod) == ""
-    assert "set once" in ledger.write(status_of(pod, datasetDigest="hmac:2"), pod)
-    assert "set once" in ledger.write(status_of(pod), pod)
+    assert ledger.write(charged_status(pod, datasetDigest="hmac:1"), pod) == ""
+    assert "set once" in ledger.write(charged_status(pod, datasetDigest="hmac:2"), pod)
+    assert "set once" in ledger.write(charged_status(pod), pod)
 
 
 def test_the_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlane) -> None:
@@ -139,7 +139,7 @@ def test_figures_of_a_ledger_are_numbers(rate: str, control_plane: ControlPlane,
 def test_only_the_pod_that_claimed_writes(
     ledger: LedgerObject, pod: Pod, control_plane: ControlPlane, namespace: str
 ) -> None:
-    forged = status_of(pod, charges=[charge(pod, 1, 11)])
+    forged = charged_status(pod, charges=[charge(pod, 1, 11)])
     stranger = make_pod(control_plane, namespace, "stranger")
     assert "only the service account" in ledger.write(forged, stranger)
     assert "only the service account" in ledger.write(forged, None)  # a cluster administrator
@@ -149,10 +149,12 @@ def test_only_the_pod_that_claimed_writes(
     unbound = Pod("unbound", pod.uid, token, control_plane.kubeconfig_of_token("unbound", token))
     assert "only the pod that claimed" in ledger.write(forged, unbound)
     # Within an incarnation no other pod takes over, and the next incarnation is its own.
-    assert "claim the next incarnation" in ledger.write(status_of(sibling, charges=[charge(sibling, 1, 11)]), sibling)
-    assert ledger.write(status_of(sibling, charges=[charge(sibling, 1, 11, incarnation=2)]), sibling) == ""
+    assert "claim the next incarnation" in ledger.write(
+        charged_status(sibling, charges=[charge(sibling, 1, 11)]), sibling
+    )
+    assert ledger.write(charged_status(sibling, charges=[charge(sibling, 1, 11, incarnation=2)]), sibling) == ""
     assert "only the pod that claimed" in ledger.write(
-        status_of(pod, charges=[charge(sibling, 1, 12, incarnation=2)]), pod
+        charged_status(pod, charges=[charge(sibling, 1, 12, incarnation=2)]), pod
     )
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.job_harness import install_kuberay_crds
 from e2e.platform.fixtures.manifests import ARITHMETIC, MINIMAL, changed
-from e2e.platform.fixtures.operator_process import Operator
+from e2e.platform.fixtures.operator_process import OperatorProcess
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.fixtures.roles import install_roles
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.cluster
 
@@ -35,7 +35,7 @@ class Plane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plane = ControlPlane(folder / "plane")
-        self.operators: list[Operator] = []
+        self.operators: list[OperatorProcess] = []
 
     def start(self, *, kinds: bool = True, **values: Any) -> None:
         """Start the servers; install our kinds and KubeRay's, and the roles of a chart with these values."""
@@ -46,11 +46,11 @@ class Plane:
         self.settings = {"TENSAFE_NAMESPACES": ",".join(values.get("namespaces", ()))}
         if kinds:
             self.install_ours()
-            install_kuberays_kinds(self.plane)
+            install_kuberay_crds(self.plane)
 
     def install_ours(self) -> None:
         self.plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
-        self.plane.established()
+        self.plane.wait_for_crds()
 
     def refused(self) -> list[str]:
         """What the operator asked for and may not have."""
@@ -63,7 +63,7 @@ class Plane:
             each.kill()
         self.plane.stop()
 
-    def operator(self, kubeconfig: Path | None = None, *, before: str = "", **more: str) -> Operator:
+    def operator(self, kubeconfig: Path | None = None, *, before: str = "", **more: str) -> OperatorProcess:
         """Start an operator.
 
         Args:
@@ -73,7 +73,7 @@ class Plane:
         """
         log = self.folder / f"operator-{len(self.operators)}.log"
         environment = {**self.settings, "KUBECONFIG": str(kubeconfig or self.kubeconfig), **more}
-        self.operators.append(Operator(log, environment, before=before))
+        self.operators.append(OperatorProcess(log, environment, before=before))
         return self.operators[-1]
 
     def logs(self) -> str:
@@ -88,17 +88,17 @@ class Plane:
         done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
         return None if done.returncode else dict(json.loads(done.stdout))
 
-    def until(self, happened: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    def until(self, happened: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until something has happened, in so many seconds for which the CPUs were there. Operators that lost
         their Lease meanwhile are started again.
         """
 
         def so() -> object:
             for each in self.operators:
-                each.keep()
+                each.restart_if_lease_lost()
             return happened()
 
-        until(so, seconds, lambda: self.logs()[-3000:])
+        wait_until(so, seconds, lambda: self.logs()[-3000:])
 
     def ray_jobs(self) -> list[str]:
         """Names of all RayJobs that there are."""
@@ -210,7 +210,7 @@ def test_one_leads_and_when_it_dies_the_other_goes_on(plane: Plane) -> None:
     plane.until(third.metrics)
     assert second.terminate() == 0, plane.logs()
     plane.until(lambda: third.leading, HANDOVER_SECONDS)
-    third.keep()
+    third.restart_if_lease_lost()
     assert plane.refused() == []
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
     told = json.loads(plane.plane.kubectl("-n", "clinic", *about, "-o", "json").stdout)["items"]
@@ -265,7 +265,7 @@ def test_a_frozen_api_server_costs_the_lease_and_the_process_ends(plane: Plane) 
     operator = plane.operator()
     plane.until(lambda: operator.leading)
     plane.plane.kill("apiserver", signal.SIGSTOP)
-    assert operator.end() == 1 and operator.lost_its_lease
+    assert operator.wait_for_exit() == 1 and operator.lease_lost
     plane.plane.kill("apiserver", signal.SIGCONT)
     plane.apply("after")
     plane.operator()
@@ -281,7 +281,7 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     bare.apply("early")
     bare.apply("elsewhere", "lab")
     bare.until(lambda: "KubeRayMissing" in json.dumps(bare.get("tsj", "early")))
-    install_kuberays_kinds(bare.plane)
+    install_kuberay_crds(bare.plane)
     bare.until(lambda: bare.begun("early"))
     patch = json.dumps({"status": {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed"}})
     told = ("patch", "rayjob", "early-a1", "--subresource=status", "--type=merge", "-p", patch)
@@ -289,7 +289,7 @@ def test_an_operator_that_was_there_first_sees_the_kinds_that_come_later(bare: P
     bare.until(lambda: "WorkerLost" in json.dumps(bare.get("tsj", "early")))
     there = bare.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
     assert bool(there) == (not namespaces)
-    operator.keep()
+    operator.restart_if_lease_lost()
     assert bare.refused() == []
 
 
@@ -301,7 +301,7 @@ def test_an_api_server_that_dies_and_comes_back_finds_everything_as_it_was(plane
     plane.until(lambda: 'phase="Starting"' in operator.metrics())
     before = plane.get("tsj", "before")
     plane.plane.kill("apiserver")
-    assert operator.end() == 1, "without a Lease it must not act; its pod is started again"
+    assert operator.wait_for_exit() == 1, "without a Lease it must not act; its pod is started again"
     plane.plane.start_api_server()
     plane.operator()
     plane.apply("after")
@@ -332,7 +332,7 @@ def test_streams_that_freeze_in_silence_are_opened_anew(plane: Plane) -> None:
 )
 def test_who_may_not_look_at_a_namespace_says_which_setting_names_it(bare: Plane, asked: str, says: str) -> None:
     bare.start(namespaces=["clinic"])
-    assert bare.operator(TENSAFE_NAMESPACES=asked).end(PATIENCE_SECONDS) == 1
+    assert bare.operator(TENSAFE_NAMESPACES=asked).wait_for_exit(TIMEOUT_SECONDS) == 1
     assert f"TENSAFE_NAMESPACES {says}, and not all of it may be looked at" in bare.logs()
     assert "Traceback" not in bare.logs()
 
@@ -350,7 +350,7 @@ def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what
         wire.cut = True
         wire.freeze()
         since = time.monotonic()
-        assert operator.end() == 1, "without a Lease it must not act; its pod is started again"
+        assert operator.wait_for_exit() == 1, "without a Lease it must not act; its pod is started again"
         operator = plane.operator(through)
         plane.apply("meanwhile")
         plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "before-a1")
@@ -360,7 +360,7 @@ def test_who_is_cut_off_for_a_minute_ends_and_whoever_is_started_then_finds_what
         plane.until(lambda: plane.begun("meanwhile"))
         plane.until(lambda: plane.begun("before", attempt=2))
         assert plane.ray_jobs() == ["before-a2", "meanwhile-a1"]
-        operator.keep()
+        operator.restart_if_lease_lost()
 
 
 def test_two_operators_by_mistake_make_everything_once(plane: Plane) -> None:

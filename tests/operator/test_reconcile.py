@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from e2e.platform.fixtures.job_cluster import FINAL, Cluster
-from e2e.platform.fixtures.waiting import until
+from e2e.platform.fixtures.job_harness import FINAL, JobHarness
+from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import reconcile
 from tensafe_operator.plan.observed import Decision, Observed
 
 pytestmark = pytest.mark.cluster
 
 
-def test_from_apply_to_a_model_and_after(cluster: Cluster) -> None:
+def test_from_apply_to_a_model_and_after(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     assert cluster.status()["phase"] == "Starting"
@@ -33,8 +33,8 @@ def test_from_apply_to_a_model_and_after(cluster: Cluster) -> None:
     ):
         assert cluster.get(kind, name), kind
 
-    cluster.kuberay_says(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
-    pod = cluster.worker()
+    cluster.set_ray_job_status(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
+    pod = cluster.create_worker_pod()
     cluster.charge(pod, 5)
     cluster.reconcile()
     status = cluster.status()
@@ -45,7 +45,7 @@ def test_from_apply_to_a_model_and_after(cluster: Cluster) -> None:
     assert shown[1].split()[:3] == ["claims-triage", "Running", "5"]
 
     cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
-    cluster.kuberay_says(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    cluster.set_ray_job_status(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
     cluster.reconcile()
     assert cluster.status()["phase"] == "Succeeded"
     assert cluster.status()["finalModel"]["uri"] == "s3://models/final"
@@ -61,7 +61,7 @@ def test_from_apply_to_a_model_and_after(cluster: Cluster) -> None:
     assert cluster.get("privacyledger", ledger), "what was spent stays spent"
 
 
-def test_nothing_is_written_when_nothing_changes(cluster: Cluster) -> None:
+def test_nothing_is_written_when_nothing_changes(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     before = cluster.get("tsj", "claims-triage")
@@ -70,7 +70,7 @@ def test_nothing_is_written_when_nothing_changes(cluster: Cluster) -> None:
     assert cluster.get("tsj", "claims-triage") == before
 
 
-def test_the_same_name_applied_again_is_another_job_with_another_ledger(cluster: Cluster) -> None:
+def test_the_same_name_applied_again_is_another_job_with_another_ledger(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     first = cluster.status()["ledgerName"]
@@ -82,7 +82,7 @@ def test_the_same_name_applied_again_is_another_job_with_another_ledger(cluster:
     assert cluster.get("privacyledger", first) and cluster.get("privacyledger", second)
 
 
-def test_a_suspended_job_is_a_dry_run(cluster: Cluster) -> None:
+def test_a_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
     cluster.apply(spec__suspend=True)
     cluster.reconcile()
     status = cluster.status()
@@ -94,11 +94,11 @@ def test_a_suspended_job_is_a_dry_run(cluster: Cluster) -> None:
     assert cluster.get("rayjob", "claims-triage-a1")
 
 
-def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: Cluster) -> None:
+def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: JobHarness) -> None:
     quota = ("-n", cluster.namespace, "create", "quota", "few", "--hard=count/rayjobs.ray.io=0")
     cluster.plane.kubectl(*quota)
     cluster.apply()
-    until(lambda: bool((cluster.get("quota", "few") or {}).get("status", {}).get("hard")))
+    wait_until(lambda: bool((cluster.get("quota", "few") or {}).get("status", {}).get("hard")))
     cluster.reconcile()
     cluster.reconcile()
     assert cluster.condition("Stalled")["reason"] in ("QuotaExceeded", "Forbidden")
@@ -109,7 +109,7 @@ def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: Cluster)
 
 
 def test_a_pass_that_fails_is_told_once_beside_all_else_and_the_next_good_one_takes_it_back(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> NoReturn:
         raise KeyError("a diagnosis")
@@ -136,7 +136,7 @@ def test_a_pass_that_fails_is_told_once_beside_all_else_and_the_next_good_one_ta
 
 
 def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first pass writes a status before it fails: what it began with is no more."""
     decide = reconcile.decide

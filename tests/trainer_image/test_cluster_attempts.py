@@ -22,7 +22,7 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import make_pod
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, until
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST, free_port, make_model, records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
@@ -187,7 +187,7 @@ def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
 
 def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
     driver = nodes.drive()
-    out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert (driver.returncode, out) == (0, f"Completed: all {STEPS} steps are done.\n")
     status = clinic.status()
     assert status["outcome"] == "Completed"
@@ -206,9 +206,9 @@ def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes:
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
 def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, nodes: Nodes) -> None:
     driver = nodes.drive()
-    until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
+    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     driver.send_signal(signal.SIGTERM)
-    out, _ = driver.communicate(timeout=PATIENCE_SECONDS)
+    out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
     status = clinic.status()
     sealed = status["releases"][-1]
     told = f"Interrupted: stopped on request after step {sealed['step']} of 20000.\n"
@@ -222,10 +222,10 @@ def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, node
 def test_pods_that_are_told_to_go_seal_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
     """The preStop hooks of head and worker, which the kubelet calls before it ends Ray."""
     driver = nodes.drive()
-    until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
+    wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     try:
         hooks = [subprocess.Popen(hook) for hook in clinic.hooks()]
-        assert [hook.wait(PATIENCE_SECONDS) for hook in hooks] == [0, 0]
+        assert [hook.wait(TIMEOUT_SECONDS) for hook in hooks] == [0, 0]
         status = clinic.status()
         assert status["outcome"] == "Suspended"
         assert status["releases"][-1]["step"] == status["progress"]["step"]

@@ -11,14 +11,14 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from e2e.platform.fixtures.clinic import LABELS, Clinic
+from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from tensorguard.checkpoint.store import CheckpointStore
 
 
-def download(clinic: Clinic, final: dict[str, Any], folder: Path) -> dict[str, bytes]:
+def download(team: TeamNamespace, final: dict[str, Any], folder: Path) -> dict[str, bytes]:
     """The files of a job's final model, every digest checked, also put into `folder`."""
     place, _, name = final["uri"].rpartition("/")
-    with clinic.outside() as options:
+    with team.s3_options() as options:
         files = CheckpointStore(place, options).read(name, final["digest"])
     for file, content in files.items():
         (folder / file).write_bytes(content)

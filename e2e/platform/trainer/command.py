@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer, until
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
@@ -59,7 +59,7 @@ class Command:
         events: list[Event] = []
         timer = Timer()
         while not happened(events):
-            assert timer.given < PATIENCE_SECONDS, f"nothing happened: {events[-3:]}"
+            assert timer.elapsed_with_cpu < TIMEOUT_SECONDS, f"nothing happened: {events[-3:]}"
             assert self.process.poll() is None, self.words()
             try:
                 self.process.wait(0.1)
@@ -90,7 +90,7 @@ class Command:
     def interrupt(self) -> tuple[int, str]:
         """Ctrl-C, which goes to the whole process group: the exit code, and what came on standard output."""
         os.killpg(self.process.pid, signal.SIGINT)
-        out, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        out, _ = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return self.process.returncode, out.decode()
 
     def words(self) -> str:
@@ -133,4 +133,4 @@ def assert_nothing_is_left(run: Path, temporary: Path) -> None:
     """Neither the run's working folder nor Ray's, nor a process of Ray's."""
     assert not (run / ".work").exists()
     assert list(temporary.iterdir()) == []
-    until(lambda: not processes_of(temporary), why=lambda: "\n".join(processes_of(temporary)))
+    wait_until(lambda: not processes_of(temporary), failure_message=lambda: "\n".join(processes_of(temporary)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_cluster import install_kuberays_kinds
+from e2e.platform.fixtures.job_harness import install_kuberay_crds
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve
@@ -223,7 +223,7 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatc
 @pytest.fixture(scope="module")
 def with_kuberay(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane with KubeRay's CRDs, which are too large for a client-side apply."""
-    install_kuberays_kinds(control_plane)
+    install_kuberay_crds(control_plane)
     yield control_plane
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer
 from tensafe_operator.runtime import shutdown as module
 from tensafe_operator.runtime.shutdown import TaskSupervisor
 
@@ -36,7 +36,7 @@ def test_who_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.Monk
         await tasks.end()
         return [task.cancelled() for task in started]
 
-    assert asyncio.run(asyncio.wait_for(run(), PATIENCE_SECONDS)) == [True] * 4
+    assert asyncio.run(asyncio.wait_for(run(), TIMEOUT_SECONDS)) == [True] * 4
 
 
 def test_what_is_done_while_all_else_goes_on_is_known_from_what_is_cut_short() -> None:
@@ -85,7 +85,7 @@ print("goes on", flush=True)
 
 def test_a_thread_that_goes_on_is_cut_off() -> None:
     timer = Timer()
-    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert (done.returncode, done.stdout) == (1, "begins\n")
     assert "has not ended within 1 s: it is cut off" in done.stderr
-    assert timer.given < 60
+    assert timer.elapsed_with_cpu < 60

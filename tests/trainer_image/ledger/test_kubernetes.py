@@ -14,9 +14,9 @@ from kubernetes import client
 from urllib3.exceptions import ProtocolError
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.ledger_objects import grant
+from e2e.platform.fixtures.ledger_objects import bind_trainer_role
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer, wait_until
 from e2e.platform.fixtures.roles import install_roles
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, Timer, until
 from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS, LedgerSpec
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes
@@ -91,7 +91,7 @@ def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
     timer = Timer()
     with pytest.raises(Fenced, match="only the service account that"):
         stranger.claim(attempt=1, from_step=0)
-    assert timer.given < 10, "a policy's word is final"
+    assert timer.elapsed_with_cpu < 10, "a policy's word is final"
 
 
 def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
@@ -106,14 +106,14 @@ def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
         charging = other.submit(ledger.charge, 3)
         with pytest.raises(TimeoutError):
             charging.result(2)
-        grant(control_plane, namespace, "trainer")
-        assert charging.result(PATIENCE_SECONDS).steps_charged == 3
+        bind_trainer_role(control_plane, namespace, "trainer")
+        assert charging.result(TIMEOUT_SECONDS).steps_charged == 3
 
 
 def until_it_may(plane: ControlPlane, namespace: str, verb: str, answer: str) -> None:
     """Return once the API server knows whether the trainer may do something with ledgers."""
     asked = ("auth", "can-i", verb, "privacyledgers.tensafe.io", f"--as=system:serviceaccount:{namespace}:trainer")
-    until(lambda: plane.kubectl("-n", namespace, *asked, check=False).stdout.strip() == answer)
+    wait_until(lambda: plane.kubectl("-n", namespace, *asked, check=False).stdout.strip() == answer)
 
 
 def test_who_may_not_read_or_write_hears_so_when_the_api_server_had_time_to_learn_it(
@@ -182,7 +182,7 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     try:
         plane.start()
         plane.kubectl("apply", "-f", str(Path(__file__).parents[3] / "crds"))
-        plane.established()
+        plane.wait_for_crds()
         install_roles(plane)
         plane.kubectl("create", "namespace", "clinic")
         yield plane
@@ -211,7 +211,7 @@ def test_a_charge_waits_while_the_api_server_is_away(
         thread.start()
         assert not done.wait(3)
         back()
-        thread.join(PATIENCE_SECONDS)
+        thread.join(TIMEOUT_SECONDS)
         assert done.is_set()
 
     charge_while(lambda: own_plane.kill("apiserver"), own_plane.start_api_server, 10)
@@ -227,4 +227,4 @@ def test_a_charge_waits_while_the_api_server_is_away(
     hasty = KubernetesLedger(**{**backend.handle, "patience_seconds": 1.0})
     with pytest.raises(LedgerUnreachable, match="has not answered for 1 seconds"):
         hasty.read()
-    assert timer.given < 10
+    assert timer.elapsed_with_cpu < 10

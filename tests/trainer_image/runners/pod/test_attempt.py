@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.waiting import PATIENCE_SECONDS, until
+from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
@@ -44,7 +44,7 @@ class Workers:
 
     def fit(self, loop: Any, values: dict[str, Any], group: Group, storage: Path) -> None:
         self.values, self.group = values, group
-        until(lambda: self.until is None or self.until, why=lambda: "nobody raised the flag")
+        wait_until(lambda: self.until is None or self.until, failure_message=lambda: "nobody raised the flag")
         self.meanwhile()
         if self.fails is not None:
             raise self.fails
@@ -136,7 +136,7 @@ def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
         return answers
 
     def asked_again() -> None:
-        until(lambda: len(asked) > 2)
+        wait_until(lambda: len(asked) > 2)
         assert is_at_work(head.run)
 
     monkeypatch.setattr(module, "_ASK_AGAIN_SECONDS", 0.0)
@@ -155,7 +155,7 @@ def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
     end(head, Reason.INTERRUPTED, "stopped on request")
     monkeypatch.setattr(module, "_workers", lambda: pods)
     monkeypatch.setattr(module, "_answers", lambda act: [read_end()] if act is read_end else [False for _ in pods])
-    workers.meanwhile = lambda: until(lambda: not is_at_work(head.run))
+    workers.meanwhile = lambda: wait_until(lambda: not is_at_work(head.run))
     Stop.of(head.run).request()
     assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
 
@@ -178,7 +178,7 @@ def test_ray_is_not_left_while_it_is_being_asked(
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", left.set)
     monkeypatch.setattr(module, "_answers", answer)
-    workers.meanwhile = lambda: asked.wait(PATIENCE_SECONDS)
+    workers.meanwhile = lambda: asked.wait(TIMEOUT_SECONDS)
     Stop.of(head.run).request()
     assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
     assert left.is_set()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from e2e.platform import images
-from e2e.platform.fixtures.clinic import JOB, Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import JOB, TeamNamespace
 from tensafe_operator.settings import Settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
@@ -36,35 +36,35 @@ TorchTrainer(loop, scaling_config=how).fit()
 
 
 def test_the_first_step_comes_soon_after_what_kuberay_needs_anyway(
-    clinic: Clinic, data: Path, stopwatch: Stopwatch
+    team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
-    clinic.upload(data)
-    clinic.provide_model()
+    team.upload_data(data)
+    team.copy_model_to_pvc()
     with stopwatch("a RayJob that does nothing, from apply to SUCCEEDED"):
-        run(clinic, ray_job("nothing", "true"))
+        run(team, ray_job("nothing", "true"))
     alone = stopwatch.last
-    removed(clinic, "nothing")
+    removed(team, "nothing")
     with stopwatch("a RayJob of Ray Train's whose workers import what trains, from apply to SUCCEEDED"):
-        run(clinic, ray_job("imports", f"python -c {shlex.quote(RAY_TRAIN)}"))
+        run(team, ray_job("imports", f"python -c {shlex.quote(RAY_TRAIN)}"))
     peer = stopwatch.last
-    removed(clinic, "imports")
+    removed(team, "imports")
     with stopwatch("apply → first step", goal=max(alone + ADDED_SECONDS, peer * MORE_THAN_RAY_TRAIN)):
-        clinic.submit()
-        clinic.until_step(1)
+        team.submit()
+        team.wait_for_step(1)
 
 
-def run(clinic: Clinic, job: dict[str, Any]) -> None:
-    clinic.apply(job)
-    clinic.until_gone(lambda: not succeeded(clinic, job["metadata"]["name"]), 300)
+def run(team: TeamNamespace, job: dict[str, Any]) -> None:
+    team.apply(job)
+    team.wait_until_none(lambda: not succeeded(team, job["metadata"]["name"]), 300)
 
 
-def removed(clinic: Clinic, name: str) -> None:
-    clinic.kubectl("delete", "rayjob", name, "--timeout=300s")
-    clinic.until_gone(lambda: clinic.kubectl("get", "pods", "-l", "ray.io/cluster", "-o", "name"), 120)
+def removed(team: TeamNamespace, name: str) -> None:
+    team.kubectl("delete", "rayjob", name, "--timeout=300s")
+    team.wait_until_none(lambda: team.kubectl("get", "pods", "-l", "ray.io/cluster", "-o", "name"), 120)
 
 
-def succeeded(clinic: Clinic, name: str) -> bool:
-    found = clinic.get("rayjob", name)
+def succeeded(team: TeamNamespace, name: str) -> bool:
+    found = team.get("rayjob", name)
     assert found is not None
     status = found.get("status") or {}
     assert status.get("jobDeploymentStatus") != "Failed", json.dumps(status, indent=1)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import e2e.platform.fixtures.waiting as module
+import e2e.platform.fixtures.polling as module
+from e2e.platform.fixtures.polling import steal_seconds, wait_until
 from e2e.platform.fixtures.stopwatch import Stopwatch
-from e2e.platform.fixtures.waiting import until, withheld
 
 
 def test_what_the_kernel_tells_is_read(tmp_path: Path) -> None:
@@ -20,8 +20,8 @@ def test_what_the_kernel_tells_is_read(tmp_path: Path) -> None:
         "cpu  100 20 30 5000 40 5 6 370 8 9\ncpu0 1 2 3 4 5 6 7 300 9 10\ncpu1 1 2 3 4 5 6 7 70 9 10\nintr 1\n"
     )
     ticks = os.sysconf("SC_CLK_TCK")
-    assert withheld(stat) == [300 / ticks, 70 / ticks]
-    assert withheld(tmp_path / "other") == []
+    assert steal_seconds(stat) == [300 / ticks, 70 / ticks]
+    assert steal_seconds(tmp_path / "other") == []
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         slept: list[float] = []
         monkeypatch.setattr(module.time, "sleep", lambda seconds: slept.append(max(1, seconds)))
         monkeypatch.setattr(module.time, "monotonic", lambda: sum(slept))
-        monkeypatch.setattr(module, "withheld", lambda: [sum(slept) * share / 10, sum(slept) * share])
+        monkeypatch.setattr(module, "steal_seconds", lambda: [sum(slept) * share / 10, sum(slept) * share])
 
     return of
 
@@ -63,8 +63,8 @@ def test_who_waits_gives_up_after_so_long_with_the_cpus_there(machine: Callable[
         machine(withheld)
         seen: list[int] = []
         with pytest.raises(AssertionError, match="it never came"):
-            until(lambda: seen.append(1), 10, lambda: "it never came")
+            wait_until(lambda: seen.append(1), 10, lambda: "it never came")
         return len(seen)
 
-    assert until(lambda: "at once", 0) == "at once"
+    assert wait_until(lambda: "at once", 0) == "at once"
     assert (looks(withheld=0), looks(withheld=0.75)) == (11, 41)

@@ -11,8 +11,8 @@ import pytest
 
 from e2e.platform import images
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.clinic import BUCKET, Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import BUCKET, TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
@@ -27,48 +27,48 @@ def stalled(status: dict[str, Any]) -> str:
 
 
 @contextmanager
-def held_up(clinic: Clinic, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
+def held_up(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
     """A job that is held up for a reason, told in time; afterwards it must go on until it trains, and is deleted."""
     with stopwatch(f"apply → {reason} told", goal=TOLD_SECONDS):
-        clinic.submit(**changes)
-        status = clinic.until(lambda status: stalled(status).startswith(reason), 60)
+        team.submit(**changes)
+        status = team.wait_for_status(lambda status: stalled(status).startswith(reason), 60)
     yield stalled(status)
-    assert not stalled(clinic.until_step(1, 300))
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
-    clinic.until_gone(lambda: clinic.pods(), 180)
+    assert not stalled(team.wait_for_step(1, 300))
+    team.kubectl("delete", "tsj", "triage", "--timeout=300s")
+    team.wait_until_none(lambda: team.pod_names(), 180)
 
 
 @pytest.mark.gate
 def test_it_waits_says_why_and_goes_on_once_it_is_mended(
-    clinic: Clinic, data: Path, own_cluster: Cluster | None, stopwatch: Stopwatch
+    team: TeamNamespace, data: Path, local_cluster: Cluster | None, stopwatch: Stopwatch
 ) -> None:
-    clinic.upload(data)
-    clinic.provide_model()
-    with held_up(clinic, stopwatch, "SecretMissing", spec__storage__secretName="later") as told:
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    with held_up(team, stopwatch, "SecretMissing", spec__storage__secretName="later") as told:
         assert "later" in told
-        clinic.credentials("later")
+        team.create_s3_secret("later")
 
-    label = f"tensafe-test-gpu={clinic.namespace}"
+    label = f"tensafe-test-gpu={team.namespace}"
     absent = dict([label.split("=")])
     try:
-        with held_up(clinic, stopwatch, "Unschedulable", **own(clinic, 2), spec__cluster__nodeSelector=absent) as told:
+        with held_up(team, stopwatch, "Unschedulable", **own(team, 2), spec__cluster__nodeSelector=absent) as told:
             assert "node" in told
-            clinic.kubectl("label", "node", "--all", label, "--overwrite")
+            team.kubectl("label", "node", "--all", label, "--overwrite")
     finally:
-        clinic.kubectl("label", "node", "--all", "tensafe-test-gpu-")
+        team.kubectl("label", "node", "--all", "tensafe-test-gpu-")
 
-    if own_cluster is None:
+    if local_cluster is None:
         return  # nobody but its owner brings an image to a cluster
-    image = f"localhost/tensafe-trainer:{clinic.namespace}"
-    changes = {**own(clinic, 3), "spec__cluster__image": image, "spec__cluster__rayVersion": "2.60.0"}
+    image = f"localhost/tensafe-trainer:{team.namespace}"
+    changes = {**own(team, 3), "spec__cluster__image": image, "spec__cluster__rayVersion": "2.60.0"}
     try:
-        with held_up(clinic, stopwatch, "ImagePullFailed", **changes) as told:
+        with held_up(team, stopwatch, "ImagePullFailed", **changes) as told:
             assert image in told
-            own_cluster.node.tag(images.ours()[1], image)
+            local_cluster.node.tag(images.ours()[1], image)
     finally:
-        own_cluster.node.untag(image)
+        local_cluster.node.untag(image)
 
 
-def own(clinic: Clinic, number: int) -> dict[str, str]:
+def own(team: TeamNamespace, number: int) -> dict[str, str]:
     """A place of its own for the checkpoints of each further job: nobody writes over another's."""
     return {"spec__checkpoint__uri": f"s3://{BUCKET}/models/{number}/"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.clinic import Clinic
 from e2e.platform.fixtures.stopwatch import Stopwatch
+from e2e.platform.fixtures.team_namespace import TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
@@ -19,46 +19,46 @@ VERSION = "kueue.x-k8s.io/v1beta2"
 
 
 @pytest.fixture
-def kueue(whole_cluster: Cluster) -> Iterator[None]:
-    with whole_cluster.kueue():
+def kueue(disposable_cluster: Cluster) -> Iterator[None]:
+    with disposable_cluster.kueue():
         yield
 
 
 def test_queued_admitted_evicted_and_admitted_again(
-    kueue: None, clinic: Clinic, data: Path, stopwatch: Stopwatch
+    kueue: None, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
-    cluster_queue = f"queue-of-{clinic.namespace}"
-    clinic.upload(data)
-    clinic.provide_model()
-    clinic.apply(*queues(cluster_queue))
-    stop(clinic, cluster_queue, "Hold")
-    clinic.submit(spec__cluster__queueName=QUEUE, spec__privacy__reserveSteps=20)
+    cluster_queue = f"queue-of-{team.namespace}"
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.apply(*queues(cluster_queue))
+    stop(team, cluster_queue, "Hold")
+    team.submit(spec__cluster__queueName=QUEUE, spec__privacy__reserveSteps=20)
 
     # Queued: nothing is started, and nothing spent.
-    clinic.until(lambda status: status.get("phase") == "Queued", 60)
-    assert not clinic.pods()
+    team.wait_for_status(lambda status: status.get("phase") == "Queued", 60)
+    assert not team.pod_names()
 
     # Admitted.
     with stopwatch("admitted by Kueue → first step"):
-        stop(clinic, cluster_queue, "None")
-        clinic.until_step(1)
-    ran = clinic.until_step(7)
+        stop(team, cluster_queue, "None")
+        team.wait_for_step(1)
+    ran = team.wait_for_step(7)
 
     # Evicted: its pods go, what was charged stays charged, and it is the same attempt that waits.
-    stop(clinic, cluster_queue, "HoldAndDrain")
-    evicted = clinic.until(lambda status: status["phase"] == "Queued", 180)
-    clinic.until_gone(clinic.pods, 180)
+    stop(team, cluster_queue, "HoldAndDrain")
+    evicted = team.wait_for_status(lambda status: status["phase"] == "Queued", 180)
+    team.wait_until_none(team.pod_names, 180)
     assert evicted["privacy"]["stepsCharged"] >= ran["privacy"]["stepsCharged"]
 
     # Admitted again.
-    stop(clinic, cluster_queue, "None")
-    over = clinic.until_over(900)
+    stop(team, cluster_queue, "None")
+    over = team.wait_until_finished(900)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
     assert [attempt["number"] for attempt in over["attempts"]] == [1]
-    assert clinic.incarnation(1) == 2
+    assert team.incarnation(1) == 2
     assert over["privacy"]["stepsRecharged"] <= 1, "its pods were told to go, and seal a checkpoint before they do"
-    clinic.kubectl("delete", "tsj", "triage", "--timeout=300s")
-    clinic.until_gone(lambda: clinic.kubectl("get", "workloads", "-o", "name"), 60)
+    team.kubectl("delete", "tsj", "triage", "--timeout=300s")
+    team.wait_until_none(lambda: team.kubectl("get", "workloads", "-o", "name"), 60)
 
 
 def queues(name: str) -> list[dict[str, object]]:
@@ -82,6 +82,6 @@ def queues(name: str) -> list[dict[str, object]]:
     ]
 
 
-def stop(clinic: Clinic, queue: str, policy: str) -> None:
+def stop(team: TeamNamespace, queue: str, policy: str) -> None:
     """Let a queue admit (None), admit nobody more (Hold), or also evict who is in (HoldAndDrain)."""
-    clinic.kubectl("patch", "clusterqueue", queue, "--type=merge", "-p", json.dumps({"spec": {"stopPolicy": policy}}))
+    team.kubectl("patch", "clusterqueue", queue, "--type=merge", "-p", json.dumps({"spec": {"stopPolicy": policy}}))

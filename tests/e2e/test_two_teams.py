@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.controlplane import kubectl
-from e2e.platform.fixtures.clinic import Clinic
+from e2e.platform.fixtures.team_namespace import TeamNamespace
 from e2e.platform.trainer.adapters import download
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
@@ -29,37 +29,37 @@ FORBIDDEN = (
 
 
 def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
-    clinic: Clinic, other_clinic: Clinic, data: Path, tmp_path: Path
+    team: TeamNamespace, other_team: TeamNamespace, data: Path, tmp_path: Path
 ) -> None:
-    teams = (clinic, other_clinic)
-    for team in teams:
-        team.upload(data)
-        team.provide_model()
-    for team, steps in zip(teams, (8, 10)):
-        team.submit(**{**SMALL, "spec__training__steps": steps})
-    for team in teams:
-        team.until_step(1)
+    teams = (team, other_team)
+    for each_team in teams:
+        each_team.upload_data(data)
+        each_team.copy_model_to_pvc()
+    for each_team, steps in zip(teams, (8, 10)):
+        each_team.submit(**{**SMALL, "spec__training__steps": steps})
+    for each_team in teams:
+        each_team.wait_for_step(1)
 
     # While both train: who works for one may ask nothing of the other.
-    for team, neighbour in (teams, reversed(teams)):
+    for each_team, neighbour in (teams, reversed(teams)):
         for verb, resource in (("get", "privacyledgers.tensafe.io"), ("update", "privacyledgers.tensafe.io/status")):
-            assert may(team, team, verb, resource), (verb, resource)
+            assert may(each_team, each_team, verb, resource), (verb, resource)
         for verb, resource in FORBIDDEN:
-            assert not may(team, neighbour, verb, resource), (verb, resource)
-    keys = [secret(team) for team in teams]
+            assert not may(each_team, neighbour, verb, resource), (verb, resource)
+    keys = [secret(each_team) for each_team in teams]
     assert keys[0] != keys[1]
 
-    for team, steps in zip(teams, (8, 10)):
-        over = team.until_over(600)
+    for each_team, steps in zip(teams, (8, 10)):
+        over = each_team.wait_until_finished(600)
         assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
         assert over["privacy"]["stepsCharged"] == steps
-        assert team.charged(over["ledgerName"]) == steps
-        own = tmp_path / team.namespace
+        assert each_team.steps_charged(over["ledgerName"]) == steps
+        own = tmp_path / each_team.namespace
         own.mkdir()
-        assert download(team, over["finalModel"], own)["statement.json"]
+        assert download(each_team, over["finalModel"], own)["statement.json"]
 
 
-def may(team: Clinic, whose: Clinic, verb: str, resource: str) -> bool:
+def may(team: TeamNamespace, whose: TeamNamespace, verb: str, resource: str) -> bool:
     """Whether those who train for a team may do something in a namespace."""
     kind, _, subresource = resource.partition("/")
     asked = ("auth", "can-i", verb, kind, f"--as=system:serviceaccount:{team.namespace}:trainer")
@@ -70,9 +70,9 @@ def may(team: Clinic, whose: Clinic, verb: str, resource: str) -> bool:
     return answer == "yes"
 
 
-def secret(team: Clinic) -> str:
+def secret(team: TeamNamespace) -> str:
     """The key of a team's job: what its worker mounts."""
-    (worker,) = team.pods("worker")
+    (worker,) = team.pod_names("worker")
     pod = team.get("pod", worker)
     assert pod is not None
     (name,) = (each["secret"]["secretName"] for each in pod["spec"]["volumes"] if each["name"] == "key")

@@ -11,7 +11,7 @@ import pytest
 from e2e.platform import images, node
 from e2e.platform.cluster import Cluster
 from e2e.platform.gotools import home
-from e2e.platform.node import Unfit
+from e2e.platform.node import UnsupportedMachine
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_first_cluster_needs_more_room_than_this() -> None:
-    with pytest.raises(Unfit, match="has 20 GiB of free disk, and a cluster's builds and images take 28"):
+    with pytest.raises(UnsupportedMachine, match="has 20 GiB of free disk, and a cluster's builds and images take 28"):
         Cluster().check()
 
 

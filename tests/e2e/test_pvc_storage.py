@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.fixtures.clinic import JOB, Clinic
+from e2e.platform.fixtures.team_namespace import JOB, TeamNamespace
 from tensorguard.checkpoint.store import CheckpointStore
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
@@ -16,16 +16,16 @@ STEPS = 12
 EVERY = JOB["spec"]["checkpoint"]["everySteps"]
 
 
-def test_a_job_lives_on_claims_alone_and_resumes_from_one(clinic: Clinic, data: Path, tmp_path: Path) -> None:
-    clinic.provide_model()
-    clinic.claim("records")
-    clinic.claim("adapters")
-    clinic.idle("nurse", claim="records")
+def test_a_job_lives_on_claims_alone_and_resumes_from_one(team: TeamNamespace, data: Path, tmp_path: Path) -> None:
+    team.copy_model_to_pvc()
+    team.create_pvc("records")
+    team.create_pvc("adapters")
+    team.start_idle_pod("nurse", claim="records")
     for file in ("train.jsonl", "eval.jsonl"):
-        clinic.kubectl("cp", str(data / file), f"nurse:/volume/{file}")
-    clinic.kubectl("delete", "pod", "nurse", "--grace-period=0", "--force")
+        team.kubectl("cp", str(data / file), f"nurse:/volume/{file}")
+    team.kubectl("delete", "pod", "nurse", "--grace-period=0", "--force")
 
-    clinic.submit(
+    team.submit(
         spec__dataset__uri="pvc://records/train.jsonl",
         spec__evaluation__uri="pvc://records/eval.jsonl",
         spec__checkpoint__uri="pvc://adapters/triage",
@@ -33,15 +33,15 @@ def test_a_job_lives_on_claims_alone_and_resumes_from_one(clinic: Clinic, data: 
         spec__training__steps=STEPS,
         spec__privacy__reserveSteps=20,
     )
-    clinic.until_step(6)
-    clinic.kill("worker")
-    over = clinic.until_over(600)
+    team.wait_for_step(6)
+    team.kill_processes("worker")
+    over = team.wait_until_finished(600)
     assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
-    assert clinic.incarnation(1) == 2
+    assert team.incarnation(1) == 2
     assert over["privacy"]["stepsRecharged"] <= EVERY + 1, "it began anew, and not from the checkpoint on the claim"
     assert over["finalModel"]["uri"] == "pvc://adapters/triage/final"
 
-    clinic.idle("reader", claim="adapters")
-    clinic.kubectl("cp", "reader:/volume/triage", str(tmp_path / "triage"))
+    team.start_idle_pod("reader", claim="adapters")
+    team.kubectl("cp", "reader:/volume/triage", str(tmp_path / "triage"))
     files = CheckpointStore(str(tmp_path / "triage")).read("final", over["finalModel"]["digest"])
     assert "adapter_model.safetensors" in files
