@@ -19,7 +19,7 @@ from benchmarks import corpora, minilm
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.aggregation.channel import ProcessGroup
+from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
@@ -89,7 +89,7 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
     return tuple(paths)
 
 
-def join(rank: int, workers: int, store: Path) -> ProcessGroup:
+def join(rank: int, workers: int, store: Path) -> ProcessGroupChannel:
     """Join the gloo group whose meeting point is the file ``store``."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
-    return ProcessGroup(torch.device("cpu"))
+    return ProcessGroupChannel(torch.device("cpu"))

@@ -62,7 +62,7 @@ def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, th
         _, _, config = tensafe_job.make(directory, rows, *overrides)
         (directory.parent / "config.json").write_text(json.dumps(asdict(config)))
     channel = tensafe_job.join(rank, workers, directory.parent / "meet")
-    channel.gather(b"made")
+    channel.all_gather(b"made")
     config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
     worker = Worker(config, channel, _CPU)
     worker.begin()
@@ -163,7 +163,7 @@ def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, r
         # The mask of a step is made during the one before it: `number + 1` is the step that is prepared now.
         next_guarded = not guarded
         step.verify = "Standard" if guarded else "Disabled"
-        with mock.patch.object(engine_step, "mask", engine_step.mask if next_guarded else _no_mask):
+        with mock.patch.object(engine_step, "pairwise_mask", engine_step.pairwise_mask if next_guarded else _no_mask):
             started = time.perf_counter()
             step.run(number)
             seconds[guarded].append(time.perf_counter() - started)

@@ -47,14 +47,15 @@ from datetime import timedelta
 from pathlib import Path
 import torch
 from torch import distributed
-from tensorguard.aggregation.channel import AggregationError, ProcessGroup
-from tensorguard.aggregation.keys import Session, agree
+from tensorguard.aggregation.channel import AggregationError, ProcessGroupChannel
+from tensorguard.aggregation.keys import Session, agree_pair_keys
 
 rank, address, key = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 group = f"tcp://{address}:29777"
 distributed.init_process_group("gloo", init_method=group, rank=rank, world_size=2, timeout=timedelta(seconds=90))
 try:
-    agree(ProcessGroup(torch.device("cpu")), Session("job", 1, 1, workers=2, colluders=1), key.read_bytes())
+    channel = ProcessGroupChannel(torch.device("cpu"))
+    agree_pair_keys(channel, Session("job", 1, 1, workers=2, colluders=1), key.read_bytes())
     print("joined")
 except AggregationError as error:
     print(error)

@@ -220,8 +220,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "self._apply(reduce.centred(total), ",
-                "self._apply(reduce.centred(total) / max(1, len(units)), ",
+                "self._apply(reduce.to_signed(total), ",
+                "self._apply(reduce.to_signed(total) / max(1, len(units)), ",
             ),
         ),
         (_AGGREGATION_TESTS + "test_whole_step.py::test_the_mean_is_over_the_public_batch_whoever_was_drawn",),

@@ -35,18 +35,18 @@ from tensorguard.training.unit_gradients import ShardGradients
 Moment = Literal["before", "after"]
 
 POINTS: dict[str, tuple[Any, str]] = {
-    "claim": (FileLedger, "claim"),
+    "claim": (FileLedger, "acquire"),
     "gradients": (ShardGradients, "add_to"),
     "allow": (Charging, "before"),
     "charge": (FileLedger, "charge"),
     "agree": (HeaderAgreement, "agree"),
     "reveal": (reduce, "reveal"),
-    "verify": (step_module, "verify"),
+    "verify": (step_module, "verify_sum"),
     "apply": (PrivateStep, "_apply"),
     "write": (CheckpointStore, "write"),
     "sync": (store, "_sync"),
     "replace": (CheckpointStore, "remove"),
-    "release": (FileLedger, "record_release"),
+    "release": (FileLedger, "record_checkpoint"),
     "prune": (Saver, "_prune"),
     "outcome": (FileLedger, "record_outcome"),
 }

@@ -57,7 +57,7 @@ class Pipeline:
 
         The secret stream is the same in each call, so a unit's dropout and rounding are a function of its number.
         """
-        clipper = clipper or GridClipper(self.gradients.d, GRID, CLIP, CPU)
+        clipper = clipper or GridClipper(self.gradients.dimension, GRID, CLIP, CPU)
         shard = make_shard(units, self.task)
         drawn = PoissonSampler(len(shard), "1", SecretStream(bytes(32))).draw().tolist()
         gradients = ShardGradients(

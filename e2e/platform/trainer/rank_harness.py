@@ -38,7 +38,7 @@ from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
-from tensorguard.aggregation.channel import ProcessGroup
+from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
@@ -234,7 +234,7 @@ class Job:
         return next(event for event in reversed(self.events()) if isinstance(event, Ended))
 
     def store(self) -> CheckpointStore:
-        return CheckpointStore.of(self.job)
+        return CheckpointStore.for_job(self.job)
 
     def revealed(self) -> list[int]:
         """How many steps each rank took part in revealing, over all incarnations.
@@ -264,10 +264,10 @@ class Alone:
     rank = 0
     size = 1
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         return [message]
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         return vector.copy()
 
 
@@ -320,5 +320,5 @@ def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: 
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=workers, timeout=timedelta(seconds=300)
     )
     device = torch.device("cpu")
-    train(config, ProcessGroup(device), device)
+    train(config, ProcessGroupChannel(device), device)
     dist.destroy_process_group()

@@ -54,12 +54,12 @@ class ThreadChannel:
         self.on_message: Callable[[int, bytes], bytes] = lambda sender, message: message
         self.on_vector: Callable[[int, np.ndarray], np.ndarray] = lambda sender, vector: vector
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         messages = self._room.exchange(self.rank, message)
         assert len(set(map(len, messages))) == 1
         return [self.on_message(sender, theirs) for sender, theirs in enumerate(messages)]
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         assert vector.dtype == np.uint32
         vectors = self._room.exchange(self.rank, vector)
         return sum(

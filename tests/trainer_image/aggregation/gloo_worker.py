@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tensorguard.aggregation.channel import ProcessGroup, check_wraps
-from tensorguard.aggregation.header import CARRIER, Header, HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree
-from tensorguard.aggregation.masks import mask
-from tensorguard.aggregation.reduce import blind, centred, reveal
-from tensorguard.aggregation.verify import verify
+from tensorguard.aggregation.channel import ProcessGroupChannel, check_all_reduce_wraps
+from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
+from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.aggregation.masks import pairwise_mask
+from tensorguard.aggregation.reduce import add_noise_and_mask, reveal, to_signed
+from tensorguard.aggregation.verify import verify_sum
 
 DIMENSION = 10_001
 
@@ -37,20 +37,20 @@ def work(rendezvous: str, rank: int, size: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=300)
     )
-    channel = ProcessGroup(torch.device("cpu"))
-    check_wraps(channel)
+    channel = ProcessGroupChannel(torch.device("cpu"))
+    check_all_reduce_wraps(channel)
     session = Session(job="gloo", attempt=1, incarnation=1, workers=size, colluders=0)
-    pairs = agree(channel, session, bytes(32))
+    pairs = agree_pair_keys(channel, session, bytes(32))
     agreement = HeaderAgreement(channel, session, bytes(32))
     stops, sums = [], []
     for step in range(3):
-        header = Header(agreement.session, step, 3, 20, DIMENSION, CARRIER, "0" * 64)
+        header = Header(agreement.session, step, 3, 20, DIMENSION, CARRIER_BITS, "0" * 64)
         stops.append(agreement.agree(header, rank == 1 and step == 2))
         values, noise = local(rank)
-        masked = blind(values, noise, mask(pairs, rank, step, DIMENSION))
+        masked = add_noise_and_mask(values, noise, pairwise_mask(pairs, rank, step, DIMENSION))
         total = reveal(channel, masked)
-        verify(channel, pairs, step, masked, total, "Strict")
-        sums.append(centred(total).tolist())
+        verify_sum(channel, pairs, step, masked, total, "Strict")
+        sums.append(to_signed(total).tolist())
     dist.destroy_process_group()
     Path(f"{rendezvous}-{rank}").write_text(json.dumps({"stops": stops, "sums": sums}))
 

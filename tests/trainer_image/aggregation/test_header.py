@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensorguard.aggregation.channel import AggregationError
-from tensorguard.aggregation.header import CARRIER, Header, HeaderAgreement
+from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
 from tensorguard.aggregation.keys import Session
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -21,7 +21,7 @@ HEADER = Header(
     charged_through=10,
     grid_bits=21,
     dimension=1000,
-    carrier_bits=CARRIER,
+    carrier_bits=CARRIER_BITS,
     ledger_head="cd" * 32,
 )
 OTHER = {"session": "ac" * 32, "ledger_head": "ce" * 32}

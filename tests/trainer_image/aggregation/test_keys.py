@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorguard.aggregation.channel import AggregationError
-from tensorguard.aggregation.keys import PairKey, Session, agree, derive, tag
+from tensorguard.aggregation.keys import PairKey, Session, agree_pair_keys, derive_key, tag
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 JOB_KEY = bytes(range(32))
@@ -24,7 +24,7 @@ SESSION = Session(job="claims-triage", attempt=1, incarnation=1, workers=3, coll
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_each_pair_shares_keys_that_no_other_has(size: int, workers: Run) -> None:
     session = replace(SESSION, workers=size)
-    pairs: list[dict[int, PairKey]] = workers(size, lambda channel: agree(channel, session, JOB_KEY))
+    pairs: list[dict[int, PairKey]] = workers(size, lambda channel: agree_pair_keys(channel, session, JOB_KEY))
     for rank, mine in enumerate(pairs):
         assert sorted(mine) == [peer for peer in range(size) if peer != rank]
         assert all(pairs[peer][rank] == key for peer, key in mine.items())
@@ -34,7 +34,9 @@ def test_each_pair_shares_keys_that_no_other_has(size: int, workers: Run) -> Non
 
 def test_keys_are_new_in_each_incarnation_even_of_the_same_session(workers: Run) -> None:
     drawn = {
-        workers(2, lambda channel: agree(channel, replace(SESSION, workers=2), JOB_KEY)[1 - channel.rank].mask)[0]
+        workers(
+            2, lambda channel: agree_pair_keys(channel, replace(SESSION, workers=2), JOB_KEY)[1 - channel.rank].mask
+        )[0]
         for _ in range(3)
     }
     assert len(drawn) == 3
@@ -47,7 +49,7 @@ def test_keys_are_new_in_each_incarnation_even_of_the_same_session(workers: Run)
 )
 def test_a_worker_of_another_session_is_refused(changes: dict[str, Any], outcomes: Run) -> None:
     results = outcomes(
-        3, lambda channel: agree(channel, replace(SESSION, **(changes if channel.rank == 1 else {})), JOB_KEY)
+        3, lambda channel: agree_pair_keys(channel, replace(SESSION, **(changes if channel.rank == 1 else {})), JOB_KEY)
     )
     assert all(isinstance(result, AggregationError) for result in (results[0], results[2])) or "workers" in changes
     assert isinstance(results[1], AggregationError)
@@ -58,7 +60,9 @@ def test_a_worker_of_another_session_is_refused(changes: dict[str, Any], outcome
 
 
 def test_a_worker_without_the_job_key_is_refused(outcomes: Run) -> None:
-    results = outcomes(3, lambda channel: agree(channel, SESSION, JOB_KEY if channel.rank != 2 else bytes(32)))
+    results = outcomes(
+        3, lambda channel: agree_pair_keys(channel, SESSION, JOB_KEY if channel.rank != 2 else bytes(32))
+    )
     assert [str(result)[:23] for result in results[:2]] == ["worker 2 did not prove "] * 2
     assert "worker 0 did not prove" in str(results[2])
 
@@ -72,7 +76,7 @@ def test_a_key_that_was_changed_on_its_way_is_refused(bit: int, outcomes: Run) -
             return bytes(changed) if sender == 1 and channel.rank == 0 else message
 
         channel.on_message = flip
-        return agree(channel, SESSION, JOB_KEY)
+        return agree_pair_keys(channel, SESSION, JOB_KEY)
 
     assert "worker 1 did not prove" in str(outcomes(3, work)[0])
 
@@ -87,7 +91,7 @@ def recorded(workers: Run, session: Session) -> list[bytes]:
             return message
 
         channel.on_message = note
-        return agree(channel, session, JOB_KEY)
+        return agree_pair_keys(channel, session, JOB_KEY)
 
     workers(session.workers, work)
     return sent
@@ -98,7 +102,7 @@ def test_a_message_of_an_earlier_incarnation_is_refused(workers: Run, outcomes: 
 
     def work(channel: Any) -> Any:
         channel.on_message = lambda sender, message: old[1] if sender == 1 and channel.rank != 1 else message
-        return agree(channel, replace(SESSION, incarnation=2), JOB_KEY)
+        return agree_pair_keys(channel, replace(SESSION, incarnation=2), JOB_KEY)
 
     assert "worker 1 did not prove" in str(outcomes(3, work)[0])
 
@@ -112,14 +116,14 @@ def test_a_message_of_one_rank_is_not_accepted_from_another(outcomes: Run) -> No
             return seen[1] if sender == 2 and channel.rank == 0 else message
 
         channel.on_message = swap
-        return agree(channel, SESSION, JOB_KEY)
+        return agree_pair_keys(channel, SESSION, JOB_KEY)
 
     assert "worker 2 did not prove" in str(outcomes(3, work)[0])
 
 
 @pytest.mark.parametrize(("joined", "planned"), [(2, 3), (3, 2), (17, 17)])
 def test_a_wrong_number_of_workers_is_refused(joined: int, planned: int, outcomes: Run) -> None:
-    results = outcomes(joined, lambda channel: agree(channel, replace(SESSION, workers=planned), JOB_KEY))
+    results = outcomes(joined, lambda channel: agree_pair_keys(channel, replace(SESSION, workers=planned), JOB_KEY))
     assert {str(result) for result in results} == {
         f"{joined} workers joined, {planned} were planned and 16 are the most"
     }
@@ -146,9 +150,9 @@ def test_known_answers() -> None:
         b"tensafe/1" + b"".join(n.to_bytes(8, "big") for n in (13, 1, 1, 3, 0)) + b"claims-triage"
     )
     pseudorandom = hmac.digest(bytes(32), JOB_KEY, "sha256")  # HKDF's two steps (RFC 5869), by hand
-    assert derive(JOB_KEY, b"purpose") == hmac.digest(pseudorandom, b"purpose\x01", "sha256")
-    assert derive(JOB_KEY, b"purpose").hex() == "c938f7c9c926b1456b39fd3811e7b2d8beccd709fed368d133553b438fb89d0b"
-    assert len(derive(JOB_KEY, b"purpose", 64)) == 64
+    assert derive_key(JOB_KEY, b"purpose") == hmac.digest(pseudorandom, b"purpose\x01", "sha256")
+    assert derive_key(JOB_KEY, b"purpose").hex() == "c938f7c9c926b1456b39fd3811e7b2d8beccd709fed368d133553b438fb89d0b"
+    assert len(derive_key(JOB_KEY, b"purpose", 64)) == 64
     block = bytes(byte ^ 0x5C for byte in JOB_KEY.ljust(64, b"\0"))
     inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in JOB_KEY.ljust(64, b"\0")) + b"one" + b"two").digest()
     assert tag(JOB_KEY, b"one", b"two") == hashlib.sha256(block + inner).digest()

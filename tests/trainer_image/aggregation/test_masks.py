@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from tensorguard.aggregation.keys import PairKey
-from tensorguard.aggregation.masks import mask, pair_stream
-from tensorguard.aggregation.reduce import blind, centred
+from tensorguard.aggregation.masks import key_stream, pairwise_mask
+from tensorguard.aggregation.reduce import add_noise_and_mask, to_signed
 
 LENGTH = 1 << 15
 
@@ -38,10 +38,10 @@ def test_a_stream_is_aes_256_ctr_named_by_key_and_step() -> None:
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     counters = b"".join((5 << 64 | position).to_bytes(16, "big") for position in range(3))
     expected = np.frombuffer(block.update(counters), dtype="<u4")
-    assert pair_stream(key, 5, 12).tolist() == expected.tolist()
-    assert pair_stream(key, 5, 12).tobytes()[:16].hex() == "2751403d569b53f53b2b383e436b1da4"
+    assert key_stream(key, 5, 12).tolist() == expected.tolist()
+    assert key_stream(key, 5, 12).tobytes()[:16].hex() == "2751403d569b53f53b2b383e436b1da4"
     for length in (0, 1, 3, 4, 5, 11):
-        assert pair_stream(key, 5, length).tolist() == expected[:length].tolist()
+        assert key_stream(key, 5, length).tolist() == expected[:length].tolist()
 
 
 def test_no_block_serves_two_steps_pairs_or_incarnations() -> None:
@@ -51,7 +51,7 @@ def test_no_block_serves_two_steps_pairs_or_incarnations() -> None:
         for low, high in combinations(range(4), 2):
             key = keys(4, incarnation)[low][high].mask
             for step in (0, 1, 2, 255, 256, 2**32, 2**63):
-                words = pair_stream(key, step, 4 * 64).tobytes()
+                words = key_stream(key, step, 4 * 64).tobytes()
                 blocks |= {words[start : start + 16] for start in range(0, len(words), 16)}
                 count += 64
     assert len(blocks) == count
@@ -62,20 +62,23 @@ def test_every_proper_subset_sums_to_uniform_words_and_all_of_them_to_the_sum(si
     """The vectors below are as far from uniform as can be: small, equal, and at the edges of the carrier."""
     values = np.tile(np.array([0, 1, -1, 5, 2**31 - 1, -(2**31) + 1, 1000, -1000]), LENGTH // 8)
     pairs = keys(size)
-    sent = [blind(values, np.zeros(LENGTH, dtype=np.int64), mask(pairs[rank], rank, 7, LENGTH)) for rank in range(size)]
+    sent = [
+        add_noise_and_mask(values, np.zeros(LENGTH, dtype=np.int64), pairwise_mask(pairs[rank], rank, 7, LENGTH))
+        for rank in range(size)
+    ]
     for members in range(1, size):
         for subset in combinations(range(size), members):
             assert uniform(sum((sent[rank] for rank in subset), np.zeros(LENGTH, dtype=np.uint32))), subset
     total = sum(sent, np.zeros(LENGTH, dtype=np.uint32))
     exact = [(value * size + 2**31) % 2**32 - 2**31 for value in values[:8].tolist()]
-    assert centred(total)[:8].tolist() == exact
-    assert (centred(total).reshape(-1, 8) == centred(total)[:8]).all()
+    assert to_signed(total)[:8].tolist() == exact
+    assert (to_signed(total).reshape(-1, 8) == to_signed(total)[:8]).all()
     assert not uniform(total)
 
 
 def test_a_workers_mask_is_another_in_each_step_and_incarnation() -> None:
     masks = [
-        mask(keys(3, incarnation)[rank], rank, step, LENGTH)
+        pairwise_mask(keys(3, incarnation)[rank], rank, step, LENGTH)
         for incarnation in (1, 2)
         for step in (0, 1)
         for rank in range(3)
@@ -89,4 +92,4 @@ def test_a_workers_mask_is_another_in_each_step_and_incarnation() -> None:
 
 
 def test_without_peers_there_is_no_mask() -> None:
-    assert not mask({}, 0, 3, 10).any()
+    assert not pairwise_mask({}, 0, 3, 10).any()

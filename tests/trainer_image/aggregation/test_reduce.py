@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorguard.aggregation.channel import AggregationError, check_wraps
-from tensorguard.aggregation.reduce import CARRIER_MAX, blind, centred, reveal, saturate
+from tensorguard.aggregation.channel import AggregationError, check_all_reduce_wraps
+from tensorguard.aggregation.reduce import CARRIER_MAX, add_noise_and_mask, reveal, saturate, to_signed
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 wide = st.integers(-(2**40), 2**40)
@@ -37,16 +37,16 @@ def test_saturation_brings_neighbours_no_further_apart(value: int, change: int) 
 
 @given(wide, st.integers(-(2**34), 2**34), word)
 def test_a_blinded_word_is_the_sum_modulo_two_to_the_32(value: int, noise: int, masked: int) -> None:
-    blinded = blind(longs(value), longs(noise), np.array([masked], dtype=np.uint32))
+    blinded = add_noise_and_mask(longs(value), longs(noise), np.array([masked], dtype=np.uint32))
     assert blinded.dtype == np.uint32
     assert int(blinded[0]) == (max(-CARRIER_MAX, min(CARRIER_MAX, value)) + noise + masked) % 2**32
 
 
 @given(st.integers(-(2**31), 2**31 - 1))
 def test_centred_gives_signed_integers_back(value: int) -> None:
-    total = blind(longs(0), longs(value), np.zeros(1, dtype=np.uint32))
-    assert centred(total).tolist() == [value]
-    assert centred(total).dtype == np.int32
+    total = add_noise_and_mask(longs(0), longs(value), np.zeros(1, dtype=np.uint32))
+    assert to_signed(total).tolist() == [value]
+    assert to_signed(total).dtype == np.int32
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -61,7 +61,7 @@ def test_a_reveal_is_the_same_everywhere_and_leaves_the_vector_alone(size: int, 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_a_group_that_wraps_passes_its_self_test(size: int, workers: Run) -> None:
-    workers(size, check_wraps)
+    workers(size, check_all_reduce_wraps)
 
 
 class Saturating:
@@ -71,7 +71,7 @@ class Saturating:
         self.rank, self.size = channel.rank, channel.size
         self._room = channel._room
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         exact = sum(theirs.view(np.int32).astype(np.int64) for theirs in self._room.exchange(self.rank, vector))
         return np.clip(exact, -(2**31), 2**31 - 1).astype(np.int32).view(np.uint32)
 
@@ -79,13 +79,13 @@ class Saturating:
 class Floating(Saturating):
     """A group that adds in single precision."""
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         total = sum(theirs.astype(np.float32) for theirs in self._room.exchange(self.rank, vector))
         return (np.asarray(total).astype(np.float64) % 2.0**32).astype(np.uint32)
 
 
 @pytest.mark.parametrize("kind", [Saturating, Floating])
 def test_a_group_that_does_not_wrap_is_refused(kind: Callable[[Any], Any], outcomes: Run) -> None:
-    for result in outcomes(2, lambda channel: check_wraps(kind(channel))):
+    for result in outcomes(2, lambda channel: check_all_reduce_wraps(kind(channel))):
         assert isinstance(result, AggregationError)
         assert "does not wrap modulo 2^32" in str(result)

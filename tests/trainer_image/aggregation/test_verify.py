@@ -15,7 +15,7 @@ import pytest
 from tensorguard.aggregation import verify as module
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.keys import PairKey
-from tensorguard.aggregation.verify import Level, verify
+from tensorguard.aggregation.verify import VerifyLevel, verify_sum
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 LENGTH = 500
@@ -45,14 +45,14 @@ def foreseen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def step(
-    channel: Any, level: Level = "Standard", number: int = 3, flip: Callable[[np.ndarray], None] | None = None
+    channel: Any, level: VerifyLevel = "Standard", number: int = 3, flip: Callable[[np.ndarray], None] | None = None
 ) -> None:
     """Add and verify; `flip` changes the total that this worker received."""
     masked = vector(channel.rank)
-    total = channel.add(masked)
+    total = channel.all_reduce(masked)
     if flip is not None:
         flip(total)
-    verify(channel, keys(channel.size)[channel.rank], number, masked, total, level)
+    verify_sum(channel, keys(channel.size)[channel.rank], number, masked, total, level)
 
 
 def all_refuse(results: list[Any]) -> bool:
@@ -61,7 +61,7 @@ def all_refuse(results: list[Any]) -> bool:
 
 @pytest.mark.parametrize("level", ["Disabled", "Standard", "Strict"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_a_right_sum_passes(size: int, level: Level, workers: Run) -> None:
+def test_a_right_sum_passes(size: int, level: VerifyLevel, workers: Run) -> None:
     workers(size, lambda channel: step(channel, level))
 
 
@@ -179,7 +179,7 @@ def test_the_challenge_is_everybodys_and_new_each_time(workers: Run) -> None:
 
 
 def test_only_strict_is_sure_of_errors_in_the_highest_bit(outcomes: Run, foreseen: Callable[[int], None]) -> None:
-    def misses(level: Level) -> int:
+    def misses(level: VerifyLevel) -> int:
         def flip(total: np.ndarray) -> None:
             total[5] ^= np.uint32(1 << 31)
 

@@ -22,7 +22,7 @@ from scipy import stats
 
 from tensafe_api.privacy_events import Mechanism
 from tensorguard.aggregation.header import HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree
+from tensorguard.aggregation.keys import Session, agree_pair_keys
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
@@ -115,14 +115,14 @@ def steps(
 ) -> Told:
     """Take `count` steps as one worker of a group; `keys` makes the streams of two runs equal."""
     events: list[tuple[str, int]] = []
-    real_add = channel.add
+    real_add = channel.all_reduce
     stop = Stop()
 
     def add(vector: np.ndarray) -> np.ndarray:
         events.append(("reveal", len([1 for kind, _ in events if kind == "reveal"])))
         return real_add(vector)
 
-    channel.add = add
+    channel.all_reduce = add
     session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=how.colluders)
     cut = dimension // 3
     parameters = [torch.nn.Parameter(torch.zeros(cut)), torch.nn.Parameter(torch.zeros(1, dimension - cut))]
@@ -131,7 +131,7 @@ def steps(
     unit_of_gradient = float(how.clip) / (how.grid * how.expected_batch_size)
     step = PrivateStep(
         channel=channel,
-        pairs=agree(channel, session, JOB_KEY),
+        pairs=agree_pair_keys(channel, session, JOB_KEY),
         agreement=HeaderAgreement(channel, session, JOB_KEY),
         charging=Counter(events, budget),  # type: ignore[arg-type]
         sampler=PoissonSampler(len(shard), how.sample_rate, stream.derive("sampling")),

@@ -211,7 +211,7 @@ def test_a_writer_killed_at_any_point_leaves_the_old_checkpoints_and_no_half_one
         if store.exists("step-2"):  # killed after the rename: whole
             assert store.read("step-2") == NEWER
             store.remove("step-2")
-        store.sweep()
+        store.remove_unfinished()
         assert {path.name for path in tmp_path.iterdir()} == {"step-1"}
 
     owner, names = (os, ["fsync"]) if calls == "fsync" else (Path, ["mkdir", "open", "rename"])
@@ -303,7 +303,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> No
     with pytest.raises(CheckpointError, match="does not answer"):
         CheckpointStore(f"s3://{BUCKET}/checkpoints").check_writable()
     with ThreadPoolExecutor(1) as other:
-        checking = other.submit(store.check_writable, patient=True)
+        checking = other.submit(store.check_writable, wait=True)
         writing = other.submit(store.write, "step-2", NEWER)
         with pytest.raises(TimeoutError):
             writing.result(5)

@@ -79,7 +79,7 @@ def write_ledger() -> Callable[..., Path]:
     def write(path: str, directory: Path, *, charged: int) -> Path:
         directory.mkdir()
         ledger = FileLedger.create(directory, ledger_spec(*resolve(load_manifest(Path(path)))))
-        ledger.claim(attempt=1, from_step=0)
+        ledger.acquire(attempt=1, from_step=0)
         ledger.charge(charged)
         ledger.close()
         return directory / "ledger.jsonl"
@@ -130,7 +130,7 @@ class FakeEngine:
         (output_dir / "job.yaml").write_text(dump_manifest(completed))
         ledger = FileLedger.create(output_dir, ledger_spec(completed, plan))
         if charged := max((event.charged for event in self.events if isinstance(event, Stepped)), default=0):
-            ledger.claim(attempt=1, from_step=0)
+            ledger.acquire(attempt=1, from_step=0)
             ledger.charge(charged)
             ledger.close()
         log = EventLog(output_dir / "events.jsonl")

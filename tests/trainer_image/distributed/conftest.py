@@ -14,7 +14,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
-from tensorguard.ledger.contract import Release
+from tensorguard.ledger.contract import PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver as engine
 from tensorguard.runners.local.status import exit_code_of, fold_status
@@ -44,9 +44,9 @@ class FakeEngine:
             FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))
         ledger = FileLedger(output_dir)
         state = ledger.read()
-        begun = state.releases[-1].step if state.releases else 0
+        begun = state.checkpoints[-1].step if state.checkpoints else 0
         attempt = state.attempt + 1
-        ledger.claim(attempt=attempt, from_step=begun)
+        ledger.acquire(attempt=attempt, from_step=begun)
         events: list[Event] = []
 
         def tell(event: Event) -> None:
@@ -69,7 +69,9 @@ class FakeEngine:
             uri = f"{job.spec.checkpoint.uri}/step-{last}"
             Path(uri).mkdir(parents=True)
             (Path(uri) / "manifest.json").touch()
-            ledger.record_release(Release(last, attempt, uri, "sha256:0", "sha256:0", ended.reason == "Completed"))
+            ledger.record_checkpoint(
+                PublishedCheckpoint(last, attempt, uri, "sha256:0", "sha256:0", ended.reason == "Completed")
+            )
         tell(ended)
         state = ledger.read()
         ledger.close()

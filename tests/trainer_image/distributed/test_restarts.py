@@ -64,9 +64,9 @@ def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_p
         signal.signal(signal.SIGTERM, handler)
     assert "sealed what it had" in ended.value.__notes__[0]
     ledger = FileLedger(run_folder).read()
-    release = ledger.releases[-1]
+    release = ledger.checkpoints[-1]
     assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)
-    assert ledger.claimed_from[0] == 0 < ledger.claimed_from[1]
+    assert ledger.start_steps[0] == 0 < ledger.start_steps[1]
     assert ledger.steps_recharged > 0
     assert fails.killed_at < ledger.steps_charged >= release.step + ledger.steps_recharged
 

@@ -159,7 +159,7 @@ def test_callback_that_raises_stops_the_run_and_is_raised_again(fake: Any, confi
     with pytest.raises(LookupError, match="tracker is gone") as raised:
         TenSafeTrainer(config(), [first, second]).fit(RECORDS)
     assert fake.calls[0]["stop"]
-    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases[-1].step == 4
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints[-1].step == 4
     assert "stopped after step 4" in raised.value.__notes__[0] and "resume_from_checkpoint" in raised.value.__notes__[0]
     assert second.calls[-2:] == [("step", 3), ("end", None)]
 
@@ -182,7 +182,7 @@ def test_signal_seals_first_and_then_has_its_effect(
         assert signal.getsignal(number) is own
     finally:
         signal.signal(number, before)
-    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases[-1].step == 2
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints[-1].step == 2
     assert "stopped after step 2" in raised.value.__notes__[0]
 
 
@@ -194,7 +194,7 @@ def test_second_ctrl_c_does_not_wait(fake: Any, config: Make, tmp_path: Path) ->
     fake.at_step = twice
     with pytest.raises(KeyboardInterrupt):
         TenSafeTrainer(config()).fit(RECORDS)
-    assert FileLedger(tmp_path / "checkpoints" / "run").read().releases == ()
+    assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints == ()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

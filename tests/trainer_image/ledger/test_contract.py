@@ -15,15 +15,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tensafe_api import accounting
 from tensafe_api.resources.ledger import LedgerSpec
-from tensorguard.ledger.contract import Fenced, Ledger, LedgerBusy, LedgerError, LedgerMissing, Release
+from tensorguard.ledger.contract import Fenced, Ledger, LedgerBusy, LedgerError, LedgerMissing, PublishedCheckpoint
 
-RELEASE = Release(
+RELEASE = PublishedCheckpoint(
     step=5, attempt=1, uri="file:///out/step-5", digest="sha256:aa", statement_digest="sha256:bb", final=False
 )
 
 
 def claim(ledger: Ledger, attempt: int = 1, from_step: int = 0) -> None:
-    ledger.claim(attempt=attempt, from_step=from_step)
+    ledger.acquire(attempt=attempt, from_step=from_step)
 
 
 def take_over(before: Ledger, after: Ledger, attempt: int = 1, from_step: int = 0) -> None:
@@ -42,7 +42,7 @@ class TestContract:
         assert created.spec == spec
         assert (created.attempt, created.incarnation, created.length) == (0, 0, 1)
         assert (created.steps_charged, created.steps_recharged) == (0, 0)
-        assert (created.charges, created.releases, created.claimed_from) == ((), (), ())
+        assert (created.charges, created.checkpoints, created.start_steps) == ((), (), ())
         assert (created.outcome, created.dataset_digest) == (None, None)
 
     def test_a_ledger_that_is_not_there_is_missing(self, backend: Any) -> None:
@@ -63,7 +63,7 @@ class TestContract:
         ledger = backend.create(spec)
         for write in (
             lambda: ledger.charge(1),
-            lambda: ledger.record_release(RELEASE),
+            lambda: ledger.record_checkpoint(RELEASE),
             lambda: ledger.record_dataset("keyed"),
             lambda: ledger.record_outcome("Completed"),
         ):
@@ -143,10 +143,10 @@ class TestContract:
         ledger = backend.create(spec)
         for attempt, from_step, expected in ((1, 0, (0,)), (1, 3, (0, 3)), (1, 3, (0, 3, 3)), (2, 3, (3,))):
             claim(ledger, attempt, from_step)
-            assert ledger.read().claimed_from == expected
+            assert ledger.read().start_steps == expected
         ledger.record_outcome("Suspended")
         claim(ledger, 2, 5)
-        assert ledger.read().claimed_from == (5,), "what ended in good order was no failure"
+        assert ledger.read().start_steps == (5,), "what ended in good order was no failure"
 
     def test_an_outcome_is_of_the_last_incarnation(self, backend: Any, spec: LedgerSpec) -> None:
         ledger = backend.create(spec)
@@ -169,16 +169,16 @@ class TestContract:
     def test_releases_are_kept_as_they_were_noted(self, backend: Any, spec: LedgerSpec) -> None:
         ledger = backend.create(spec)
         claim(ledger)
-        final = Release(step=9, attempt=1, uri="file:///é", digest="d", statement_digest="s", final=True)
-        ledger.record_release(RELEASE)
-        assert ledger.record_release(final).releases == (RELEASE, final)
-        assert backend.open().read().releases == (RELEASE, final)
+        final = PublishedCheckpoint(step=9, attempt=1, uri="file:///é", digest="d", statement_digest="s", final=True)
+        ledger.record_checkpoint(RELEASE)
+        assert ledger.record_checkpoint(final).checkpoints == (RELEASE, final)
+        assert backend.open().read().checkpoints == (RELEASE, final)
 
     def test_a_ledger_extends_every_state_it_was_in_and_no_other(self, backend: Any, spec: LedgerSpec) -> None:
         ledger = backend.create(spec)
         states = [ledger.read()]
         claim(ledger)
-        states += [ledger.read(), ledger.charge(1), ledger.charge(2), ledger.record_release(RELEASE)]
+        states += [ledger.read(), ledger.charge(1), ledger.charge(2), ledger.record_checkpoint(RELEASE)]
         assert len({state.head for state in states}) == len(states)
         for state in states:
             assert ledger.extends(state.head, state.length)
@@ -238,7 +238,7 @@ class Life(RuleBasedStateMachine):
     @rule(ledger=handles, attempt=st.integers(1, 4), from_step=st.integers(0, 30))
     def claim(self, ledger: Ledger, attempt: int, from_step: int) -> None:
         try:
-            ledger.claim(attempt=attempt, from_step=from_step)
+            ledger.acquire(attempt=attempt, from_step=from_step)
         except Fenced:
             assert attempt < self.attempt
             if self.claimant is ledger:
@@ -265,7 +265,7 @@ class Life(RuleBasedStateMachine):
     def release(self, ledger: Ledger) -> None:
         if ledger is self.claimant:
             self.released += 1
-            ledger.record_release(replace(RELEASE, uri=f"file:///out/{self.released}"))
+            ledger.record_checkpoint(replace(RELEASE, uri=f"file:///out/{self.released}"))
 
     @rule(ledger=handles, outcome=st.sampled_from(["Completed", "Suspended"]))
     def end(self, ledger: Ledger, outcome: Any) -> None:
@@ -285,7 +285,7 @@ class Life(RuleBasedStateMachine):
         assert state.steps_charged == self.charged
         assert state.steps_recharged == self.repeated
         assert state.attempt == self.attempt
-        assert len(state.releases) == self.released
+        assert len(state.checkpoints) == self.released
         assert all(reader.extends(head, length) for head, length in self.seen)
         self.seen.append((state.head, state.length))
 

@@ -24,7 +24,7 @@ from tensorguard.ledger.file import NAME, FileLedger
 def used(directory: Path, spec: LedgerSpec) -> tuple[FileLedger, list[LedgerState]]:
     """A ledger with a claim and three charges, and every state that it was in."""
     ledger = FileLedger.create(directory, spec)
-    states = [ledger.read(), ledger.claim(attempt=1, from_step=0)]
+    states = [ledger.read(), ledger.acquire(attempt=1, from_step=0)]
     states += [ledger.charge(steps) for steps in (1, 5, 10)]
     return ledger, states
 
@@ -54,7 +54,7 @@ def test_an_entry_that_lacks_nothing_but_its_end_of_line_counts(tmp_path: Path, 
     (tmp_path / NAME).write_bytes(text[:-1])
     after = FileLedger(tmp_path)
     assert after.read() == states[-1]
-    after.claim(attempt=1, from_step=16)
+    after.acquire(attempt=1, from_step=16)
     assert after.charge(1).steps_charged == states[-1].steps_charged + 1
     assert (tmp_path / NAME).read_bytes().startswith(text)
 
@@ -79,7 +79,7 @@ def test_the_next_claimant_removes_a_torn_line_and_goes_on(torn: bytes, tmp_path
         file.write(torn)
     after = FileLedger(tmp_path)
     assert after.read() == states[-1]
-    assert after.claim(attempt=1, from_step=16).length == states[-1].length + 1
+    assert after.acquire(attempt=1, from_step=16).length == states[-1].length + 1
     assert after.charge(1).steps_charged == 17
     assert len((tmp_path / NAME).read_bytes().split(b"\n")) - 1 == states[-1].length + 2
     assert FileLedger(tmp_path).read().steps_charged == 17
@@ -142,7 +142,7 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[byte
     for use in (
         ledger.read,
         lambda: ledger.extends("0" * 64, 1),
-        lambda: ledger.claim(attempt=2, from_step=0),
+        lambda: ledger.acquire(attempt=2, from_step=0),
     ):
         with pytest.raises(LedgerCorrupt, match="was edited"):
             use()
@@ -165,7 +165,7 @@ def test_a_tail_that_was_cut_off_shows_against_what_was_seen(
         ledger = FileLedger(tmp_path)
         ledger.read()  # the chain alone cannot tell
         assert not ledger.extends(seen.head, seen.length)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     while ledger.read().length < seen.length + 2:
         ledger.charge(1)
     assert not ledger.extends(seen.head, seen.length)
@@ -193,7 +193,7 @@ def held_by_a_child(directory: Path) -> int:
     child = os.fork()
     if not child:
         try:
-            FileLedger(directory).claim(attempt=1, from_step=0)
+            FileLedger(directory).acquire(attempt=1, from_step=0)
             os.write(tell, b"x")
             signal.pause()
         finally:
@@ -210,7 +210,7 @@ def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path: Path, sp
     ledger = FileLedger(tmp_path)
     try:
         with pytest.raises(LedgerBusy, match="another run is using"):
-            ledger.claim(attempt=1, from_step=0)
+            ledger.acquire(attempt=1, from_step=0)
         with pytest.raises(LedgerBusy):
             ledger.wait_until_free()
         assert ledger.read().charges[0].holder.endswith(f"/{child}")
@@ -218,14 +218,14 @@ def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path: Path, sp
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert ledger.claim(attempt=1, from_step=0).incarnation == 2
+    assert ledger.acquire(attempt=1, from_step=0).incarnation == 2
 
 
 def test_a_claim_waits_for_a_holder_that_is_about_to_die(
     tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = FileLedger.create(tmp_path, spec)
-    holder.claim(attempt=1, from_step=0)
+    holder.acquire(attempt=1, from_step=0)
     naps: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -236,7 +236,7 @@ def test_a_claim_waits_for_a_holder_that_is_about_to_die(
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps), time=lambda: 0.0))
     waiting = FileLedger(tmp_path, lock_wait_seconds=1.0)
     waiting.wait_until_free()
-    assert waiting.claim(attempt=1, from_step=0).incarnation == 2
+    assert waiting.acquire(attempt=1, from_step=0).incarnation == 2
     assert len(naps) == 3
     with pytest.raises(LedgerBusy):
         FileLedger(tmp_path, lock_wait_seconds=0.2).wait_until_free()
@@ -261,13 +261,13 @@ def test_a_claim_cuts_off_no_line_that_was_written_whole(tmp_path: Path, spec: L
     with (tmp_path / "ledger.jsonl").open("ab") as file:
         file.write(b'{"torn')
     second = FileLedger(tmp_path)
-    assert second.claim(attempt=1, from_step=0).steps_charged == before
+    assert second.acquire(attempt=1, from_step=0).steps_charged == before
     assert (tmp_path / "ledger.jsonl").read_bytes()[:size].endswith(b"\n")
     assert second.charge(1).steps_charged == before + 1
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path, spec: LedgerSpec) -> None:
-    FileLedger.create(tmp_path, spec).claim(attempt=1, from_step=0)
+    FileLedger.create(tmp_path, spec).acquire(attempt=1, from_step=0)
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
 
 

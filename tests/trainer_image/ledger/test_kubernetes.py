@@ -26,7 +26,7 @@ from tensorguard.ledger.contract import (
     LedgerForbidden,
     LedgerMissing,
     LedgerUnreachable,
-    Release,
+    PublishedCheckpoint,
 )
 from tensorguard.ledger.kubernetes import KubernetesLedger
 
@@ -64,7 +64,7 @@ def test_a_lost_answer_neither_loses_a_charge_nor_makes_it_twice(
 ) -> None:
     ledger = backend.create(spec)
     ledger._api = Wire(backend.api, **lost)
-    assert ledger.claim(attempt=1, from_step=0).incarnation == 1
+    assert ledger.acquire(attempt=1, from_step=0).incarnation == 1
     ledger._api = Wire(backend.api, **lost)
     assert ledger.charge(7).steps_charged == 7
     assert backend.open().read().length == 3
@@ -74,10 +74,10 @@ def test_two_pods_of_one_service_account_cannot_write_under_each_others_claim(
     backend: Any, spec: LedgerSpec, kubernetes_backend: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     first = backend.create(spec)
-    first.claim(attempt=1, from_step=0)
+    first.acquire(attempt=1, from_step=0)
     other = kubernetes_backend(control_plane, namespace, like=backend)
     second = other.open()
-    second.claim(attempt=1, from_step=0)
+    second.acquire(attempt=1, from_step=0)
     with pytest.raises(Fenced, match="incarnation 2 has claimed"):
         first.charge(1)
     assert second.charge(2).steps_charged == 2
@@ -90,7 +90,7 @@ def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
     stranger = kubernetes_backend(control_plane, namespace, like=backend, account="stranger").open()
     timer = Timer()
     with pytest.raises(Fenced, match="only the service account that"):
-        stranger.claim(attempt=1, from_step=0)
+        stranger.acquire(attempt=1, from_step=0)
     assert timer.elapsed_with_cpu < 10, "a policy's word is final"
 
 
@@ -99,7 +99,7 @@ def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
 ) -> None:
     """One that has just started refuses for a moment whom it then lets in, which ended an incarnation on real pods."""
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
     until_it_may(control_plane, namespace, "get", "no")
     with ThreadPoolExecutor(1) as other:
@@ -121,7 +121,7 @@ def test_who_may_not_read_or_write_hears_so_when_the_api_server_had_time_to_lear
 ) -> None:
     monkeypatch.setattr(kubernetes, "STARTING_SECONDS", 1.0)
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
     until_it_may(control_plane, namespace, "get", "no")
     with pytest.raises(LedgerForbidden, match="cannot get resource"):
@@ -139,7 +139,7 @@ def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
     backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str
 ) -> None:
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     name, uid = ledger._where["name"], ledger._uid
     control_plane.kubectl("-n", namespace, "annotate", "privacyledger", name, f"tensafe.io/forget={uid}")
     control_plane.kubectl("-n", namespace, "delete", "privacyledger", name)
@@ -152,10 +152,10 @@ def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
 
 def test_progress_and_public_evaluations_travel_with_the_next_write(backend: Any, spec: LedgerSpec) -> None:
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
-    ledger.note(Progress(step=3, total_steps=2250), EvaluationResult(step=3, loss="0.5", accuracy="0.75"))
+    ledger.acquire(attempt=1, from_step=0)
+    ledger.set_progress(Progress(step=3, total_steps=2250), EvaluationResult(step=3, loss="0.5", accuracy="0.75"))
     ledger.charge(4)
-    ledger.note(Progress(step=4, total_steps=2250))
+    ledger.set_progress(Progress(step=4, total_steps=2250))
     ledger.charge(1)
     status = backend.object()["status"]
     assert status["progress"] == {"step": 4, "totalSteps": 2250}
@@ -164,14 +164,14 @@ def test_progress_and_public_evaluations_travel_with_the_next_write(backend: Any
 
 def test_it_holds_as_many_releases_as_it_says(backend: Any, spec: LedgerSpec) -> None:
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     ledger.charge(1)
     for number in range(MAX_PUBLISHED_CHECKPOINTS):
-        release = Release(
+        release = PublishedCheckpoint(
             number, 1, f"s3://m/step-{number}", "sha256:a", "sha256:b", number == MAX_PUBLISHED_CHECKPOINTS - 1
         )
-        ledger.record_release(release)
-    assert len(ledger.read().releases) == ledger.most_releases
+        ledger.record_checkpoint(release)
+    assert len(ledger.read().checkpoints) == ledger.max_checkpoints
     assert {record["stepsCharged"] for record in backend.object()["status"]["releases"]} == {1}
 
 
@@ -196,7 +196,7 @@ def test_a_charge_waits_while_the_api_server_is_away(
     """Killed and started again, then frozen past every time-out: nothing is lost, and nothing goes on unpaid."""
     backend = kubernetes_backend(own_plane, "clinic")
     ledger = backend.create(spec)
-    ledger.claim(attempt=1, from_step=0)
+    ledger.acquire(attempt=1, from_step=0)
     ledger.charge(1)
 
     def charge_while(away: Callable[[], None], back: Callable[[], None], steps: int) -> None:

@@ -104,7 +104,7 @@ def test_the_files_hold_the_trained_numbers_and_nothing_of_ours(make, tmp_path):
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(CLASSES))
     folder = write(model, source, tmp_path / "adapter")
     tensors = load_file(folder / "adapter_model.safetensors")
-    assert sum(t.numel() for t in tensors.values()) == gradients.d
+    assert sum(t.numel() for t in tensors.values()) == gradients.dimension
     assert {t.dtype for t in tensors.values()} == {torch.float32}
     assert all(key.endswith(("lora_A.weight", "lora_B.weight")) or ".classifier." in key for key in tensors)
     config = json.loads((folder / "adapter_config.json").read_text())

@@ -26,7 +26,7 @@ def test_minilm_is_trained_record_by_record(precision):
         base, rank=8, alpha=16, dropout=0.1, init_seed=7, target_modules=["query", "value"], layers=[4, 5]
     )
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(TASK))
-    assert gradients.d == 4 * 2 * 8 * 384 + 2 * 384 + 2
+    assert gradients.dimension == 4 * 2 * 8 * 384 + 2 * 384 + 2
     dummies = dummy_batches(TASK, rows=4, length=16, vocabulary=len(tokenizer))
     assert self_test(model, gradients, dummies).bit_equal
 

@@ -73,7 +73,7 @@ def test_equals_one_ordinary_backward_for_each_record(trained, kind, checkpointi
     batch = model.batch(2)
     together = model.rows(batch)
     for i, row in enumerate(together):
-        alone = model.gradients.aggregate({name: tensor[i : i + 1] for name, tensor in batch.items()})
+        alone = model.gradients.summed_gradient({name: tensor[i : i + 1] for name, tensor in batch.items()})
         torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-6)
 
 

@@ -42,9 +42,9 @@ def test_rows_equal_a_loop_over_records_in_the_order_of_the_parameters(model, ba
     expected = one_by_one(model, batch)
     gradients = PerExampleGradients(model, parameters(model), squares)
     found = gradients.compute(batch, 4)
-    assert found.shape == (4, gradients.d) and found.dtype == torch.float32
+    assert found.shape == (4, gradients.dimension) and found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradients.aggregate(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients.summed_gradient(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -52,7 +52,7 @@ def test_frozen_parameters_have_no_column(model, batch):
     model[0].requires_grad_(False)
     expected = one_by_one(model, batch)
     gradients = PerExampleGradients(model, parameters(model), squares)
-    assert gradients.d == 5 + 5 + 5 * 2 + 2
+    assert gradients.dimension == 5 + 5 + 5 * 2 + 2
     torch.testing.assert_close(gradients.compute(batch, 4), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -64,7 +64,7 @@ def test_dummy_rows_are_left_out(model, batch):
 
 def test_an_empty_draw_leaves_the_model_alone(model):
     gradients = PerExampleGradients(model.eval(), parameters(model), squares)
-    assert gradients.compute({}, 0).shape == (0, gradients.d)
+    assert gradients.compute({}, 0).shape == (0, gradients.dimension)
 
 
 def test_calls_do_not_add_up_and_share_their_memory(model, batch):
@@ -85,7 +85,7 @@ def test_loss_scale_is_undone(model, batch, scale):
     torch.testing.assert_close(
         found, expected, rtol=0 if scale == 2.0**14 else 1e-5, atol=0 if scale == 2.0**14 else 1e-6
     )
-    torch.testing.assert_close(scaled.aggregate(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(scaled.summed_gradient(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
 
 
 def test_an_overflow_stays_in_its_own_row(model, batch):

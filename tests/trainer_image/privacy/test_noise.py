@@ -13,7 +13,7 @@ from scipy import stats
 
 from tensafe_api.privacy_events import Mechanism
 from tensorguard.privacy import noise
-from tensorguard.privacy.noise import MOST_TOTAL_VARIATION, DiscreteGaussian, convolution_distance
+from tensorguard.privacy.noise import MAX_TOTAL_VARIATION, DiscreteGaussian, convolution_distance
 from tensorguard.privacy.stream import SecretStream
 
 HEIGHT = 1 << 112
@@ -142,7 +142,7 @@ def test_the_two_tables_variances_add_up_to_the_whole(sigma: float) -> None:
         masses, total = masses_of(table)
         second = Fraction(sum(x * x * mass for x, mass in masses.items()), total)
         assert abs(second / variance - 1) < 1e-25
-    assert sampler.total_variation <= MOST_TOTAL_VARIATION
+    assert sampler.total_variation <= MAX_TOTAL_VARIATION
 
 
 def test_the_convolution_bound_is_the_sum_of_its_series() -> None:

@@ -41,7 +41,7 @@ def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path:
     ledger, status = stopping.ledger(), stopping.status()
     assert ledger.outcome == "BudgetExhausted"
     assert ledger.steps_charged == steps
-    assert (ledger.releases[-1].step, ledger.releases[-1].final) == (steps, True)
+    assert (ledger.checkpoints[-1].step, ledger.checkpoints[-1].final) == (steps, True)
     assert stopping.store().exists("final")
     assert status.phase == "BudgetExhausted"
     assert float(status.privacy.epsilon_spent) <= 2.5
@@ -71,7 +71,7 @@ def test_crashes_eat_the_budget_too(tmp_path: Path, break_at: Break) -> None:
     ledger = eaten.ledger()
     assert eaten.ended().reason == "BudgetExhausted"
     assert ledger.steps_charged == steps
-    assert ledger.releases[-1].step == steps - 4
+    assert ledger.checkpoints[-1].step == steps - 4
     assert eaten.status().checkpoints[-1].epsilon == eaten.status().privacy.epsilon_spent
 
 

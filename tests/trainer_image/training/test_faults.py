@@ -64,7 +64,7 @@ def test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step(
     assert job.revealed() == [2, 2]
     assert job.ledger().steps_charged == charged
     assert job.ledger().outcome == "Suspended"
-    assert [release.step for release in job.ledger().releases] == [2]
+    assert [release.step for release in job.ledger().checkpoints] == [2]
     assert job.status().phase == "Suspended"
     assert float(job.status().privacy.epsilon_claimed) > float(job.status().privacy.epsilon_spent)
 

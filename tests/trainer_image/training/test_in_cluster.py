@@ -16,7 +16,7 @@ from e2e.platform.fixtures.ledger_objects import LedgerObject, Pod, make_pod
 from e2e.platform.trainer.rank_harness import Alone, Job
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.resolve import ledger_spec
-from tensorguard.ledger.backends import POD_UID, Place
+from tensorguard.ledger.backends import POD_UID, LedgerLocation
 from tensorguard.training.budget_gate import Charging
 from tensorguard.training.worker import train
 
@@ -38,8 +38,8 @@ class InCluster:
     def train(self) -> str:
         """One attempt from start to end, and why it ended."""
         self.job.attempt += 1
-        place = Place(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
-        train(replace(self.job.config(), place=place), Alone(), torch.device("cpu"))
+        place = LedgerLocation(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
+        train(replace(self.job.config(), ledger_location=place), Alone(), torch.device("cpu"))
         return self.job.ended().reason
 
     def suspend(self, value: bool) -> None:

@@ -76,7 +76,7 @@ class Story:
 
     def suffer(self, kill: Instrument | AtTime) -> bool:
         """One more incarnation; whether it died. It may also reach the job's end before it comes to the kill."""
-        releases = self.job.ledger().releases
+        releases = self.job.ledger().checkpoints
         step = releases[-1].step if releases else 0
         go_on = self.job.start if step == self._began_at or not self.job.attempt else self.job.restart
         self._began_at = step
@@ -100,7 +100,7 @@ class Story:
         assert self.job.ended().reason == "Completed", self.job.ended()
         ledger, privacy = self.job.ledger(), self.job.status().privacy
         assert privacy.steps_charged == ledger.steps_charged
-        final = next(release for release in reversed(ledger.releases) if release.final)
+        final = next(release for release in reversed(ledger.checkpoints) if release.final)
         statement = json.loads(self.job.store().read("final", final.digest)["statement.json"])
         assert statement["spent"]["stepsCharged"] == ledger.steps_charged
         assert recompute_epsilon(statement) == statement["spent"]["epsilon"] == privacy.epsilon_spent
@@ -110,12 +110,12 @@ class Story:
         epsilon = self.job.plan.epsilon(ledger.steps_charged)
         assert ledger.steps_charged >= self._charged
         assert epsilon >= self._epsilon
-        assert len(ledger.releases) >= self._releases
-        self._charged, self._epsilon, self._releases = ledger.steps_charged, epsilon, len(ledger.releases)
+        assert len(ledger.checkpoints) >= self._releases
+        self._charged, self._epsilon, self._releases = ledger.steps_charged, epsilon, len(ledger.checkpoints)
         assert max(self.job.revealed()) <= ledger.steps_charged
 
         store = self.job.store()
-        recorded = {release.uri.rsplit("/", 1)[1]: release.digest for release in ledger.releases}
+        recorded = {release.uri.rsplit("/", 1)[1]: release.digest for release in ledger.checkpoints}
         for name in store.names():  # whole or not there, and recorded as it is
             place = TrainerState.parse(store.read(name, recorded.get(name))[TRAINER_STATE])
             assert place.step <= ledger.steps_charged

@@ -128,7 +128,7 @@ def test_a_clip_of_the_whole_batch_would_be_seen() -> None:
     x: Unit = [([30, 31, 32, 33], 1)]
 
     def clipped(data: list[Unit]) -> np.ndarray:
-        return pipe.sum(data, clipper=BatchClipper(pipe.gradients.d, GRID, CLIP, CPU))
+        return pipe.sum(data, clipper=BatchClipper(pipe.gradients.dimension, GRID, CLIP, CPU))
 
     distances = [squared_norm(clipped([*units[:n], x]) - clipped(units[:n])) for n in range(1, len(units))]
     assert max(distances) > GRID**2
@@ -149,7 +149,7 @@ def test_a_mean_over_the_batch_s_tokens_would_be_seen() -> None:
     x: Unit = [([9] * 16, 0)]  # as long as may be in the others' bucket, so it stands in their micro-batch
 
     def distance(pipe: Pipeline) -> int:
-        loose = [GridClipper(pipe.gradients.d, GRID, 0.2, CPU) for _ in range(2)]
+        loose = [GridClipper(pipe.gradients.dimension, GRID, 0.2, CPU) for _ in range(2)]
         return squared_norm(pipe.sum([*units, x], clipper=loose[0]) - pipe.sum(units, clipper=loose[1]))
 
     assert distance(wrong) > GRID**2 >= distance(right)

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from e2e.platform.s3 import BUCKET, S3
 from e2e.platform.trainer.rank_harness import Alone, Job
 from tensafe_api.resources.ledger import Outcome
-from tensorguard.aggregation.channel import check_wraps
+from tensorguard.aggregation.channel import check_all_reduce_wraps
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
@@ -92,7 +92,7 @@ def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
 def test_weights_and_optimiser_are_put_back_to_the_bit(halted: Job) -> None:
     parts = build(halted.config(), 0, CPU)
     fresh = adapter_state(parts.model)
-    release = halted.ledger().releases[-1]
+    release = halted.ledger().checkpoints[-1]
     place = restore(parts.store, checkpoint(halted, 4).name, release.digest, parts.model, parts.optimizer)
     files = halted.store().read(checkpoint(halted, 4).name)
     saved = load(files[ADAPTER_WEIGHTS])
@@ -283,12 +283,12 @@ def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkp
     assert alone.ended().reason == "Completed"
     assert alone.ledger().outcome == "Completed"
     assert alone.ledger().steps_charged == charged
-    assert alone.store().read("final", alone.ledger().releases[-1].digest) == sealed
+    assert alone.store().read("final", alone.ledger().checkpoints[-1].digest) == sealed
 
 
 def test_alone_is_a_channel_that_wraps() -> None:
     """The stand-in for a process group does what the trainer checks of a real one."""
-    check_wraps(Alone())
+    check_all_reduce_wraps(Alone())
 
 
 def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
@@ -311,7 +311,7 @@ def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: 
     started = [event.step for event in job.events() if isinstance(event, Started)]
     assert started == [0, 4]
     assert job.store().names() == ["final", "step-000006-a2i1"]
-    final = job.ledger().releases[-1]
+    final = job.ledger().checkpoints[-1]
     assert final.uri == f"s3://{BUCKET}/claims/triage/final"
     assert ADAPTER_WEIGHTS in job.store().read("final", final.digest)
     stored = {key.split("/")[2] for key in s3_bucket.objects("claims/")}

@@ -39,7 +39,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 def totals(job: Job) -> np.ndarray:
     paths = sorted((job.directory / "totals").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    return np.stack([reduce.centred(np.load(path)) for path in paths]).astype(np.float64)
+    return np.stack([reduce.to_signed(np.load(path)) for path in paths]).astype(np.float64)
 
 
 def test_ranks_take_equally_many_steps_though_their_draws_are_empty(empty: Job) -> None:

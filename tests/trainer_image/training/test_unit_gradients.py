@@ -85,5 +85,5 @@ def test_a_raised_stop_leaves_the_rest_of_the_step_undone(monkeypatch: pytest.Mo
         pad_id=0,
         device=CPU,
     )
-    gradients.add_to(GridClipper(pipe.gradients.d, GRID, CLIP, CPU), range(24), stop)
+    gradients.add_to(GridClipper(pipe.gradients.dimension, GRID, CLIP, CPU), range(24), stop)
     assert passes == 1

@@ -60,7 +60,7 @@ def test_all_ranks_hold_the_same_weights_after_each_step_to_the_bit(job: Job) ->
 
 
 def test_releases_are_recorded_and_only_the_newest_checkpoints_are_kept(job: Job) -> None:
-    releases = job.ledger().releases
+    releases = job.ledger().checkpoints
     assert [(release.step, release.final) for release in releases] == [(2, False), (4, False), (6, False), (7, True)]
     store = job.store()
     assert store.names() == ["final", "step-000004-a1i1", "step-000006-a1i1"]

@@ -32,16 +32,16 @@ class Channel(Protocol):
     @property
     def size(self) -> int: ...
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         """Every worker's message, by rank. All must have the same length."""
         ...
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         """The sum of every worker's uint32 [d] modulo 2^32."""
         ...
 
 
-class ProcessGroup:
+class ProcessGroupChannel:
     """The default torch.distributed group, which must exist."""
 
     def __init__(self, device: torch.device) -> None:
@@ -49,24 +49,24 @@ class ProcessGroup:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         everyones = torch.empty(self.size * len(message), dtype=torch.uint8, device=self._device)
         dist.all_gather_into_tensor(everyones, mine)
         joined = everyones.cpu().numpy().tobytes()
         return [joined[start : start + len(message)] for start in range(0, len(joined), len(message))]
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         carrier = torch.from_numpy(vector.view(np.int32)).to(self._device)
         dist.all_reduce(carrier)
         return carrier.cpu().numpy().view(np.uint32)
 
 
-def check_wraps(channel: Channel) -> None:
+def check_all_reduce_wraps(channel: Channel) -> None:
     """Raise unless the group's integer sum wraps exactly modulo 2^32, which masks need. Run once, at the start."""
     everyones = np.random.default_rng(0).integers(0, 2**32, size=(channel.size, 64), dtype=np.uint32)
     everyones[:, 0] = 2**31 - 1
-    if not np.array_equal(channel.add(everyones[channel.rank].copy()), everyones.sum(axis=0, dtype=np.uint32)):
+    if not np.array_equal(channel.all_reduce(everyones[channel.rank].copy()), everyones.sum(axis=0, dtype=np.uint32)):
         raise AggregationError(
             "this machine's int32 all-reduce does not wrap modulo 2^32; use another torch.distributed backend"
         )

@@ -14,10 +14,10 @@ import struct
 from dataclasses import dataclass, fields
 
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.aggregation.keys import TAG_BYTES, Session, derive, tag
+from tensorguard.aggregation.keys import TAG_BYTES, Session, derive_key, tag
 
 _LAYOUT = struct.Struct(">32s5Q32s")
-CARRIER = 32
+CARRIER_BITS = 32
 """Bits of the integers that are summed."""
 
 
@@ -57,7 +57,7 @@ class HeaderAgreement:
 
     def __init__(self, channel: Channel, session: Session, job_key: bytes) -> None:
         self._channel = channel
-        self._key = derive(job_key, b"tensafe header" + session.context())
+        self._key = derive_key(job_key, b"tensafe header" + session.context())
         self.session = hashlib.sha256(session.context()).hexdigest()
 
     def agree(self, header: Header, stop: bool) -> bool:
@@ -70,7 +70,7 @@ class HeaderAgreement:
         body = header.pack() + bytes([stop])
         anyone = False
         for peer, message in enumerate(
-            self._channel.gather(body + tag(self._key, peer_bytes(self._channel.rank), body))
+            self._channel.all_gather(body + tag(self._key, peer_bytes(self._channel.rank), body))
         ):
             theirs, their_tag = message[:-TAG_BYTES], message[-TAG_BYTES:]
             if not hmac.compare_digest(their_tag, tag(self._key, peer_bytes(peer), theirs)):

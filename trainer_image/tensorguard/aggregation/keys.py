@@ -20,7 +20,7 @@ from tensorguard.aggregation.channel import AggregationError, Channel
 
 KEY_BYTES = 32
 TAG_BYTES = 32
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 """A complete graph of pairs; larger groups need sparse ones, which come later."""
 
 
@@ -49,7 +49,7 @@ class PairKey:
     tag: bytes
 
 
-def derive(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
+def derive_key(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
     """HKDF-SHA256 of `key` for one purpose."""
     return HKDF(algorithm=SHA256(), length=length, salt=None, info=purpose).derive(key)
 
@@ -59,7 +59,7 @@ def tag(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
-def agree(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairKey]:
+def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairKey]:
     """Exchange public keys with every other worker.
 
     Args:
@@ -73,16 +73,16 @@ def agree(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairK
     Raises:
         AggregationError: where a peer's key is not authentic, or there are too many workers.
     """
-    if channel.size != session.workers or channel.size > MOST_WORKERS:
+    if channel.size != session.workers or channel.size > MAX_WORKERS:
         raise AggregationError(
-            f"{channel.size} workers joined, {session.workers} were planned and {MOST_WORKERS} are the most"
+            f"{channel.size} workers joined, {session.workers} were planned and {MAX_WORKERS} are the most"
         )
-    authentic = derive(job_key, b"tensafe key authentication")
+    authentic = derive_key(job_key, b"tensafe key authentication")
     context = session.context()
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     pairs: dict[int, PairKey] = {}
-    for peer, message in enumerate(channel.gather(public + tag(authentic, context, _rank(channel.rank), public))):
+    for peer, message in enumerate(channel.all_gather(public + tag(authentic, context, _rank(channel.rank), public))):
         theirs, their_tag = message[:KEY_BYTES], message[KEY_BYTES:]
         if not hmac.compare_digest(their_tag, tag(authentic, context, _rank(peer), theirs)):
             raise AggregationError(
@@ -92,7 +92,7 @@ def agree(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairK
             continue
         shared = private.exchange(X25519PublicKey.from_public_bytes(theirs))
         pair = _rank(min(peer, channel.rank)) + _rank(max(peer, channel.rank))
-        material = derive(shared, b"tensafe pair" + context + pair, 2 * KEY_BYTES)
+        material = derive_key(shared, b"tensafe pair" + context + pair, 2 * KEY_BYTES)
         pairs[peer] = PairKey(mask=material[:KEY_BYTES], tag=material[KEY_BYTES:])
     return pairs
 

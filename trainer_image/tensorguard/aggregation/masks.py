@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from tensorguard.aggregation.keys import PairKey
 
 
-def pair_stream(key: bytes, step: int, length: int) -> np.ndarray:
+def key_stream(key: bytes, step: int, length: int) -> np.ndarray:
     """`length` uniform words that both ends of a pair know for `step`, uint32 [length]."""
     out = np.empty(4 * length + 16, dtype=np.uint8)
     cipher = Cipher(algorithms.AES(key), modes.CTR(step.to_bytes(8, "big") + bytes(8)))
@@ -26,13 +26,13 @@ def pair_stream(key: bytes, step: int, length: int) -> np.ndarray:
     return out[: 4 * length].view("<u4").astype(np.uint32, copy=False)
 
 
-def mask(pairs: Mapping[int, PairKey], rank: int, step: int, length: int) -> np.ndarray:
+def pairwise_mask(pairs: Mapping[int, PairKey], rank: int, step: int, length: int) -> np.ndarray:
     """This worker's mask for `step`, uint32 [length]: added for pairs in which it is the lower rank, subtracted for the
     others.
     """
     total = np.zeros(length, dtype=np.uint32)
     for peer, key in pairs.items():
-        stream = pair_stream(key.mask, step, length)
+        stream = key_stream(key.mask, step, length)
         if rank < peer:
             total += stream
         else:

@@ -20,16 +20,16 @@ def saturate(local_sum: np.ndarray) -> np.ndarray:
     return np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX)
 
 
-def blind(local_sum: np.ndarray, noise: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def add_noise_and_mask(local_sum: np.ndarray, noise: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """What a worker sends: (sum + noise + mask) mod 2^32, uint32 [d]. `noise` is this worker's int64 share."""
     return (saturate(local_sum) + noise).astype(np.uint32) + mask
 
 
 def reveal(channel: Channel, blinded: np.ndarray) -> np.ndarray:
     """The sum of all workers' vectors modulo 2^32, uint32 [d]: the step's one reveal. `blinded` is left as it is."""
-    return channel.add(blinded.copy())
+    return channel.all_reduce(blinded.copy())
 
 
-def centred(total: np.ndarray) -> np.ndarray:
+def to_signed(total: np.ndarray) -> np.ndarray:
     """A uint32 [d] total as signed integers around zero, int32 [d]."""
     return total.view(np.int32)

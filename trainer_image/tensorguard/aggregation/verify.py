@@ -22,15 +22,15 @@ import numpy as np
 from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.aggregation.header import peer_bytes
 from tensorguard.aggregation.keys import TAG_BYTES, PairKey, tag
-from tensorguard.aggregation.masks import pair_stream
+from tensorguard.aggregation.masks import key_stream
 
-Level = Literal["Disabled", "Standard", "Strict"]
-CHALLENGES: dict[Level, int] = {"Disabled": 0, "Standard": 1, "Strict": 16}
+VerifyLevel = Literal["Disabled", "Standard", "Strict"]
+CHALLENGES: dict[VerifyLevel, int] = {"Disabled": 0, "Standard": 1, "Strict": 16}
 _SEED_BYTES = 32
 
 
-def verify(
-    channel: Channel, pairs: Mapping[int, PairKey], step: int, masked: np.ndarray, total: np.ndarray, level: Level
+def verify_sum(
+    channel: Channel, pairs: Mapping[int, PairKey], step: int, masked: np.ndarray, total: np.ndarray, level: VerifyLevel
 ) -> None:
     """Raise AggregationError unless `total` is the sum of what the workers sent and the same on all of them.
 
@@ -45,10 +45,10 @@ def verify(
     count = CHALLENGES[level]
     if not count or channel.size == 1:
         return
-    challenge = hashlib.sha256(b"".join(channel.gather(os.urandom(_SEED_BYTES)))).digest()
+    challenge = hashlib.sha256(b"".join(channel.all_gather(os.urandom(_SEED_BYTES)))).digest()
     mine, whole = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint32)
     for index in range(count):
-        vector = pair_stream(challenge, index, len(total))
+        vector = key_stream(challenge, index, len(total))
         mine[index], whole[index] = np.dot(vector, masked), np.dot(vector, total)
 
     digest = hashlib.sha256(total.tobytes()).digest()
@@ -59,7 +59,7 @@ def verify(
         for peer in range(channel.size)
     ]
     openings = np.zeros(count, dtype=np.uint32)
-    for peer, message in enumerate(channel.gather(body + b"".join(tags))):
+    for peer, message in enumerate(channel.all_gather(body + b"".join(tags))):
         theirs = message[: len(body)]
         if peer != channel.rank:
             start = len(body) + TAG_BYTES * channel.rank

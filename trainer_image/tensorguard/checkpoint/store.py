@@ -41,7 +41,7 @@ class CheckpointCorrupt(CheckpointError):
     reason: ClassVar[Reason] = Reason.CHECKPOINT_CORRUPT
 
 
-class CheckpointTaken(CheckpointError):
+class CheckpointConflict(CheckpointError):
     """Another job's checkpoints are there."""
 
     reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
@@ -62,20 +62,20 @@ class CheckpointStore:
         self._fs = self._eager if self._local else Patient(self._eager)
 
     @classmethod
-    def of(cls, job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
+    def for_job(cls, job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
         """Where a job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
         uri = job.spec.checkpoint.uri
         _, options = filesystem_of(uri, job.spec.storage)
         mounted = mounts is not None and uri.startswith(f"{mounts}/")
         return cls(uri, options, f"{CLAIM}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
 
-    def check_writable(self, *, patient: bool = False) -> None:
+    def check_writable(self, *, wait: bool = False) -> None:
         """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder.
 
         Args:
-            patient: whether to wait while the store is away; else a person waits, who may have misspelt it.
+            wait: whether to wait while the store is away; else a person waits, who may have misspelt it.
         """
-        fs = self._fs if patient else self._eager
+        fs = self._fs if wait else self._eager
         probe = f"{self._root}/{_ASIDE}{uuid.uuid4().hex}"
         try:
             fs.makedirs(self._root, exist_ok=True)
@@ -155,7 +155,7 @@ class CheckpointStore:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm(f"{self._root}/{name}", recursive=True)
 
-    def sweep(self) -> None:
+    def remove_unfinished(self) -> None:
         """Remove what killed writers left behind. Only for whoever holds the ledger."""
         if not self._local or not self._fs.exists(self._root):
             return

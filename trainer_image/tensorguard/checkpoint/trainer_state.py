@@ -31,7 +31,7 @@ class TrainerState:
         return cls(**json.loads(content))
 
 
-def place_of(files: dict[str, bytes], where: str) -> TrainerState:
+def parse_trainer_state(files: dict[str, bytes], where: str) -> TrainerState:
     """The place at which a checkpoint stands."""
     try:
         return TrainerState.parse(files[TRAINER_STATE])

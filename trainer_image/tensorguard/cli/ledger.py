@@ -120,7 +120,7 @@ def _figures(state: LedgerState) -> dict[str, Any]:
                 "statementDigest": release.statement_digest,
                 "final": release.final,
             }
-            for release in state.releases
+            for release in state.checkpoints
         ],
         "outcome": state.outcome,
         "datasetDigest": state.dataset_digest,
@@ -173,12 +173,12 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
                 for charge in state.charges
             ],
         )
-    if state.releases:
+    if state.checkpoints:
         print()
         listing(
             ("RELEASE", "STEP", "ATTEMPT", "URI"),
             [
                 ("final" if release.final else "", f"{release.step:,}", str(release.attempt), release.uri)
-                for release in state.releases
+                for release in state.checkpoints
             ],
         )

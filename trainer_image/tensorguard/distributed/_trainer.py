@@ -186,7 +186,7 @@ def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> Non
             f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to go on with"
         )
     try:
-        newest = latest(CheckpointStore.of(job), FileLedger(output_dir).read())
+        newest = latest(CheckpointStore.for_job(job), FileLedger(output_dir).read())
     except LedgerError as error:
         raise ConfigurationError(in_python(str(error))) from error
     if newest is None or name_of(newest) != name:

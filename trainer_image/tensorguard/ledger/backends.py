@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class LedgerLocation:
     """Where a job in a cluster keeps its ledger: plain strings, which travel to the workers."""
 
     namespace: str
@@ -36,7 +36,7 @@ class Place:
     ledger_uid: str
 
 
-def open_ledger(directory: Path, place: Place | None) -> Ledger:
+def open_ledger(directory: Path, place: LedgerLocation | None) -> Ledger:
     """A handle on the run's ledger; nothing is claimed yet."""
     if place is None:
         return FileLedger(directory, lock_wait_seconds=LOCK_WAIT_SECONDS)
@@ -51,10 +51,10 @@ def open_ledger(directory: Path, place: Place | None) -> Ledger:
     )
 
 
-class Suspension:
+class SuspendFlag:
     """Whether the job's author asks it to stop. Without a cluster nobody can ask here: `Stop` is another way."""
 
-    def __init__(self, place: Place | None) -> None:
+    def __init__(self, place: LedgerLocation | None) -> None:
         self._place = place
         self._api: client.CustomObjectsApi | None = None
 

@@ -6,7 +6,7 @@ never changes again. Then only these things happen to it, each durable before th
 - `claim`: a group of workers begins, as the next incarnation of an attempt; whoever held the ledger before can no
   longer write (fencing);
 - `charge`: so many further steps are paid for, *before* the first of them is revealed;
-- `record_release`: a checkpoint can be read by others;
+- `record_checkpoint`: a checkpoint can be read by others;
 - `record_dataset` (once) and `record_outcome`.
 
 ε is of *charged* steps. Nothing takes a charge back: not a crash, not an older checkpoint, not a new attempt.
@@ -80,7 +80,7 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Release:
+class PublishedCheckpoint:
     """A checkpoint that others can read: `step` steps of training, under this digest of its manifest."""
 
     step: int
@@ -101,9 +101,9 @@ class LedgerState:
     attempt: int
     incarnation: int
     charges: tuple[Charge, ...]
-    releases: tuple[Release, ...]
+    checkpoints: tuple[PublishedCheckpoint, ...]
     steps_recharged: int
-    claimed_from: tuple[int, ...]
+    start_steps: tuple[int, ...]
     """The step at which each incarnation of the last attempt began, or the latest ones where there were many."""
     charged_through: int
     """The step through which the present incarnation has been charged."""
@@ -126,7 +126,7 @@ class LedgerState:
 class Ledger(Protocol):
     """One job's ledger. Every write has reached the disk (or the API server) when it returns the state after it."""
 
-    most_releases: int | None
+    max_checkpoints: int | None
     """How many releases it can hold, the final one included; None where there is no limit."""
 
     def read(self) -> LedgerState:
@@ -139,7 +139,7 @@ class Ledger(Protocol):
         """
         ...
 
-    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
+    def acquire(self, *, attempt: int, from_step: int) -> LedgerState:
         """Begin the next incarnation of `attempt`, which goes on from `from_step`, and fence all earlier ones.
 
         Raises:
@@ -156,7 +156,7 @@ class Ledger(Protocol):
         """Note the data set's keyed digest; the same one again changes nothing, another one raises DatasetChanged."""
         ...
 
-    def record_release(self, release: Release) -> LedgerState:
+    def record_checkpoint(self, release: PublishedCheckpoint) -> LedgerState:
         """Note a checkpoint."""
         ...
 
@@ -164,7 +164,7 @@ class Ledger(Protocol):
         """Note how the attempt ended."""
         ...
 
-    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+    def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
         """Have the next write tell how far the training is, where others look for it here. Costs no write itself."""
         ...
 

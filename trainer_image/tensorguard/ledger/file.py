@@ -31,18 +31,18 @@ from tensorguard.ledger.contract import (
     LedgerMissing,
     LedgerState,
 )
-from tensorguard.ledger.fold import Entry, after, opened
-from tensorguard.ledger.recorder import Recorder
+from tensorguard.ledger.fold import Entry, apply_entry, new_state
+from tensorguard.ledger.writer import LedgerWriter
 
 NAME = "ledger.jsonl"
 _NO_HEAD = "0" * 64
 _LOCK_POLL_SECONDS = 0.05
 
 
-class FileLedger(Recorder):
+class FileLedger(LedgerWriter):
     """A ledger in `directory`. Reading needs no lock; `claim` takes it and `close` (or death) gives it back."""
 
-    most_releases: int | None = None
+    max_checkpoints: int | None = None
 
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
         """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""
@@ -86,9 +86,9 @@ class FileLedger(Recorder):
             )
         try:
             opening, *rest = entries
-            state = opened(LedgerSpec.model_validate(opening["spec"]), opening["hash"])
+            state = new_state(LedgerSpec.model_validate(opening["spec"]), opening["hash"])
             for entry in rest:
-                state = after(state, entry, entry["hash"])
+                state = apply_entry(state, entry, entry["hash"])
             return state
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerCorrupt(
@@ -99,7 +99,7 @@ class FileLedger(Recorder):
         entries, _, _ = self._load()
         return 0 < length <= len(entries) and entries[length - 1]["hash"] == head
 
-    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
+    def acquire(self, *, attempt: int, from_step: int) -> LedgerState:
         self._take_lock()
         try:
             self._drop_torn_line()
@@ -121,7 +121,7 @@ class FileLedger(Recorder):
             }
         )
 
-    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+    def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
         """Nothing: in a local run the event log tells."""
 
     def wait_until_free(self) -> None:

@@ -11,21 +11,21 @@ from dataclasses import replace
 from typing import Any
 
 from tensafe_api.resources.ledger import LedgerSpec
-from tensorguard.ledger.contract import Charge, LedgerState, Release
+from tensorguard.ledger.contract import Charge, LedgerState, PublishedCheckpoint
 
 Entry = Mapping[str, Any]
 
 
-def opened(spec: LedgerSpec, head: str) -> LedgerState:
+def new_state(spec: LedgerSpec, head: str) -> LedgerState:
     """A ledger with nothing in it but what it was opened with."""
     return LedgerState(
         spec=spec,
         attempt=0,
         incarnation=0,
         charges=(),
-        releases=(),
+        checkpoints=(),
         steps_recharged=0,
-        claimed_from=(),
+        start_steps=(),
         charged_through=0,
         outcome=None,
         dataset_digest=None,
@@ -34,7 +34,7 @@ def opened(spec: LedgerSpec, head: str) -> LedgerState:
     )
 
 
-def after(state: LedgerState, entry: Entry, head: str) -> LedgerState:
+def apply_entry(state: LedgerState, entry: Entry, head: str) -> LedgerState:
     """The state after one more entry, whose hash is `head`.
 
     Raises:
@@ -53,7 +53,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
                 "attempt": attempt,
                 "incarnation": entry["incarnation"],
                 "charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),
-                "claimed_from": (*(state.claimed_from if restarted else ()), begins),
+                "start_steps": (*(state.start_steps if restarted else ()), begins),
                 "steps_recharged": state.steps_recharged + max(0, state.charged_through - begins),
                 "charged_through": begins,
                 "outcome": None,
@@ -70,7 +70,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
         case "dataset":
             return {"dataset_digest": entry["digest"]}
         case "release":
-            release = Release(
+            release = PublishedCheckpoint(
                 step=entry["step"],
                 attempt=entry["attempt"],
                 uri=entry["uri"],
@@ -78,7 +78,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
                 statement_digest=entry["statementDigest"],
                 final=entry["final"],
             )
-            return {"releases": (*state.releases, release)}
+            return {"checkpoints": (*state.checkpoints, release)}
         case "outcome":
             return {"outcome": entry["outcome"]}
         case kind:
@@ -91,7 +91,7 @@ def _with(state: LedgerState, charge: Charge) -> tuple[Charge, ...]:
     return tuple({**others, charge.attempt: charge}.values())
 
 
-def release_entry(release: Release) -> Entry:
+def checkpoint_entry(release: PublishedCheckpoint) -> Entry:
     """What is written of a release."""
     return {
         "kind": "release",

@@ -42,10 +42,10 @@ from tensorguard.ledger.contract import (
     LedgerMissing,
     LedgerState,
     LedgerUnreachable,
-    Release,
+    PublishedCheckpoint,
 )
-from tensorguard.ledger.fold import Entry, after, opened
-from tensorguard.ledger.recorder import Recorder
+from tensorguard.ledger.fold import Entry, apply_entry, new_state
+from tensorguard.ledger.writer import LedgerWriter
 
 PLURAL = "privacyledgers"
 REQUEST_SECONDS = 10.0
@@ -59,10 +59,10 @@ _BY_POLICY = re.compile("denied (the )?request")
 log = logging.getLogger(__name__)
 
 
-class KubernetesLedger(Recorder):
+class KubernetesLedger(LedgerWriter):
     """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
 
-    most_releases: int | None = MAX_PUBLISHED_CHECKPOINTS
+    max_checkpoints: int | None = MAX_PUBLISHED_CHECKPOINTS
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class KubernetesLedger(Recorder):
         state = self.read()
         return 0 < length < state.length or (length, head) == (state.length, state.head)
 
-    def claim(self, *, attempt: int, from_step: int) -> LedgerState:
+    def acquire(self, *, attempt: int, from_step: int) -> LedgerState:
         def entry(state: LedgerState) -> Entry:
             if attempt < state.attempt:
                 raise Fenced(f"attempt {attempt} comes too late: attempt {state.attempt} has claimed the ledger")
@@ -119,7 +119,7 @@ class KubernetesLedger(Recorder):
         self._claimed = (attempt, state.incarnation)
         return state
 
-    def note(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
+    def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
         self._progress = progress
         if evaluation is not None:
             self._evaluations.append(evaluation)
@@ -158,7 +158,7 @@ class KubernetesLedger(Recorder):
             entry = entry_for(state)
             head = _hash(state.head, entry)
             heads.add(head)
-            new = after(state, entry, head)
+            new = apply_entry(state, entry, head)
             status = self._encode(new, found.get("status", {}))
             try:
                 written = self._put({**found, "status": status}, call)
@@ -232,7 +232,7 @@ class KubernetesLedger(Recorder):
             PublishedCheckpointRecord.model_validate(known[release.uri])
             if release.uri in known
             else _record(release, state)
-            for release in state.releases
+            for release in state.checkpoints
         )
         evaluations = {
             record["step"]: EvaluationResult.model_validate(record) for record in before.get("evaluations", ())
@@ -248,7 +248,7 @@ class KubernetesLedger(Recorder):
                 for charge in state.charges
             ),
             charged_through=state.charged_through,
-            starts=state.claimed_from[-MAX_STARTS:],
+            starts=state.start_steps[-MAX_STARTS:],
             steps_recharged=state.steps_recharged,
             releases=releases,
             dataset_digest=state.dataset_digest,
@@ -274,7 +274,7 @@ def decode(found: dict[str, Any]) -> LedgerState:
     try:
         spec = PrivacyLedgerSpec.model_validate(found["spec"], by_alias=True, by_name=False)
         frozen = LedgerSpec.model_validate({name: getattr(spec, name) for name in LedgerSpec.model_fields})
-        empty = opened(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
+        empty = new_state(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
         if "status" not in found:
             return empty
         status = LedgerStatus.model_validate(found["status"], by_alias=True, by_name=False)
@@ -288,8 +288,8 @@ def decode(found: dict[str, Any]) -> LedgerState:
         attempt=status.attempt,
         incarnation=next(charge.incarnation for charge in charges if charge.attempt == status.attempt),
         charges=charges,
-        releases=tuple(
-            Release(
+        checkpoints=tuple(
+            PublishedCheckpoint(
                 step=record.step,
                 attempt=record.attempt,
                 uri=record.uri,
@@ -300,7 +300,7 @@ def decode(found: dict[str, Any]) -> LedgerState:
             for record in status.releases
         ),
         steps_recharged=status.steps_recharged,
-        claimed_from=status.starts,
+        start_steps=status.starts,
         charged_through=status.charged_through,
         outcome=status.outcome,
         dataset_digest=status.dataset_digest,
@@ -313,7 +313,7 @@ class _LookAgain(Exception):
     """The write was not taken in, or nobody knows: only a new look can tell."""
 
 
-def _record(release: Release, state: LedgerState) -> PublishedCheckpointRecord:
+def _record(release: PublishedCheckpoint, state: LedgerState) -> PublishedCheckpointRecord:
     return PublishedCheckpointRecord(
         uri=release.uri,
         step=release.step,

@@ -93,7 +93,7 @@ def self_test(model: nn.Module, gradients: PerExampleGradients, make_dummy_batch
         with record_seeds(model, _seeds(first)):
             rows = gradients.compute(first, _rows(first))
             total, tried = rows.double().sum(dim=0), rows[:_TRIED].clone()
-            ordinary = gradients.aggregate(first).double()
+            ordinary = gradients.summed_gradient(first).double()
         return SelfTest(_sum_error(gradients, total, ordinary), _neighbour_error(model, gradients, first, other, tried))
 
 

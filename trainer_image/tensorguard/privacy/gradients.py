@@ -87,12 +87,12 @@ class PerExampleGradients:
         self._loss_scale = loss_scale
         self.parameters = list(parameters)
         self._slices: dict[int, slice] = {}
-        self.d = 0
+        self.dimension = 0
         for _, parameter in parameters:
-            self._slices[id(parameter)] = slice(self.d, self.d + parameter.numel())
-            self.d += parameter.numel()
+            self._slices[id(parameter)] = slice(self.dimension, self.dimension + parameter.numel())
+            self.dimension += parameter.numel()
         self._device = parameters[0][1].device
-        self._buffer = torch.empty(0, self.d, device=self._device)
+        self._buffer = torch.empty(0, self.dimension, device=self._device)
         self._rows = 0
         self._seen: set[int] = set()
         self._hooks = _CheckedHooks(model, self._take)
@@ -126,7 +126,7 @@ class PerExampleGradients:
         """The loss of each record, [m]; under `torch.no_grad()` nothing is captured."""
         return self._loss(self._model, batch)
 
-    def aggregate(self, batch: Batch) -> torch.Tensor:
+    def summed_gradient(self, batch: Batch) -> torch.Tensor:
         """The ordinary gradient of the summed loss of *all* rows, fp32 [d]: one backward pass without hooks.
 
         For the self test, and as the step without privacy that benchmarks compare with. A parameter without a part in
@@ -149,7 +149,7 @@ class PerExampleGradients:
     def _reserve(self, rows: int) -> None:
         self._rows = rows
         if self._buffer.shape[0] < rows:
-            self._buffer = torch.empty(rows, self.d, device=self._device)
+            self._buffer = torch.empty(rows, self.dimension, device=self._device)
 
     def _take(self, parameter: nn.Parameter, gradients: torch.Tensor) -> None:
         """Put one layer's gradients [m, *shape] where they belong. A layer used twice in one pass adds up."""

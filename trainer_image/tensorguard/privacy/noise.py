@@ -25,7 +25,7 @@ import numpy as np
 
 from tensorguard.privacy.stream import SecretStream
 
-MOST_TOTAL_VARIATION = 2.0**-80
+MAX_TOTAL_VARIATION = 2.0**-80
 _THRESHOLD_BITS = 112
 _FIXED = 192
 _TAIL = 12
@@ -54,7 +54,7 @@ class DiscreteGaussian:
             self.total_variation = sum(table.total_variation for table in self._tables) + convolution_distance(
                 fine, coarse, self._stretch
             )
-        if self.total_variation > MOST_TOTAL_VARIATION:
+        if self.total_variation > MAX_TOTAL_VARIATION:
             raise ValueError(f"a noise sampler of σ = {sigma} grid steps is too far from the discrete Gaussian")
 
     def draw(self, count: int, stream: SecretStream) -> np.ndarray:

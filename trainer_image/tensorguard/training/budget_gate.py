@@ -66,7 +66,7 @@ class Charging:
             return self.allowance
         mine = self._charge(step, stop) if self._ledger is not None else self.allowance
         notice = _NOTICE.pack(mine.verdict, mine.through, bytes.fromhex(mine.head))
-        verdict, through, head = _NOTICE.unpack(self._channel.gather(notice)[0])
+        verdict, through, head = _NOTICE.unpack(self._channel.all_gather(notice)[0])
         self.allowance = Allowance(Verdict(verdict), through, head.hex())
         if self.allowance.verdict is Verdict.GO_ON and through <= step:
             raise AggregationError(f"worker 0 goes on with step {step}, and only steps below {through} are charged")

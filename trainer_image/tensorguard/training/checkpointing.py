@@ -18,8 +18,8 @@ from safetensors.torch import save as save_tensors
 from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, place_of
-from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, Release
+from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, parse_trainer_state
+from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.source import ModelSource
 from tensorguard.training.rollback_check import check_checkpoints
@@ -47,7 +47,7 @@ class Saver:
     claimed: tuple[int, int]
     """The attempt and incarnation that writes."""
 
-    def save(self, step: int, *, final: bool = False) -> Release | None:
+    def save(self, step: int, *, final: bool = False) -> PublishedCheckpoint | None:
         """Write and record a checkpoint of `step` steps, and remove those that are no longer kept.
 
         None where the ledger has no place for another release but the final one.
@@ -58,7 +58,7 @@ class Saver:
         state = self.ledger.read()
         if (state.attempt, state.incarnation) != self.claimed:
             raise Fenced(f"attempt {state.attempt}, incarnation {state.incarnation} has claimed the ledger meanwhile")
-        if not final and self.ledger.most_releases and len(state.releases) >= self.ledger.most_releases - 1:
+        if not final and self.ledger.max_checkpoints and len(state.checkpoints) >= self.ledger.max_checkpoints - 1:
             return None
         files = {
             ADAPTER_WEIGHTS: save_tensors(adapter_state(self.model), metadata={"format": "pt"}),
@@ -83,7 +83,7 @@ class Saver:
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
         manifest_digest = self.store.write(name, files)
-        release = Release(
+        release = PublishedCheckpoint(
             step=step,
             attempt=state.attempt,
             uri=self.store.uri(name),
@@ -91,27 +91,27 @@ class Saver:
             statement_digest=digest(claim),
             final=final,
         )
-        self.ledger.record_release(release)
+        self.ledger.record_checkpoint(release)
         self._prune(name)
         return release
 
     def _prune(self, newest: str) -> None:
         """Remove the oldest of the checkpoints that this ledger recorded; never the final one, never another job's."""
-        recorded = [name_of(release) for release in self.ledger.read().releases if not release.final]
+        recorded = [name_of(release) for release in self.ledger.read().checkpoints if not release.final]
         steps = [name for name in dict.fromkeys(recorded) if self.store.exists(name)]
         for name in steps[: -self.keep]:
             if name != newest:
                 self.store.remove(name)
 
 
-def name_of(release: Release) -> str:
+def name_of(release: PublishedCheckpoint) -> str:
     """The checkpoint's name in its store."""
     return release.uri.rstrip("/").rsplit("/", 1)[-1]
 
 
-def latest(store: CheckpointStore, ledger: LedgerState) -> Release | None:
+def latest(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:
     """The newest checkpoint that the ledger recorded and that still exists; None where training begins at step 0."""
-    return next((release for release in reversed(ledger.releases) if store.exists(name_of(release))), None)
+    return next((release for release in reversed(ledger.checkpoints) if store.exists(name_of(release))), None)
 
 
 def restore(
@@ -121,4 +121,4 @@ def restore(
     files = store.read(name, expected)
     load_adapter_state(model, load_tensors(files[ADAPTER_WEIGHTS]))
     load_optimizer(optimizer, files[OPTIMIZER])
-    return place_of(files, store.uri(name))
+    return parse_trainer_state(files, store.uri(name))

@@ -42,7 +42,7 @@ def together(channel: Channel, part: Callable[[], T]) -> T:
     """
     result, failure = _attempt(part)
     words = _SEPARATOR.join((failure.reason, str(failure))).encode()[:_MESSAGE_BYTES] if failure else b""
-    for peer, message in enumerate(channel.gather(words.ljust(_MESSAGE_BYTES, b"\0"))):
+    for peer, message in enumerate(channel.all_gather(words.ljust(_MESSAGE_BYTES, b"\0"))):
         text = message.rstrip(b"\0").decode(errors="ignore")
         if text:
             reason, _, sentence = text.partition(_SEPARATOR)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
-from tensorguard.ledger.backends import Place
+from tensorguard.ledger.backends import LedgerLocation
 
 COUNTED_SENTENCE = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
@@ -44,7 +44,7 @@ class WorkerConfig:
     evaluation: str | None
     dataset_digest: str
     threads: int
-    place: Place | None = None
+    ledger_location: LedgerLocation | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
     key_file: str | None = None
     """Where the job key is mounted; None: in the run's folder."""
@@ -57,8 +57,8 @@ class WorkerConfig:
 
     @classmethod
     def unpack(cls, fields: Mapping[str, Any]) -> WorkerConfig:
-        place = fields["place"]
-        return cls(**{**fields, "place": Place(**place) if place else None})
+        location = fields["ledger_location"]
+        return cls(**{**fields, "ledger_location": LedgerLocation(**location) if location else None})
 
     def parse_job(self) -> TenSafeTrainingJob:
         return TenSafeTrainingJob.model_validate(json.loads(self.job))

@@ -44,7 +44,7 @@ def evaluate_together(
     finally:
         model.train()
     mine = _SUMS.pack(sums.loss, sums.records, _NO_CORRECT if sums.correct is None else sums.correct)
-    losses, counts, rights = zip(*(_SUMS.unpack(message) for message in channel.gather(mine)))
+    losses, counts, rights = zip(*(_SUMS.unpack(message) for message in channel.all_gather(mine)))
     records = sum(counts)
     if not records:
         return float("nan"), None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorguard.checkpoint.store import CheckpointStore, CheckpointTaken
-from tensorguard.checkpoint.trainer_state import TRAINER_STATE, place_of
+from tensorguard.checkpoint.store import CheckpointConflict, CheckpointStore
+from tensorguard.checkpoint.trainer_state import TRAINER_STATE, parse_trainer_state
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
 from tensorguard.training.run_log import charged_in
 
@@ -32,13 +32,13 @@ def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:
 
     Raises:
         LedgerCorrupt: where a checkpoint saw a ledger that this one does not go on from.
-        CheckpointTaken: where another job keeps its checkpoints here: the two would overwrite each other's.
+        CheckpointConflict: where another job keeps its checkpoints here: the two would overwrite each other's.
     """
     uid = ledger.read().spec.job_uid
     for name in store.names():
-        seen = place_of(store.read(name, only=TRAINER_STATE), store.uri(name))
+        seen = parse_trainer_state(store.read(name, only=TRAINER_STATE), store.uri(name))
         if seen.job_uid != uid:
-            raise CheckpointTaken(f"{store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri")
+            raise CheckpointConflict(f"{store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri")
         if not ledger.extends(seen.ledger_head, seen.ledger_length):
             raise LedgerCorrupt(
                 f"the ledger is shorter than the one that {store.uri(name)} was written under: {_PUT_BACK}"

@@ -71,7 +71,7 @@ class Parts:
 
     @property
     def dimension(self) -> int:
-        return self.gradients.d
+        return self.gradients.dimension
 
 
 def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
@@ -93,7 +93,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
 
     private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
     noise = DiscreteGaussian(mechanism.share_sigma)
-    vouched = _vouch_for_noise(plan, noise, gradients.d)
+    vouched = _vouch_for_noise(plan, noise, gradients.dimension)
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
@@ -116,13 +116,15 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
             pad_id=tokenizer.pad_token_id,
             device=device,
         ),
-        clipper=GridClipper(gradients.d, mechanism.grid, float(mechanism.clip), device, keep_norms=private is not None),
+        clipper=GridClipper(
+            gradients.dimension, mechanism.grid, float(mechanism.clip), device, keep_norms=private is not None
+        ),
         sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),
         noise=noise,
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
         learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
-        store=CheckpointStore.of(job, config.mounts),
+        store=CheckpointStore.for_job(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private=private,
         pad_id=tokenizer.pad_token_id,

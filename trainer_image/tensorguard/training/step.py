@@ -18,10 +18,10 @@ from torch import nn
 
 from tensorguard.aggregation import reduce
 from tensorguard.aggregation.channel import Channel
-from tensorguard.aggregation.header import CARRIER, Header, HeaderAgreement
+from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
 from tensorguard.aggregation.keys import PairKey
-from tensorguard.aggregation.masks import mask
-from tensorguard.aggregation.verify import Level, verify
+from tensorguard.aggregation.masks import pairwise_mask
+from tensorguard.aggregation.verify import VerifyLevel, verify_sum
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
@@ -57,7 +57,7 @@ class PrivateStep:
     unit_of_gradient: float
     """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
     grid_bits: int
-    verify: Level
+    verify: VerifyLevel
     stop: Stop
 
     def __post_init__(self) -> None:
@@ -78,21 +78,21 @@ class PrivateStep:
             return allowed.verdict
         noise, masks = hidden.result()  # 4, 6
         self._prepare(step + 1)
-        masked = reduce.blind(local_sum, noise, masks)
+        masked = reduce.add_noise_and_mask(local_sum, noise, masks)
         header = Header(
             session=self.agreement.session,
             step=step,
             charged_through=allowed.through,
             grid_bits=self.grid_bits,
             dimension=self._dimension,
-            carrier_bits=CARRIER,
+            carrier_bits=CARRIER_BITS,
             ledger_head=allowed.head,
         )
         if self.agreement.agree(header, bool(self.stop)):
             return Verdict.STOP
         total = reduce.reveal(self.channel, masked)  # 7
-        verify(self.channel, self.pairs, step, masked, total, self.verify)  # 8
-        self._apply(reduce.centred(total), self.learning_rate(step))  # 9
+        verify_sum(self.channel, self.pairs, step, masked, total, self.verify)  # 8
+        self._apply(reduce.to_signed(total), self.learning_rate(step))  # 9
         return Verdict.GO_ON
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class PrivateStep:
         def make() -> tuple[np.ndarray, np.ndarray]:
             return (
                 self.noise.draw(self._dimension, self.noise_stream),
-                mask(self.pairs, self.channel.rank, step, self._dimension),
+                pairwise_mask(self.pairs, self.channel.rank, step, self._dimension),
             )
 
         self._ahead = (step, self._pool.submit(make))

@@ -22,10 +22,10 @@ from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
 from tensafe_api.statement import StatementInputs
-from tensorguard.aggregation.channel import Channel, check_wraps
+from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.header import HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree
-from tensorguard.ledger.backends import Suspension, open_ledger
+from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.local.status import evaluation_result, timestamp
 from tensorguard.training.budget_gate import Charging, Verdict
@@ -94,7 +94,7 @@ class Worker:
         self.config = config
         self._channel = channel
         self._device = device
-        self._ledger = open_ledger(config.directory, config.place) if channel.rank == 0 else None
+        self._ledger = open_ledger(config.directory, config.ledger_location) if channel.rank == 0 else None
         self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
         self._listener = listener
         self._stop = Stop.of(config.directory)
@@ -105,10 +105,10 @@ class Worker:
 
     def begin(self) -> None:
         """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
-        check_wraps(self._channel)
+        check_all_reduce_wraps(self._channel)
         parts = self.parts = together(self._channel, lambda: build(self.config, self._channel.rank, self._device))
         claim = together(self._channel, self._claim)
-        claim = Claim.unpack(self._channel.gather(claim.pack())[0])
+        claim = Claim.unpack(self._channel.all_gather(claim.pack())[0])
         session = Session(
             job=self.config.job_uid,
             attempt=self.config.attempt,
@@ -125,9 +125,11 @@ class Worker:
         mechanism = parts.plan.mechanism
         self.private_step = PrivateStep(
             channel=self._channel,
-            pairs=agree(self._channel, session, job_key),
+            pairs=agree_pair_keys(self._channel, session, job_key),
             agreement=HeaderAgreement(self._channel, session, job_key),
-            charging=Charging(self._channel, parts.plan, self._ledger, claim.step, Suspension(self.config.place)),
+            charging=Charging(
+                self._channel, parts.plan, self._ledger, claim.step, SuspendFlag(self.config.ledger_location)
+            ),
             sampler=parts.sampler,
             gradients=parts.units,
             clipper=parts.clipper,
@@ -191,15 +193,15 @@ class Worker:
                 Reason.CONFIGURATION_CHANGED,
                 "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
             )
-        if self.config.place is None:  # in a cluster each pod has an event log of its own
+        if self.config.ledger_location is None:  # in a cluster each pod has an event log of its own
             check_events(self.config.directory / EVENTS, state)
         check_checkpoints(self.parts.store, self._ledger)
         release = latest(self.parts.store, state)
         step = release.step if release else 0
         self._check_progress(state, step)
-        state = self._ledger.claim(attempt=self.config.attempt, from_step=step)
+        state = self._ledger.acquire(attempt=self.config.attempt, from_step=step)
         self._ledger.record_dataset(self.config.dataset_digest)
-        self.parts.store.sweep()
+        self.parts.store.remove_unfinished()
         return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
 
     def _check_progress(self, state: LedgerState, step: int) -> None:
@@ -207,7 +209,7 @@ class Worker:
         has not failed.
         """
         failed = state.attempt == self.config.attempt and state.outcome is None
-        restarts = state.claimed_from[1:] if failed else ()
+        restarts = state.start_steps[1:] if failed else ()
         if restarts and restarts[-1] == step:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
@@ -311,9 +313,9 @@ class Worker:
                     percent=100 * event.step // total,
                     last_update_time=timestamp(event.time),
                 )
-                self._ledger.note(self._progress)
+                self._ledger.set_progress(self._progress)
             case Evaluated() if math.isfinite(event.loss):
-                self._ledger.note(self._progress, evaluation_result(event))
+                self._ledger.set_progress(self._progress, evaluation_result(event))
 
 
 def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:

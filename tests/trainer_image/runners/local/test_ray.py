@@ -102,7 +102,7 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     assert status["phase"] == ledger.outcome == "Suspended"
     assert [each["reason"] for each in status["attempts"]] == ["WorkerLost", "WorkerLost", "Interrupted"]
     assert status["privacy"]["stepsCharged"] == ledger.steps_charged
-    sealed = ledger.releases[-1]
+    sealed = ledger.checkpoints[-1]
     assert sealed.step == status["progress"]["step"] < 300
     name = sealed.uri.rsplit("/", 1)[1]
     claim = json.loads(CheckpointStore(str(tmp_path / "checkpoints")).read(name, sealed.digest)["statement.json"])

@@ -17,7 +17,7 @@ from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
 from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.ledger.backends import Place
+from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.runners.pod.pod_files import ROOT, Mounted, MountUnusable
 
 
@@ -50,7 +50,7 @@ def as_if_written(mounted: Mounted) -> Mounted:
 def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: Mounted) -> None:
     job = mounted.job()
     assert (job.metadata.name, job.metadata.uid, job.spec.training.steps) == ("tiny", "11-22", 12)
-    assert mounted.place() == (Place("clinic", "tiny", "tiny-ledger", "33-44"), 3)
+    assert mounted.place() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
     assert len(mounted.key()) == 32
     assert mounted.run == mounted.root / RUN_PATH.removeprefix("/")
     assert resolve(job)[1].steps == 12
@@ -63,7 +63,7 @@ def test_claims_are_read_where_they_are_mounted(mounted: Mounted) -> None:
 
 
 def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: Mounted) -> None:
-    store = CheckpointStore.of(mounted.job(), str(mounted.mounts))
+    store = CheckpointStore.for_job(mounted.job(), str(mounted.mounts))
     store.write("step-2", {"adapter": b"weights"})
     assert (mounted.mounts / "models/tiny/checkpoints/step-2/adapter").read_bytes() == b"weights"
     assert store.uri("step-2") == "pvc://models/tiny/checkpoints/step-2"

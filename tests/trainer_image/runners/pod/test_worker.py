@@ -58,14 +58,14 @@ class Thread:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
 
-    def gather(self, message: bytes) -> list[bytes]:
+    def all_gather(self, message: bytes) -> list[bytes]:
         self._meeting.messages[self.rank] = message
         self._meeting.barrier.wait()
         found = list(self._meeting.messages)
         self._meeting.barrier.wait()
         return found
 
-    def add(self, vector: np.ndarray) -> np.ndarray:
+    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
 
@@ -142,7 +142,7 @@ def test_each_rank_holds_its_own_shard_and_all_know_one_digest(pods: Pods) -> No
         units += len(Shard.open(Path(own)))
         assert config.job_key() == pods.key
         assert (config.job_uid, config.attempt) == ("11-22", 2)
-        assert config.place is not None and config.place.ledger == "tiny-ledger"
+        assert config.ledger_location is not None and config.ledger_location.ledger == "tiny-ledger"
         assert pods.key.hex() not in json.dumps(config.pack())
         assert WorkerConfig.unpack(config.pack()) == config
     assert units == len({json.dumps(row) for row in records(60)}) == 60

@@ -135,7 +135,7 @@ class _Run:
 
         earlier = self._earlier(resume)
         try:
-            store = CheckpointStore.of(self.job)
+            store = CheckpointStore.for_job(self.job)
             store.check_writable()
         except (CheckpointError, ImportError, ValueError) as error:
             raise RunRefused("spec.checkpoint.uri", str(error)) from error

@@ -107,8 +107,8 @@ def local_rank(loop: dict[str, Any]) -> None:
     """What Ray Train calls on each worker of this machine, once the process group stands."""
     from ray.train.torch import get_device
 
-    from tensorguard.aggregation.channel import ProcessGroup
+    from tensorguard.aggregation.channel import ProcessGroupChannel
     from tensorguard.training.worker import train
 
     device = get_device()
-    train(WorkerConfig.unpack(loop), ProcessGroup(device), device)
+    train(WorkerConfig.unpack(loop), ProcessGroupChannel(device), device)

@@ -45,7 +45,7 @@ def fold_status(
     """
     reason = Reason(ended.reason)
     phase = reason.phase
-    final = next((release for release in reversed(ledger.releases) if release.final), None) if ledger else None
+    final = next((release for release in reversed(ledger.checkpoints) if release.final), None) if ledger else None
     return Status(
         observed_generation=job.metadata.generation or 0,
         phase=phase.value,

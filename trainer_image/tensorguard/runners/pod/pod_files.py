@@ -21,7 +21,7 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.ledger.backends import Place
+from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.storage import CLAIM
 from tensorguard.training.config import JOB_KEY
 
@@ -96,11 +96,11 @@ class Mounted:
             raise MountUnusable(path, "has no metadata.uid", _SAME_RELEASE)
         return self._with_claims(job)
 
-    def place(self) -> tuple[Place, int]:
+    def place(self) -> tuple[LedgerLocation, int]:
         """Where the ledger is, and the number of the attempt. Raises MountUnusable."""
         values = self._place()
         attempt, _ = values.pop("attempt"), values.pop("key_digest")
-        return Place(**values), attempt
+        return LedgerLocation(**values), attempt
 
     def key(self) -> bytes:
         """The job key, which workers alone have. Raises MountUnusable."""

@@ -20,7 +20,7 @@ import torch
 
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
-from tensorguard.aggregation.channel import Channel, ProcessGroup
+from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data import keys
 from tensorguard.data.partition import why_no_record_is_usable
@@ -47,7 +47,7 @@ def pod_rank(loop: dict[str, Any]) -> None:
     from ray.train.torch import get_device
 
     device = get_device()
-    take_part(Mounted.here(), ProcessGroup(device), device, barrier)
+    take_part(Mounted.here(), ProcessGroupChannel(device), device, barrier)
 
 
 def take_part(mounted: Mounted, channel: Channel, device: torch.device, meet: Meet) -> None:
@@ -98,7 +98,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
         AttemptFailed: on every rank, where any cannot begin.
     """
     prepared = together(channel, lambda: _met(mounted, channel, meet))
-    found = channel.gather(bytes([prepared.own.empty]) + prepared.own.total.to_bytes(keys.WIDTH, "big"))
+    found = channel.all_gather(bytes([prepared.own.empty]) + prepared.own.total.to_bytes(keys.WIDTH, "big"))
     if all(message[0] for message in found):
         spec = mounted.job().spec
         sentence = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(spec))}"
@@ -114,7 +114,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
         evaluation=str(prepared.public) if prepared.public else None,
         dataset_digest=keys.dataset_digest(mounted.key(), (int.from_bytes(message[1:], "big") for message in found)),
         threads=max(1, int(cpus_of(job))),
-        place=place,
+        ledger_location=place,
         key_file=str(mounted.key_file),
         mounts=str(mounted.mounts),
     )
@@ -144,7 +144,7 @@ def _prepare(mounted: Mounted, channel: Channel) -> _Prepared:
     spec, directory = job.spec, mounted.run / WORK
     check_evaluation(job)
     if channel.rank == 0:
-        CheckpointStore.of(job).check_writable(patient=True)  # a restart may fall into an outage
+        CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may fall into an outage
     source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code

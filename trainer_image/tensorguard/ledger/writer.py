@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from tensafe_api.resources.ledger import Outcome
-from tensorguard.ledger.contract import DatasetChanged, LedgerState, Release
-from tensorguard.ledger.fold import Entry, release_entry
+from tensorguard.ledger.contract import DatasetChanged, LedgerState, PublishedCheckpoint
+from tensorguard.ledger.fold import Entry, checkpoint_entry
 
 
-class Recorder(ABC):
+class LedgerWriter(ABC):
     """The claimant's half of a `contract.Ledger`."""
 
     @abstractmethod
@@ -37,8 +37,8 @@ class Recorder(ABC):
             )
         return self._record({"kind": "dataset", "digest": digest})
 
-    def record_release(self, release: Release) -> LedgerState:
-        return self._record(release_entry(release))
+    def record_checkpoint(self, release: PublishedCheckpoint) -> LedgerState:
+        return self._record(checkpoint_entry(release))
 
     def record_outcome(self, outcome: Outcome) -> LedgerState:
         return self._record({"kind": "outcome", "outcome": outcome})
