@@ -22,6 +22,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.status import PrivacyStatus
 from tensafe_api.resources.values import parse_decimal
+from tensafe_api.tasks import shape_for
 
 SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
@@ -313,11 +314,8 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
     unit = spec.dataset.unit
     if unit.kind == "User" and unit.max_examples_per_unit is None:
         unit = unit.model_copy(update={"max_examples_per_unit": DEFAULT_EXAMPLES_PER_UNIT})
-    loss_on = None
-    if spec.model.task != "SequenceClassification":
-        loss_on = spec.dataset.loss_on or (
-            "Assistant" if columns.messages else "Completion" if columns.prompt else "All"
-        )
+    shape = shape_for(spec.model.task, columns.given())
+    loss_on = spec.dataset.loss_on or (shape.loss_on if shape else None)
     update: dict[str, object] = {
         "training": training,
         "privacy": privacy,

@@ -7,10 +7,12 @@ make, and every privacy figure rests on them.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from tensafe_api import tasks
 from tensafe_api.resources.base import Block, Rule
 from tensafe_api.resources.values import URI, OneLine, Positive, UnitCount
 
@@ -19,54 +21,36 @@ LossOn = Literal["Completion", "Assistant", "All"]
 UnitKind = Literal["Example", "User"]
 
 
-def _one_shape(columns: Columns) -> bool:
-    pair = columns.prompt is not None and columns.completion is not None
-    half = (columns.prompt is None) != (columns.completion is None)
-    shapes = [pair, columns.messages is not None, columns.text is not None]
-    return not half and shapes.count(True) == 1
+def _on_names(holds: Callable[[Collection[str]], bool]) -> Callable[[Any], bool]:
+    return lambda columns: holds(tasks.given_in(columns))
 
 
-class Columns(Block):
+class _Columns(Block):
     """Which columns of the data set hold what.
 
     A decimal integer names a column by its position, from 0, in a csv or tsv file without a header.
     """
 
-    prompt: OneLine | None = Field(None, description="Column of the prompt; together with completion.")
-    completion: OneLine | None = Field(None, description="Column of the completion; together with prompt.")
-    messages: OneLine | None = Field(
-        None,
-        description="Column of the conversation: a list of role and content, in order. One conversation is one "
-        "example.",
-    )
-    tools: OneLine | None = Field(
-        None, description="Column of the tools that the conversation may call; with messages only; default: no tools."
-    )
-    text: OneLine | None = Field(None, description="Column of the text.")
-    label: OneLine | None = Field(
-        None, description="Column of the class, a number from 0 or a name of model.labelNames; with text only."
+    rules: ClassVar[tuple[Rule, ...]] = tuple(
+        Rule(rule.cel, rule.message, _on_names(rule.holds), rule.path) for rule in tasks.columns_rules()
     )
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "has(self.prompt) == has(self.completion) && "
-            "[has(self.prompt), has(self.messages), has(self.text)].exists_one(shape, shape)",
-            "dataset.columns must name one shape of data: write prompt and completion, or messages, or text",
-            _one_shape,
-        ),
-        Rule(
-            "!has(self.tools) || has(self.messages)",
-            "dataset.columns.tools belongs to conversations: write it beside messages, or leave it out",
-            lambda columns: columns.tools is None or columns.messages is not None,
-            ".tools",
-        ),
-        Rule(
-            "!has(self.label) || has(self.text)",
-            "dataset.columns.label belongs to text: write it beside text, or leave it out",
-            lambda columns: columns.label is None or columns.text is not None,
-            ".label",
-        ),
+    def given(self) -> dict[str, str]:
+        """The names of the data set's columns, by role."""
+        return {role: name for role in tasks.COLUMNS if (name := getattr(self, role)) is not None}
+
+
+if TYPE_CHECKING:
+    Columns = _Columns
+else:
+    Columns = create_model(
+        "Columns",
+        __base__=_Columns,
+        __doc__=_Columns.__doc__,
+        __module__=__name__,
+        **{name: (OneLine | None, Field(None, description=each.description)) for name, each in tasks.COLUMNS.items()},
     )
+    """The fields are the columns of `tensafe_api.tasks`."""
 
 
 class Unit(Block):
@@ -103,12 +87,16 @@ class Unit(Block):
     )
 
 
+_LABELLED = tasks.labelled_columns()
+
+
 def _loss_fits(dataset: Dataset) -> bool:
+    given = tasks.given_in(dataset.columns)
     if dataset.loss_on == "Completion":
-        return dataset.columns.prompt is not None
+        return "prompt" in given
     if dataset.loss_on == "Assistant":
-        return dataset.columns.messages is not None
-    return dataset.loss_on is None or dataset.columns.label is None
+        return "messages" in given
+    return dataset.loss_on is None or not given & set(_LABELLED)
 
 
 class Dataset(Block):
@@ -140,7 +128,8 @@ class Dataset(Block):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.lossOn) || (self.lossOn == 'Completion' ? has(self.columns.prompt) : "
-            "self.lossOn == 'Assistant' ? has(self.columns.messages) : !has(self.columns.label))",
+            f"self.lossOn == 'Assistant' ? has(self.columns.messages) : "
+            f"{' && '.join(f'!has(self.columns.{name})' for name in _LABELLED)})",
             "dataset.lossOn does not fit dataset.columns: write Completion with prompt and completion, Assistant with "
             "messages, All with any text, and leave it out for labels",
             _loss_fits,

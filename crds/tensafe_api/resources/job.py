@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 
+from tensafe_api import tasks
 from tensafe_api.resources.base import Block, Rule, Transition
 from tensafe_api.resources.cluster import Cluster, Observability, Retry
 from tensafe_api.resources.data import Dataset, Evaluation
@@ -155,16 +156,15 @@ class Spec(Block):
             ".aggregation.colludingWorkers",
         ),
         Rule(
-            "(self.model.task == 'SequenceClassification') == has(self.dataset.columns.label)",
-            "dataset.columns must fit model.task: write text and label for SequenceClassification, and no label for "
-            "CausalLM",
-            lambda spec: (spec.model.task == "SequenceClassification") == (spec.dataset.columns.label is not None),
+            tasks.task_columns_cel("self.model.task", "self.dataset.columns"),
+            tasks.task_columns_message(),
+            lambda spec: tasks.task_columns_hold(spec.model.task, tasks.given_in(spec.dataset.columns)),
             ".dataset.columns",
         ),
         Rule(
             "!has(self.model.chatTemplate) || has(self.dataset.columns.messages)",
             "model.chatTemplate belongs to conversations: write dataset.columns.messages, or leave it out",
-            lambda spec: spec.model.chat_template is None or spec.dataset.columns.messages is not None,
+            lambda spec: spec.model.chat_template is None or "messages" in tasks.given_in(spec.dataset.columns),
             ".model.chatTemplate",
         ),
         Rule(

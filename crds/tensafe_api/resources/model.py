@@ -6,14 +6,21 @@ other. Only what can be trained with per-example gradients is offered: no DoRA, 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from tensafe_api import tasks
 from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, OneLine, Positive, Share, Template
 
-Task = Literal["CausalLM", "SequenceClassification"]
+if TYPE_CHECKING:
+    Task = str
+else:
+    Task = Literal[tuple(tasks.TASKS)]
+
+_WITH = tasks.join(tasks.WITH_CLASSES)
+_WITHOUT = tasks.join(name for name in tasks.TASKS if name not in tasks.WITH_CLASSES)
 
 
 class ObjectKey(Block):
@@ -33,9 +40,12 @@ class Model(Block):
     revision: OneLine | None = Field(
         None, description="Branch, tag or commit of a hub id; default: the hub's main. The status shows the commit."
     )
-    task: Task = Field("CausalLM", description="What the model learns to do: write text, or put text into classes.")
+    task: Task = Field(
+        "CausalLM",
+        description="What the model learns to do: " + ", or ".join(task.purpose for task in tasks.TASKS.values()) + ".",
+    )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
-        None, description="Number of classes; for SequenceClassification only, and required there."
+        None, description=f"Number of classes; for {_WITH} only, and required there."
     )
     label_names: Annotated[tuple[OneLine, ...], Field(max_length=1000), Unique()] = Field(
         (),
@@ -56,10 +66,11 @@ class Model(Block):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "self.task == 'SequenceClassification' ? has(self.numLabels) : !has(self.numLabels)",
-            "model.numLabels belongs to SequenceClassification: write it there (the number of classes), "
-            "and leave it out for CausalLM",
-            lambda model: (model.num_labels is not None) == (model.task == "SequenceClassification"),
+            " || ".join(f"self.task == '{name}'" for name in tasks.WITH_CLASSES)
+            + " ? has(self.numLabels) : !has(self.numLabels)",
+            f"model.numLabels belongs to {_WITH}: write it there (the number of classes), "
+            f"and leave it out for {_WITHOUT}",
+            lambda model: (model.num_labels is not None) == (model.task in tasks.WITH_CLASSES),
             ".numLabels",
         ),
         Rule(
@@ -93,7 +104,7 @@ class Lora(Block):
     modules_to_save: Annotated[tuple[OneLine, ...], Field(max_length=16), Unique()] = Field(
         (),
         description="Names of further modules that are trained whole and saved with the adapter; default: none, "
-        "but for the new classifier of SequenceClassification.",
+        f"but for the new classifier of {_WITH}.",
     )
     init_seed: Count = Field(
         7, description="Seed of the factors' first values. It has no part in sampling, dropout or noise."

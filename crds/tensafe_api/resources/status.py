@@ -8,9 +8,9 @@ word, while the API server refuses what is none.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.base import StatusBlock, Unique
@@ -27,6 +27,7 @@ from tensafe_api.resources.values import (
     Text,
     Timestamp,
 )
+from tensafe_api.tasks import METRICS
 
 
 def _words(kind: type[Phase] | type[ConditionType]) -> dict[str, list[str]]:
@@ -123,12 +124,28 @@ class Progress(StatusBlock):
     last_update_time: Timestamp | None = Field(None, description="When this was written.")
 
 
-class EvaluationResult(StatusBlock):
+class _EvaluationResult(StatusBlock):
     """One evaluation on a public set."""
 
     step: Count = Field(description="After how many steps.")
     loss: NonNegativeDecimal = Field(description="Mean loss.")
-    accuracy: Fraction | None = Field(None, description="Share of right answers, for classification.")
+
+    def metrics(self) -> dict[str, str]:
+        """The measured metrics by name, the most telling one first."""
+        return {name: value for name in METRICS if (value := getattr(self, name)) is not None}
+
+
+if TYPE_CHECKING:
+    EvaluationResult = _EvaluationResult
+else:
+    EvaluationResult = create_model(
+        "EvaluationResult",
+        __base__=_EvaluationResult,
+        __doc__=_EvaluationResult.__doc__,
+        __module__=__name__,
+        **{name: (Fraction | None, Field(None, description=each.description)) for name, each in METRICS.items()},
+    )
+    """The metrics are those of `tensafe_api.tasks`."""
 
 
 class CheckpointRecord(StatusBlock):

@@ -1,0 +1,313 @@
+"""The model tasks: what a manifest may ask of each one, and which metrics a status shows for it.
+
+`TASKS` is the contract's part of a task. The trainer's part is the class of the same name in
+`tensorguard.models.tasks`. From the entries follow the values of `model.task`, the fields and rules of
+`dataset.columns`, the rules of `model.numLabels` and `dataset.lossOn`, and the metrics of `status.evaluations`.
+`tensafe_api.resources` and the trainer read this table. docs/extending.md shows how to add an entry.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Content = Literal["text", "label", "conversation", "words", "word labels"]
+"""What a column holds: a string; a class; a list of objects or its JSON text; a list of strings; a list of classes."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a data set. `name` is its field in `dataset.columns`, where the manifest names the real column."""
+
+    name: str
+    content: Content
+    description: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One set of columns that can hold the records of a task.
+
+    Attributes:
+        required: the columns that are always there. The first one tells this shape from those of another kind.
+        optional: columns that may be there too.
+        loss_on: the default of `dataset.lossOn`. None: the labels are in a column, and lossOn is refused.
+        noun: what the records are, for messages. Empty: the name of the first column.
+    """
+
+    required: tuple[Column, ...]
+    optional: tuple[Column, ...] = ()
+    loss_on: Literal["Completion", "Assistant", "All"] | None = None
+    noun: str = ""
+
+    @property
+    def first(self) -> str:
+        """The name of the first column."""
+        return self.required[0].name
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The names of the required columns."""
+        return tuple(column.name for column in self.required)
+
+    def fits(self, given: Collection[str]) -> bool:
+        """Whether the columns that a manifest names are this shape's."""
+        return set(self.roles) <= set(given) <= {*self.roles, *(column.name for column in self.optional)}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure of a public evaluation beside the loss: a share from 0 to 1, of which more is better.
+
+    `name` is its field in `status.evaluations`; `title` is its name in a sentence.
+    """
+
+    name: str
+    title: str
+    description: str
+
+
+@dataclass(frozen=True)
+class TaskContract:
+    """The contract's part of one task.
+
+    Attributes:
+        name: the value of `model.task`, and the name of the trainer's class.
+        purpose: completes "What the model learns to do: ...".
+        shapes: the sets of columns that it can learn from.
+        classes: whether it has classes: then `model.numLabels` is required, otherwise it is refused.
+        metrics: what a public evaluation can measure beside the loss, the most telling one first.
+    """
+
+    name: str
+    purpose: str
+    shapes: tuple[Shape, ...]
+    classes: bool = False
+    metrics: tuple[Metric, ...] = ()
+
+
+TEXT = Column("text", "text", "Column of the text.")
+
+CAUSAL_LM = TaskContract(
+    name="CausalLM",
+    purpose="write text",
+    shapes=(
+        Shape(
+            (
+                Column("prompt", "text", "Column of the prompt; together with completion."),
+                Column("completion", "text", "Column of the completion; together with prompt."),
+            ),
+            loss_on="Completion",
+        ),
+        Shape(
+            (
+                Column(
+                    "messages",
+                    "conversation",
+                    "Column of the conversation: a list of role and content, in order. One conversation is one "
+                    "example.",
+                ),
+            ),
+            (
+                Column(
+                    "tools",
+                    "conversation",
+                    "Column of the tools that the conversation may call; with messages only; default: no tools.",
+                ),
+            ),
+            loss_on="Assistant",
+            noun="conversations",
+        ),
+        Shape((TEXT,), loss_on="All"),
+    ),
+)
+
+SEQUENCE_CLASSIFICATION = TaskContract(
+    name="SequenceClassification",
+    purpose="put text into classes",
+    shapes=(
+        Shape(
+            (
+                TEXT,
+                Column(
+                    "label",
+                    "label",
+                    "Column of the class, a number from 0 or a name of model.labelNames; with text only.",
+                ),
+            ),
+        ),
+    ),
+    classes=True,
+    metrics=(Metric("accuracy", "accuracy", "Share of right answers, for classification."),),
+)
+
+TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION)}
+"""The tasks by name, the default one first."""
+
+COLUMNS = {
+    column.name: column
+    for task in TASKS.values()
+    for shape in task.shapes
+    for column in (*shape.required, *shape.optional)
+}
+"""The columns of all tasks by name, in the order of the fields of `dataset.columns`."""
+
+METRICS = {metric.name: metric for task in TASKS.values() for metric in task.metrics}
+"""The metrics of all tasks by name, in the order of the fields of `status.evaluations`."""
+
+WITH_CLASSES = tuple(task.name for task in TASKS.values() if task.classes)
+"""The tasks that have classes."""
+
+
+def given_in(columns: Any) -> set[str]:
+    """The names of the columns that a manifest's `dataset.columns` names."""
+    return {name for name in COLUMNS if getattr(columns, name) is not None}
+
+
+def shape_for(task: str, given: Collection[str]) -> Shape | None:
+    """The shape of `task` that has exactly the columns `given`; None where none has."""
+    return next((shape for shape in TASKS[task].shapes if shape.fits(given)), None)
+
+
+def tasks_for(given: Collection[str]) -> list[str]:
+    """The names of the tasks that can learn from the columns `given`."""
+    return [name for name in TASKS if shape_for(name, given)]
+
+
+def join(words: Iterable[str], last: str = "and") -> str:
+    """Words as a list in a sentence: "a, b and c"."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+@dataclass(frozen=True)
+class ColumnsRule:
+    """A condition on the names of the given columns: as CEL on an object of columns, as a predicate, and a message.
+
+    `path` is the field that the message is about, as CEL writes it; empty: all columns.
+    """
+
+    cel: str
+    message: str
+    holds: Callable[[Collection[str]], bool]
+    path: str = ""
+
+
+def _shapes() -> list[Shape]:
+    return [shape for task in TASKS.values() for shape in task.shapes]
+
+
+def _kinds() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """By first column: the columns that all shapes of that kind need, the others, and what the records are."""
+    kinds: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {}
+    for first in dict.fromkeys(shape.first for shape in _shapes()):
+        same = [shape for shape in _shapes() if shape.first == first]
+        every = dict.fromkeys(column.name for shape in same for column in (*shape.required, *shape.optional))
+        needed = tuple(name for name in every if all(name in shape.roles for shape in same))
+        noun = next((shape.noun for shape in same if shape.noun), first)
+        kinds[first] = (needed, tuple(name for name in every if name not in needed), noun)
+    return kinds
+
+
+def columns_rules() -> list[ColumnsRule]:
+    """The rules of `dataset.columns` by itself, whatever the task is."""
+    kinds = _kinds()
+    pairs = [pair for needed, _, _ in kinds.values() for pair in itertools.pairwise(needed)]
+    together = [f"has(self.{one}) == has(self.{other})" for one, other in pairs]
+    one_kind = f"[{', '.join(f'has(self.{first})' for first in kinds)}].exists_one(shape, shape)"
+
+    def one_shape(given: Collection[str]) -> bool:
+        complete = all((one in given) == (other in given) for one, other in pairs)
+        return complete and sum(first in given for first in kinds) == 1
+
+    shapes = ", or ".join(join(needed) for needed, _, _ in kinds.values())
+    rules = [
+        ColumnsRule(
+            " && ".join([*together, one_kind]),
+            f"dataset.columns must name one shape of data: write {shapes}",
+            one_shape,
+        )
+    ]
+    for first, (_, others, noun) in kinds.items():
+        for name in others:
+            rules.append(
+                ColumnsRule(
+                    f"!has(self.{name}) || has(self.{first})",
+                    f"dataset.columns.{name} belongs to {noun}: write it beside {first}, or leave it out",
+                    _beside(name, first),
+                    f".{name}",
+                )
+            )
+    return rules
+
+
+def _beside(name: str, first: str) -> Callable[[Collection[str]], bool]:
+    return lambda given: name not in given or first in given
+
+
+def task_columns_cel(task: str, columns: str) -> str:
+    """CEL that is true where the columns fit the task; `task` and `columns` are the paths of both in a manifest.
+
+    It assumes that the rules of `columns_rules` hold: where one of them is broken, that one alone is reported.
+    """
+    written = "false"
+    for name in reversed(TASKS):
+        conditions = []
+        for first, choices in _choices(name).items():
+            if any(not present and not absent for present, absent in choices):
+                continue
+            absence = f"!has({columns}.{first})"
+            allowed = [
+                " && ".join(
+                    [f"has({columns}.{column})" for column in present]
+                    + [f"!has({columns}.{column})" for column in absent]
+                )
+                for present, absent in choices
+            ]
+            conditions.append(f"({' || '.join([absence, *allowed])})" if allowed else absence)
+        written = f"{task} == '{name}' ? {' && '.join(conditions) or 'true'} : {written}"
+    return written
+
+
+def task_columns_hold(task: str, given: Collection[str]) -> bool:
+    """The condition of `task_columns_cel` in Python."""
+    return all(
+        first not in given
+        or any(set(present) <= set(given) and not set(absent) & set(given) for present, absent in choices)
+        for first, choices in _choices(task).items()
+    )
+
+
+def _choices(task: str) -> dict[str, list[tuple[list[str], list[str]]]]:
+    """By first column, for each shape of `task` with that one: which further columns must be there, and which not."""
+    choices = {}
+    for first, (needed, others, _) in _kinds().items():
+        shapes = [shape for shape in TASKS[task].shapes if shape.first == first]
+        choices[first] = [
+            (
+                [name for name in shape.roles if name not in needed],
+                [name for name in others if name not in {c.name for c in (*shape.required, *shape.optional)}],
+            )
+            for shape in shapes
+        ]
+    return choices
+
+
+def task_columns_message() -> str:
+    """What to write where the columns do not fit the task."""
+    by_task = (f"{join((join(shape.roles) for shape in task.shapes), 'or')} for {task.name}" for task in TASKS.values())
+    return f"dataset.columns must fit model.task: write {'; '.join(by_task)}"
+
+
+def labelled_columns() -> tuple[str, ...]:
+    """The columns that only records with labels have: where one of them is given, `dataset.lossOn` is refused."""
+    plain = {column for shape in _shapes() if shape.loss_on for column in (*shape.required, *shape.optional)}
+    return tuple(name for name, column in COLUMNS.items() if column not in plain)
+
+
+def shapes_by_size() -> Sequence[Shape]:
+    """All shapes, in the order in which the columns of a data set are compared with them: of one kind, large first."""
+    kinds = list(_kinds())
+    return sorted(_shapes(), key=lambda shape: (kinds.index(shape.first), -len(shape.required)))
