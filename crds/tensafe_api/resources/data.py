@@ -8,7 +8,7 @@ make, and every privacy figure rests on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, create_model
 
@@ -17,6 +17,8 @@ from tensafe_api.resources.base import Block, Rule
 from tensafe_api.resources.values import URI, OneLine, Positive, UnitCount
 
 FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]
+FILE_FORMATS: tuple[str, ...] = get_args(FileFormat)
+"""The names of all formats. The trainer has one class for each (`tensorguard.data.formats`)."""
 LossOn = Literal["Completion", "Assistant", "All"]
 UnitKind = Literal["Example", "User"]
 

@@ -21,8 +21,9 @@ from e2e.platform.s3 import BUCKET
 from tensafe_api.resources.training import Storage
 from tensorguard.data import listing
 from tensorguard.data.columns import check_types
-from tensorguard.data.errors import DataError, Unreadable
+from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
+from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.read import _records_table, from_memory
@@ -115,7 +116,7 @@ def test_fragments_tile_a_file_however_it_is_cut(tmp_path_factory, form, texts):
         path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
     else:
         path.write_text("text\n" + "".join(text + "\n" for text in texts))
-    source = Source("file", {}, form, ("text",))
+    source = Source("file", {}, format_named(form), ("text",))
     found = [
         row["text"] for part in range(5) for table in source.tables(str(path), part, 5) for row in table.to_pylist()
     ]
@@ -157,11 +158,11 @@ def test_what_stands_where_names_should_be_is_not_repeated(tmp_path):
         )
         assert refusal(tmp_path / name).endswith(expected)
         with pytest.raises(DataError) as error:
-            list(Source("file", {}, name[2:], ("text",)).tables(str(tmp_path / name), 0, 1))
+            list(Source("file", {}, format_named(name[2:]), ("text",)).tables(str(tmp_path / name), 0, 1))
         assert str(error.value).endswith(expected)
     (tmp_path / "d.jsonl").write_text('{"Jane Doe": "HIV", "t\u00e9xt": 1, "text\\n": 2}\n')
     message = refusal(tmp_path / "d.jsonl")
-    assert message.endswith("has no column 'text'; name it as the keys of the records are spelt")
+    assert message.endswith("has no column 'text'; write the name as the records spell it")
 
 
 def test_one_user_in_every_format(tmp_path):
@@ -204,7 +205,7 @@ def test_a_data_set_in_memory_that_fails_says_nothing_of_a_record():
         raise RuntimeError("Jane Doe has HIV")
 
     for source, kind in ((Broken(), "ValueError"), (generator(), "RuntimeError")):
-        with pytest.raises(Unreadable) as error:
+        with pytest.raises(UnreadableDataError) as error:
             from_memory(source, {"text": "text"})
         assert str(error.value) == f"train_dataset: reading failed ({kind})"
         assert error.value.__suppress_context__
@@ -224,13 +225,15 @@ def test_refusals_of_addresses(tmp_path):
     (tmp_path / "d.csv").write_text("text,label\n")
     assert "holds csv and jsonl files" in refusal(tmp_path)
     (tmp_path / "d.parquet").write_text("this is no parquet")
-    assert refusal(tmp_path / "d.parquet").endswith("as parquet (ArrowInvalid)")
+    assert refusal(tmp_path / "d.parquet").endswith(
+        "as parquet (ArrowInvalid): check the file, or set spec.dataset.format"
+    )
 
 
 def test_a_file_that_breaks_while_read_says_nothing_of_its_content(tmp_path):
     (tmp_path / "d.parquet").write_bytes(b"my secret record")
     with pytest.raises(DataError) as error:
-        list(Source("file", {}, "parquet", ("text",)).tables(str(tmp_path / "d.parquet"), 0, 1))
+        list(Source("file", {}, format_named("parquet"), ("text",)).tables(str(tmp_path / "d.parquet"), 0, 1))
     assert "secret" not in str(error.value)
 
 
@@ -282,20 +285,23 @@ def test_object_storage_gets_endpoint_and_region():
     assert filesystem_of("a/b.csv", storage) == ("file", {})
 
 
-@pytest.mark.parametrize("name", ["d.parquet", "d.jsonl", "d.csv", "d.tsv.gz"])
+@pytest.mark.parametrize("name", ["d.parquet", "d.jsonl", "d.csv", "d.tsv.gz", "d.jsonl.zst"])
 def test_every_format_is_read_from_a_real_object_store(s3_bucket, name):
     """The endpoint comes from the manifest's spec.storage, the keys from the environment."""
     uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     protocol, options = filesystem_of(uri, Storage(endpoint=s3_bucket.endpoint, region="us-east-1"))
     table = pa.table({"text": ["a", "b"], "label": ["0", "1"]})
-    with fsspec.open(f"{uri}/{name}", "wb", compression="infer", **options) as file:
+    with fsspec.open(f"{uri}/{name}", "wb", **options) as file:
         if name.endswith(".parquet"):
             pq.write_table(table, file)
-        elif name.endswith(".jsonl"):
-            file.writelines(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
         else:
             separator = "\t" if ".tsv" in name else ","
-            file.writelines(f"{separator.join(row)}\n".encode() for row in [("text", "label"), ("a", "0"), ("b", "1")])
+            lines = [separator.join(row) for row in [("text", "label"), ("a", "0"), ("b", "1")]]
+            if ".jsonl" in name:
+                lines = [json.dumps(row) for row in table.to_pylist()]
+            content = "".join(f"{line}\n" for line in lines).encode()
+            codec = {"gz": "gzip", "zst": "zstd"}.get(name.rpartition(".")[2])
+            file.write(pa.compress(content, codec, asbytes=True) if codec else content)
     for place in (uri, f"{uri}/{name}", f"{uri}/d.*"):
         source, fragments = inspect(place, TEXT_LABEL, None, protocol, options, "spec.dataset")
         found = [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
@@ -309,6 +315,6 @@ def test_an_object_store_without_the_bucket_or_the_keys_is_said(s3_bucket, monke
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key)
             S3FileSystem.clear_instance_cache()
         protocol, options = filesystem_of(uri, storage)
-        with pytest.raises((Unreadable, DataError), match=r"spec\.dataset\.uri") as refused:
+        with pytest.raises((UnreadableDataError, DataError), match=r"spec\.dataset\.uri") as refused:
             inspect(uri, TEXT_LABEL, None, protocol, options, "spec.dataset")
         assert "\n" not in str(refused.value)

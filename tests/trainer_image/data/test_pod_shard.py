@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensorguard.data.errors import DataError, Unreadable
+from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.listing import tables_at
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
@@ -118,7 +118,7 @@ def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
 def test_what_cannot_be_read_is_said_without_a_record(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"Jane Doe has diabetes")
     spec = make_spec({"text": "t"}, uri=str(tmp_path / "data.parquet"))
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableDataError) as caught:
         prepare_pod_shard(spec, make_tokenizer(), rank=0, workers=1, key=KEY, directory=tmp_path)
     assert "Jane" not in str(caught.value)
     assert "spec.dataset.uri" in str(caught.value)

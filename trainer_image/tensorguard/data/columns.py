@@ -1,16 +1,18 @@
-"""Whether a data set has the columns that a job names, and of types that can play their roles.
+"""Whether a data set has the columns that a job names, with types that fit their roles.
 
-In comes what is known of a data set without looking at a value: names, and for parquet and data sets in memory Arrow
-types. `listing`, `files` and `read` ask; the errors name the manifest's field and the nearest column there is. What a
-text file has in the place of names may be a record (a csv file without a header row, jsonl with people as keys), so
-an error about such a file repeats none of it but a word that all but equals the one asked for.
+In comes what is known of a data set without reading a value: column names, and for parquet and data sets in memory
+Arrow types. The errors name the manifest's field and the nearest column that exists.
+
+A text file may hold a record in the place of column names (a csv file without a header row, jsonl whose keys are data).
+So an error about such a file repeats none of its names, but for one that is almost equal to the wanted name.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +22,28 @@ from tensorguard.data.errors import DataError
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]{0,40}")
 
 
-def check_columns(wanted: Iterable[str], present: list[str], path: str, where: str) -> None:
-    """Raise DataError, beginning with `where`, for the first wanted column that is not there.
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of one file.
+
+    names: of the columns, or their positions ("0", "1"). types: Arrow types by name; None where the format has none.
+    advice: what an error about a missing column says; None where the names come from a schema, which errors may list.
+    """
+
+    names: Sequence[str]
+    types: Mapping[str, pa.DataType] | None = None
+    advice: str | None = None
+
+    def check(self, wanted: Iterable[str], path: str, where: str) -> None:
+        """Raise DataError, starting with `where`, for the first wanted column that is missing."""
+        if self.advice is None:
+            check_columns(wanted, self.names, path, where)
+        else:
+            _check_text_columns(wanted, self.names, path, self.advice, where)
+
+
+def check_columns(wanted: Iterable[str], present: Sequence[str], path: str, where: str) -> None:
+    """Raise DataError, starting with `where`, for the first wanted column that is missing.
 
     The names in `present` are those of a schema, or positions: the error may list them.
     """
@@ -33,28 +55,23 @@ def check_columns(wanted: Iterable[str], present: list[str], path: str, where: s
         raise DataError(f"{where}: {path} has no column {name!r}; {hint}")
 
 
-def check_text_columns(wanted: Iterable[str], present: list[str], path: str, form: str, where: str) -> None:
-    """As `check_columns`, for names found in a csv, tsv or jsonl file (`form`), which may be a record's values."""
+def _check_text_columns(wanted: Iterable[str], present: Sequence[str], path: str, advice: str, where: str) -> None:
+    """As `check_columns`, for names that may be a record's values."""
     for name in wanted:
         if name in present:
             continue
         known = {other.lower(): other for other in present if _IDENTIFIER.fullmatch(other)}
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-        if near:
-            hint = f"did you mean {known[near[0]]!r}?"
-        elif form == "jsonl":
-            hint = "name it as the keys of the records are spelt"
-        else:
-            hint = f'it has {len(present)}; if the file has no header row, name columns by position ("0", "1")'
+        hint = f"did you mean {known[near[0]]!r}?" if near else advice
         raise DataError(f"{where}: {path} has no column {name!r}; {hint}")
 
 
 def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str) -> None:
-    """Refuse a column whose type cannot play its role, whatever its values are."""
+    """Raise DataError, starting with `where`, for a column whose type cannot fit its role, whatever its values are."""
     for role, name in columns.items():
         kind = types[name]
         if not isinstance(kind, pa.DataType):
-            continue  # Ray keeps odd Python objects under a type of its own: each record is then judged by itself
+            continue  # Ray gives Python objects a type that is not Arrow's: then each record is checked by itself
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

@@ -6,16 +6,16 @@ from tensafe_api.reasons import Reason
 
 
 class DataError(ValueError):
-    """A data set, or the way a job asks to read it, cannot be used: one sentence that names the field and the mend.
+    """A data set cannot be used as the job asks: one sentence that names the field and the fix.
 
-    Raised only for what is true of the data set as a whole (its address, its schema, its being empty), never because
-    of a single record, and never with a record's content in its message: errors are printed, and a record is private.
+    Raised only for what is true of the data set as a whole (its address, its schema, that it is empty), never because
+    of a single record. The message never holds a record's content: errors are printed, and a record is private.
     """
 
     reason: ClassVar[Reason] = Reason.DATASET_UNSUITABLE
 
 
-class Unreadable(DataError):
-    """The files themselves cannot be had: a wrong address, no permission, another format than its name says."""
+class UnreadableDataError(DataError):
+    """The files cannot be read: a wrong address, no permission, a corrupt archive, or another format than named."""
 
     reason: ClassVar[Reason] = Reason.DATASET_UNREADABLE

@@ -1,40 +1,30 @@
 """What there is at an address: files, their format and columns, and the fragments that reading is split into.
 
-`read` runs `inspect` in a Ray task, since the driver's machine may not be allowed to read the data; what goes back to
-the driver is a `Source` and a list of fragments, made of paths and file sizes alone. A pod that reads for itself
-(`own`) takes `tables_at`.
+`read` runs `inspect` in a Ray task, because the driver's machine may not be allowed to read the data. A `Source` and a
+list of fragments return to the driver: paths and file sizes alone. A pod reads by itself, and calls `tables_at`
+(`pod_shard`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
 import pyarrow as pa
-import pyarrow.parquet as pq
-from fsspec.utils import infer_compression
 
+from tensafe_api.resources.data import FILE_FORMATS
 from tensafe_api.resources.training import Storage
-from tensorguard.data.columns import check_columns, check_text_columns, check_types
-from tensorguard.data.errors import DataError, Unreadable
-from tensorguard.data.files import Source, csv_rows, json_object, lines, tsv_row
+from tensorguard.data.columns import check_types
+from tensorguard.data.compression import compression_of, is_zip
+from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.files import Source, unreadable
+from tensorguard.data.formats import format_named, format_of
 from tensorguard.storage import filesystem_of, reason_of
 
-FORMATS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
 FRAGMENT_BYTES = 64 << 20
-PROBE_BYTES = 1 << 20
-"""How far into a jsonl file column names are looked for."""
+"""Target size of a fragment of a file that can be split."""
 
 
 def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str, str]:  # noqa: A002
@@ -64,34 +54,39 @@ def inspect(
         filesystem = fsspec.filesystem(protocol, **options)
         files = _files(filesystem, uri, format)
     except ImportError as error:
-        raise Unreadable(f"{where}.uri: reading {uri} needs a package that is not installed ({error})") from None
+        raise UnreadableDataError(
+            f"{where}.uri: cannot read {uri}: a package is not installed ({error}); install it"
+        ) from None
     except Exception as error:
-        raise Unreadable(f"{where}.uri: cannot read {uri}: {reason_of(error) or type(error).__name__}") from None
+        raise UnreadableDataError(
+            f"{where}.uri: cannot read {uri}: {reason_of(error) or type(error).__name__}"
+        ) from None
     if not files:
         raise DataError(f"{where}.uri: there is no data at {uri}: no file, or none but empty ones")
-    kinds = {format} if format else {kind for path in files if (kind := _format_of(path))}
+    kinds = {format} if format else {known.name for path in files if (known := format_of(path))}
     if len(kinds) > 1:
         raise DataError(
-            f"{where}.uri: {uri} holds {' and '.join(sorted(kinds))} files; name one kind by a glob (*.csv) or `format`"
+            f"{where}.uri: {uri} holds {' and '.join(sorted(kinds))} files; select one format by a glob (*.csv) or "
+            "`format`"
         )
     if not kinds:
-        raise DataError(f"{where}.format: the name of {uri} does not tell its format; give parquet, jsonl, csv or tsv")
+        raise DataError(
+            f"{where}.format: no format has the ending of {uri}: rename the file, or set format to one of "
+            f"{', '.join(FILE_FORMATS)}"
+        )
 
-    source = Source(protocol, options, kinds.pop(), tuple(dict.fromkeys(columns.values())), where)
+    source = Source(protocol, options, format_named(kinds.pop()), tuple(dict.fromkeys(columns.values())), where)
+    _check_compression(source, files)
     first = next(iter(files))
     try:
-        names = _header(source, filesystem, first)
+        found = source.format.columns(source.file(first), source.columns)
     except DataError:
         raise
     except Exception as error:
-        raise Unreadable(f"{where}.uri: cannot read {first} as {source.format} ({type(error).__name__})") from None
-    if isinstance(names, pa.Schema):
-        check_columns(source.columns, names.names, first, f"{where}.columns")
-        check_types(columns, {name: names.field(name).type for name in source.columns}, f"{where}.columns")
-    elif source.positional:
-        check_columns(source.columns, names, first, f"{where}.columns")
-    else:
-        check_text_columns(source.columns, names, first, source.format, f"{where}.columns")
+        raise unreadable(source, first, error) from None
+    found.check(source.columns, first, f"{where}.columns")
+    if found.types is not None:
+        check_types(columns, found.types, f"{where}.columns")
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
 
 
@@ -119,7 +114,7 @@ def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # 
         found = filesystem.find(path, detail=True)
         inside = {name: name.removeprefix(path).lstrip("/").split("/") for name in found}
         found = {n: i for n, i in found.items() if not any(step.startswith((".", "_")) for step in inside[n])}
-        found = {n: i for n, i in found.items() if format or _format_of(n)}
+        found = {n: i for n, i in found.items() if format or format_of(n)}
     else:
         info = filesystem.info(path)
         found = {info["name"]: info}
@@ -128,34 +123,22 @@ def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # 
     }
 
 
+def _check_compression(source: Source, files: Iterable[str]) -> None:
+    """Refuse archives that are not one compressed text file."""
+    for path in files:
+        if is_zip(path):
+            raise DataError(
+                f"{source.where}.uri: {path} is a zip archive, which can hold several files: decompress it, or "
+                "compress each file with gzip or zstd"
+            )
+        if compression_of(path) and not source.format.compressible:
+            raise DataError(
+                f"{source.where}.uri: {path} is a compressed {source.format.name} file, and {source.format.name} "
+                "compresses inside the file: decompress it"
+            )
+
+
 def _fragments(source: Source, path: str, size: int) -> Iterable[dict[str, Any]]:
-    splits = source.format != "csv" and not infer_compression(path)
+    splits = source.format.splittable and compression_of(path) is None
     parts = max(1, round(size / FRAGMENT_BYTES)) if splits else 1
     return ({"path": path, "part": part, "parts": parts} for part in range(parts))
-
-
-def _header(source: Source, filesystem: Any, path: str) -> list[str] | pa.Schema:
-    """The names of a file's columns (parquet: its schema); without a header row, the positions of its first row.
-
-    jsonl has no schema: its names are those that occur in its first mebibyte.
-    """
-    if source.format == "parquet":
-        with filesystem.open(path, "rb") as handle, pq.ParquetFile(handle) as file:
-            return file.schema_arrow
-    with filesystem.open(path, "rb", compression=infer_compression(path)) as handle:
-        if source.format != "jsonl":
-            first = next(csv_rows(handle), []) if source.format == "csv" else tsv_row(handle.readline())
-            return [str(i) for i in range(len(first))] if source.positional else first
-        probe = list(lines(handle, 0, PROBE_BYTES))
-        names = dict.fromkeys(name for line in probe for name in json_object(line))
-        if not names and probe[0].lstrip().startswith(b"["):
-            raise DataError(f"{source.where}.uri: {path} holds a JSON array; write one object a line (jsonl)")
-        return list(names)
-
-
-def _format_of(path: str) -> str | None:
-    """The format that a file's name tells, compression suffix aside; None where it tells none."""
-    name = PurePosixPath(path)
-    if infer_compression(path):
-        name = name.with_suffix("")
-    return FORMATS.get(name.suffix.lower())

@@ -24,8 +24,9 @@ from ray.exceptions import RayTaskError
 
 from tensafe_api.resources.training import Storage
 from tensorguard.data.columns import check_columns, check_types
-from tensorguard.data.errors import DataError, Unreadable
-from tensorguard.data.files import Source, text_of, text_table
+from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.files import Source
+from tensorguard.data.formats.text import text_of, text_table
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.storage import filesystem_of
@@ -69,7 +70,8 @@ def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_
     """A Ray Data set, Hugging Face `Dataset`, torch `Dataset` or list of dicts as a Ray Data set of the named columns.
 
     Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type; and
-    Unreadable, with the mere kind of the error, where the data set itself raises one, which may quote a record.
+    UnreadableDataError, with the class of the error alone, where the data set itself raises: its message may quote a
+    record.
     """
     silence_ray_data()
     try:
@@ -79,7 +81,7 @@ def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_
     except RayTaskError as error:
         raise error_without_content(error, where) from None
     except Exception as error:
-        raise Unreadable(f"{where}: reading failed ({type(error).__name__})") from None
+        raise UnreadableDataError(f"{where}: reading failed ({type(error).__name__})") from None
 
 
 def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.data.Dataset:
@@ -126,7 +128,7 @@ def error_without_content(error: RayTaskError, where: str) -> DataError:
         cause = cause.cause
     if isinstance(cause, DataError):
         return type(cause)(str(cause).partition("\n")[0])  # Ray Data adds lines of its own
-    return Unreadable(f"{where}: reading failed ({type(cause).__name__})")
+    return UnreadableDataError(f"{where}: reading failed ({type(cause).__name__})")
 
 
 @ray.remote

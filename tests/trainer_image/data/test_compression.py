@@ -1,0 +1,220 @@
+"""Compressed jsonl, csv and tsv: read as streams, with the same records and errors as the uncompressed file."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tensorguard.data import keys, listing
+from tensorguard.data.compression import CorruptArchive, compression_of, decompressed
+from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.listing import inspect
+from tensorguard.data.pod_shard import prepare_pod_shard
+from tensorguard.data.shard import Shard
+
+TEXT_LABEL = {"text": "text", "label": "label"}
+CONTENT = {
+    "jsonl": b'{"text": "a b", "label": 1}\n{broken\n{"text": "one\\ntwo", "label": 0}\n{"text": "c"}',
+    "csv": b'text,label\n"a, b",1\nshort\n"one\ntwo",0\n\xff,1\n',
+    "tsv": b'text\tlabel\na "b\t1\nshort\nc\t0\n',
+}
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, "zstd", asbytes=True)  # type: ignore[no-any-return]
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstd,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+CHECKSUMMED = bytes.fromhex("28b52ffd240f790000746578742c6c6162656c0a612c310a03a66228")
+"""The rows "text,label" and "a,1" as the command `zstd` writes them, with a checksum of the content."""
+
+
+def rows_at(path: Path) -> list[dict[str, Any]]:
+    source, fragments = inspect(str(path), TEXT_LABEL, None, "file", {}, "spec.dataset")
+    return [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
+
+
+def error_at(path: Path) -> DataError:
+    with pytest.raises(DataError) as caught:
+        rows_at(path)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("name", CONTENT)
+def test_compressed_file_has_the_rows_and_record_keys_of_the_uncompressed_file(
+    tmp_path: Path, name: str, ending: str
+) -> None:
+    (tmp_path / f"plain.{name}").write_bytes(CONTENT[name])
+    (tmp_path / f"d.{name}{ending}").write_bytes(COMPRESS[ending](CONTENT[name]))
+    expected, found = rows_at(tmp_path / f"plain.{name}"), rows_at(tmp_path / f"d.{name}{ending}")
+    assert found == expected
+    assert len(found) > 2
+
+    def record_keys(rows: list[dict[str, Any]]) -> list[bytes]:
+        return [keys.record_key(b"k" * 16, keys.content_of([row["label"], row["text"]]) or b"") for row in rows]
+
+    assert record_keys(found) == record_keys(expected)
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_archive_of_several_members_is_read_to_its_end(tmp_path: Path, ending: str) -> None:
+    """Tools that append to an archive write one member after another."""
+    first, second = b"text,label\na,1\n", b"b,0\n"
+    (tmp_path / f"d.csv{ending}").write_bytes(COMPRESS[ending](first) + COMPRESS[ending](second))
+    assert [row["text"] for row in rows_at(tmp_path / f"d.csv{ending}")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("name", CONTENT)
+def test_truncated_archive_is_refused_by_name(tmp_path: Path, name: str, ending: str) -> None:
+    path = tmp_path / f"claims.{name}{ending}"
+    path.write_bytes(COMPRESS[ending](CONTENT[name] + b"x" * 10_000)[:-3])
+    error = error_at(path)
+    assert isinstance(error, UnreadableDataError)
+    assert str(error) == (
+        f"spec.dataset.uri: cannot read {path}: the {ending} archive is truncated; create the file again"
+    )
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_file_that_is_not_an_archive_is_refused_without_its_content(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"d.jsonl{ending}"
+    path.write_bytes(b"Jane Doe has HIV " * 10)
+    error = error_at(path)
+    assert str(error).endswith(f"{path}: the {ending} archive is corrupt; create the file again")
+    assert "Jane" not in str(error)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+def test_content_that_fails_the_checksum_of_its_archive_is_refused(tmp_path: Path, ending: str) -> None:
+    """The fault is found at the end of the file, after rows were read: the data set is refused all the same."""
+    archive = bytearray(COMPRESS[ending](CONTENT["csv"] * 50))
+    archive[len(archive) // 2] ^= 0xFF
+    (tmp_path / f"d.csv{ending}").write_bytes(archive)
+    assert "archive is corrupt" in str(error_at(tmp_path / f"d.csv{ending}"))
+
+
+def test_zstd_content_that_fails_its_checksum_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.csv.zst").write_bytes(CHECKSUMMED)
+    assert rows_at(tmp_path / "d.csv.zst") == [{"text": "a", "label": "1"}]
+    (tmp_path / "d.csv.zst").write_bytes(CHECKSUMMED.replace(b"a,1", b"a,0"))
+    assert "archive is corrupt" in str(error_at(tmp_path / "d.csv.zst"))
+
+
+def test_zstd_frame_that_needs_a_large_window_is_refused(tmp_path: Path) -> None:
+    """A frame's header can demand gigabytes (`zstd --long=31`)."""
+    header = b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([(31 - 10) << 3]) + b"\x01\x00\x00"
+    (tmp_path / "d.csv.zst").write_bytes(header)
+    assert "window is above 128 MiB; compress it without --long" in str(error_at(tmp_path / "d.csv.zst"))
+
+
+def test_missing_column_has_the_same_error_in_a_compressed_file(tmp_path: Path) -> None:
+    for name, content in (("csv", b"texts,label\na,1\n"), ("jsonl", b'{"texts": "a", "label": 1}\n')):
+        (tmp_path / f"d.{name}").write_bytes(content)
+        plain = str(error_at(tmp_path / f"d.{name}"))
+        (tmp_path / f"d.{name}.zst").write_bytes(zstd(content))
+        assert str(error_at(tmp_path / f"d.{name}.zst")) == plain.replace(f"d.{name}", f"d.{name}.zst")
+
+
+def test_archive_of_an_empty_file_has_no_columns(tmp_path: Path) -> None:
+    for name in CONTENT:
+        (tmp_path / f"d.{name}.gz").write_bytes(gzip.compress(b""))
+        assert "has no column 'text'" in str(error_at(tmp_path / f"d.{name}.gz"))
+
+
+def test_compressed_files_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "FRAGMENT_BYTES", 10)
+    (tmp_path / "d.jsonl.zst").write_bytes(zstd(CONTENT["jsonl"] * 20))
+    _, fragments = inspect(str(tmp_path / "d.jsonl.zst"), TEXT_LABEL, None, "file", {}, "spec.dataset")
+    assert [(fragment["part"], fragment["parts"]) for fragment in fragments] == [(0, 1)]
+
+
+def test_compressed_parquet_and_zip_archives_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+    assert "compresses inside the file: decompress it" in str(error_at(tmp_path / "d.parquet.gz"))
+    (tmp_path / "d.csv.zip").write_bytes(b"PK")
+    assert "is a zip archive, which can hold several files: decompress it" in str(error_at(tmp_path / "d.csv.zip"))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_memory_does_not_grow_with_the_decompressed_size(tmp_path: Path, ending: str) -> None:
+    """64 MiB of rows in an archive of a few kilobytes: a bomb for a reader that decompresses the file as a whole."""
+    line = b"a" * 1000 + b"\t1\n"
+    path = tmp_path / f"d.tsv{ending}"
+    path.write_bytes(COMPRESS[ending](b"text\tlabel\n" + line * (1 << 16)))
+    assert path.stat().st_size < 1 << 20
+    source, [fragment] = inspect(str(path), TEXT_LABEL, None, "file", {}, "spec.dataset")
+    before = pa.default_memory_pool().bytes_allocated()
+    arrow_peak = rows = 0
+    tracemalloc.start()
+    try:
+        for table in source.tables(**fragment):
+            rows += len(table)
+            arrow_peak = max(arrow_peak, pa.default_memory_pool().bytes_allocated() - before)
+        _, python_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows == 1 << 16
+    assert python_peak + arrow_peak < 24 << 20
+
+
+def test_lost_connection_is_not_reported_as_a_corrupt_archive() -> None:
+    class Lost(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise ConnectionError("the store closed the connection")
+
+    for ending in COMPRESS:
+        with pytest.raises(ConnectionError), decompressed(Lost(), ending) as stream:
+            stream.read()
+    with pytest.raises(CorruptArchive), decompressed(io.BytesIO(b"none"), ".zst") as stream:
+        stream.read()
+
+
+def test_endings_are_recognised_in_any_case() -> None:
+    assert [compression_of(name) for name in ("a.csv.GZ", "a.csv.zst", "a.csv", "gz", "a.zip")] == [
+        ".gz",
+        ".zst",
+        None,
+        None,
+        None,
+    ]
+
+
+def test_pod_makes_the_same_shard_from_a_compressed_data_set(
+    make_spec: Any, make_tokenizer: Any, tmp_path: Path
+) -> None:
+    content = b"".join(b'{"t": "a b %s"}\n' % word for word in (b"one", b"two", b"three", b"c", b"d"))
+    found = []
+    for name, archive in (
+        ("plain.jsonl", content),
+        ("notes.jsonl.gz", gzip.compress(content)),
+        ("n.jsonl.zst", zstd(content)),
+    ):
+        (tmp_path / name).write_bytes(archive)
+        spec = make_spec({"text": "t"}, uri=str(tmp_path / name))
+        made = [
+            prepare_pod_shard(
+                spec, make_tokenizer(), rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / name[:2]
+            )
+            for rank in range(2)
+        ]
+        found.append([(Shard.open(each.shard)._batch, each.empty, each.total) for each in made])
+    for other in found[1:]:
+        assert [(empty, total) for _, empty, total in other] == [(empty, total) for _, empty, total in found[0]]
+        assert all(batch.equals(expected) for (batch, _, _), (expected, _, _) in zip(other, found[0]))

@@ -1,0 +1,88 @@
+"""What a data format is: the protocol that each module of this package implements.
+
+A format reports which columns a file has, and yields the rows of one share of a file as Arrow tables. It does not list
+files, check types, tokenise or name records: `listing`, `columns`, `tokenise` and `keys` do this for all formats alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from tensorguard.data.columns import FileColumns
+from tensorguard.data.compression import CorruptArchive, compression_of, decompressed
+from tensorguard.data.errors import UnreadableDataError
+
+
+class DataFormat(Protocol):
+    """One file format. Instances are small, and can be pickled: Ray tasks receive them.
+
+    name: the value of `spec.dataset.format`. endings: of file names, in lower case, with the dot.
+    splittable: whether several tasks can share one uncompressed file.
+    compressible: whether a compression ending (`.gz`, `.zst`) may follow the format's own.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def endings(self) -> tuple[str, ...]: ...
+
+    @property
+    def splittable(self) -> bool: ...
+
+    @property
+    def compressible(self) -> bool: ...
+
+    def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
+        """The columns of `file`, found without reading all of it.
+
+        wanted: the columns that the job names. Raises DataError where no file of this format could have them.
+        """
+        ...
+
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+        """The rows of share `part` of `parts`, as tables of at most a few thousand rows with the columns `wanted`.
+
+        Over all parts each row appears once. A row that cannot be parsed is dropped, so that no record can stop a job.
+        Raises DataError where the file lacks a column. Any other exception is reported by its class name alone, since
+        its message may quote a record.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set. where: the manifest's field that errors name, such as "spec.dataset"."""
+
+    filesystem: Any
+    path: str
+    where: str
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        """The file's content as bytes, decompressed where its name has a compression ending.
+
+        A decompressed stream cannot seek. Raises UnreadableDataError for a truncated or corrupt archive.
+        """
+        compression = compression_of(self.path)
+        with self.filesystem.open(self.path, "rb") as handle:
+            if compression is None:
+                yield handle
+                return
+            try:
+                with decompressed(handle, compression) as stream:
+                    yield stream
+            except CorruptArchive as fault:
+                raise UnreadableDataError(f"{self.where}.uri: cannot read {self.path}: {fault}") from None
+
+    def byte_range(self, part: int, parts: int) -> tuple[int, int | None]:
+        """The bytes [start, end) of share `part` of `parts`; (0, None) for one share, which is the whole file."""
+        if parts == 1:
+            return 0, None
+        size = self.filesystem.size(self.path)
+        return size * part // parts, size * (part + 1) // parts

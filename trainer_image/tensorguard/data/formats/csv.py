@@ -1,0 +1,117 @@
+"""Comma-separated and tab-separated values, with or without a header row.
+
+- csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A quote that is never closed
+  swallows the rest of the file, as the format defines it.
+- tsv: no quoting at all: a quote is a character like any other, and one record is one line.
+
+The first row names the columns. A column named by a decimal integer ("0", "1") is a position in a file **without** a
+header row.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from tensorguard.data.columns import FileColumns
+from tensorguard.data.errors import DataError
+from tensorguard.data.formats.base import DataFile
+from tensorguard.data.formats.text import lines, text_tables
+
+
+class Csv:
+    """`.csv`"""
+
+    name = "csv"
+    endings = (".csv",)
+    splittable = False
+    compressible = True
+
+    def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
+        """The fields of the first row, or their positions."""
+        with file.open() as handle:
+            return _columns(next(_csv_rows(handle), []), _by_position(self.name, wanted, file))
+
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+        """All rows: there is one part."""
+        with file.open() as handle:
+            rows = _csv_rows(handle)
+            header = None if _by_position(self.name, wanted, file) else next(rows, [])
+            yield from text_tables(_values(rows, _positions(header, wanted, file)), wanted)
+
+
+class Tsv:
+    """`.tsv`"""
+
+    name = "tsv"
+    endings = (".tsv",)
+    splittable = True
+    compressible = True
+
+    def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
+        """The fields of the first row, or their positions."""
+        with file.open() as handle:
+            return _columns(_tsv_row(handle.readline()), _by_position(self.name, wanted, file))
+
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+        """The rows of the lines that start in the share's byte range."""
+        with file.open() as handle:
+            by_position = _by_position(self.name, wanted, file)
+            first = b"" if by_position else handle.readline()
+            positions = _positions(None if by_position else _tsv_row(first), wanted, file)
+            found = lines(handle, *file.byte_range(part, parts), at=len(first))
+            yield from text_tables(_values(map(_tsv_row, found), positions), wanted)
+
+
+def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
+    """Whether the job names columns by position."""
+    numbers = [column.isdecimal() for column in wanted]
+    if any(numbers) and not all(numbers):
+        raise DataError(
+            f"{file.where}.columns: some columns of the {name} file are named by position and some by header: "
+            "name all columns by its header, or all by position"
+        )
+    return any(numbers)
+
+
+def _columns(first: list[str], by_position: bool) -> FileColumns:
+    if by_position:
+        return FileColumns([str(i) for i in range(len(first))])
+    advice = f'it has {len(first)}; if the file has no header row, name columns by position ("0", "1")'
+    return FileColumns(first, advice=advice)
+
+
+def _positions(header: list[str] | None, wanted: Sequence[str], file: DataFile) -> list[int]:
+    """Where the wanted columns are in each row. header: None for columns that are named by position."""
+    if header is None:
+        return [int(name) for name in wanted]
+    _columns(header, False).check(wanted, file.path, f"{file.where}.columns")
+    return [header.index(name) for name in wanted]
+
+
+def _values(rows: Iterator[list[str]], positions: list[int]) -> Iterator[list[str | None]]:
+    """The values at `positions`; None where a row is too short. Empty rows are dropped."""
+    return ([row[i] if i < len(row) else None for i in positions] for row in rows if row)
+
+
+def _csv_rows(handle: BinaryIO) -> Iterator[list[str]]:
+    """Rows of a csv file. Bytes that are not UTF-8 become the replacement character; a malformed row is skipped."""
+    csv.field_size_limit(1 << 31)
+    reader = csv.reader(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
+    while True:
+        try:
+            yield next(reader)
+        except csv.Error:
+            continue
+        except StopIteration:
+            return
+
+
+def _tsv_row(line: bytes) -> list[str]:
+    """The fields of one line; none for an empty line."""
+    text = line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
+    return text.split("\t") if text else []

@@ -1,0 +1,127 @@
+"""What the text formats share: lines, rows of text, and `LineFormat` for formats in which one record is one line.
+
+Why not the readers of Ray Data or Arrow: they infer a column's type from the first records, then fail on the first
+record that disagrees, and quote it. Here values are read as text, and a line that cannot be parsed is dropped. So one
+record can neither stop a job nor appear in an error message.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, ClassVar
+
+import pyarrow as pa
+
+from tensorguard.data.columns import FileColumns
+from tensorguard.data.formats.base import DataFile
+
+TABLE_ROWS = 4096
+TABLE_BYTES = 16 << 20
+PROBE_BYTES = 1 << 20
+"""How much of a file `LineFormat` searches for column names."""
+
+
+class LineFormat(ABC):
+    """A format in which one record is one line, and each record names its own columns.
+
+    Subclasses define name, endings and `parse`.
+    """
+
+    name: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]]
+    splittable: ClassVar[bool] = True
+    compressible: ClassVar[bool] = True
+
+    @abstractmethod
+    def parse(self, line: bytes) -> Mapping[str, Any]:
+        """One line's record as column name to value. An empty record, or any exception, drops the line."""
+
+    def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
+        """The names that occur in the file's first mebibyte."""
+        names: dict[str, None] = {}
+        with file.open() as handle:
+            for line in lines(handle, 0, PROBE_BYTES):
+                names.update(dict.fromkeys(self._record(line)))
+        return FileColumns(list(names), advice="write the name as the records spell it")
+
+    def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
+        """The records of the lines that start in the share's byte range."""
+        with file.open() as handle:
+            yield from text_tables(self._rows(lines(handle, *file.byte_range(part, parts)), wanted), wanted)
+
+    def _rows(self, found: Iterable[bytes], wanted: Sequence[str]) -> Iterator[list[str | None]]:
+        for line in found:
+            record = self._record(line)
+            if not record:
+                continue
+            try:
+                row = [text_of(record.get(name)) for name in wanted]
+            except (ValueError, TypeError, RecursionError):
+                continue
+            yield row
+
+    def _record(self, line: bytes) -> Mapping[str, Any]:
+        try:
+            return self.parse(line)
+        except MemoryError:
+            raise
+        except Exception:  # whatever a parser raises for one line drops that line alone
+            return {}
+
+
+def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0) -> Iterator[bytes]:
+    """The lines whose first byte lies in [start, end), with their newlines: ranges that tile a file tile its lines.
+
+    at: the position of `handle`, where a line starts. end: None for the end of the file. Seeks only where start > at.
+    """
+    if start > at:
+        handle.seek(start - 1)
+        at = start - 1 + len(handle.readline())
+    while end is None or at < end:
+        line = handle.readline()
+        if not line:
+            return
+        yield line
+        at += len(line)
+
+
+def text_of(value: object) -> str | None:
+    """A record's value as the text that the tokeniser reads: strings unchanged, other values as JSON.
+
+    None stays None. NaN, by which tables often mark a missing value, becomes None.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if value != value:
+        return None
+    return json.dumps(value, ensure_ascii=False)
+
+
+def text_table(rows: list[list[str | None]], columns: Iterable[str]) -> pa.Table:
+    """Rows of text as an Arrow table of string columns. UTF-8 cannot hold lone surrogates: they become "?"."""
+    arrays = {}
+    for i, name in enumerate(columns):
+        values = [row[i] for row in rows]
+        try:
+            arrays[name] = pa.array(values, pa.large_string())
+        except UnicodeEncodeError:
+            clean = [None if v is None else v.encode("utf-8", "replace").decode() for v in values]
+            arrays[name] = pa.array(clean, pa.large_string())
+    return pa.table(arrays)
+
+
+def text_tables(rows: Iterable[list[str | None]], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Rows of text as tables of at most TABLE_ROWS rows, and of about TABLE_BYTES."""
+    held: list[list[str | None]] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += sum(len(value) for value in row if value)
+        if len(held) < TABLE_ROWS and size < TABLE_BYTES:
+            continue
+        yield text_table(held, columns)
+        held, size = [], 0
+    if held:
+        yield text_table(held, columns)
