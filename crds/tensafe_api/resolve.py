@@ -20,7 +20,6 @@ from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import Mechanism, round_up
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
-from tensafe_api.resources.status import PrivacyStatus
 from tensafe_api.resources.values import parse_decimal
 from tensafe_api.tasks import shape_for
 
@@ -100,26 +99,6 @@ class Claim:
     def epsilon_claimed(self, charged: int) -> float:
         """ε of the steps to sign off."""
         return self.epsilon(self.claimed_steps(charged))
-
-    def privacy_status(self, *, charged: int, recharged: int) -> PrivacyStatus:
-        """Every privacy figure of a status, after so many charged steps of which so many were run again."""
-        mechanism = self.mechanism
-        against_outsider = accounting.outsider_epsilon(mechanism, charged, self.delta, self.accountant)
-        return PrivacyStatus(
-            epsilon_claimed=accounting.format_epsilon(self.epsilon_claimed(charged)),
-            epsilon_spent=accounting.format_epsilon(self.epsilon(charged)),
-            target_epsilon=accounting.format_epsilon(self.target_epsilon),
-            delta=self.delta,
-            unit=mechanism.unit,
-            adjacency=mechanism.adjacency,
-            noise_multiplier=mechanism.noise_multiplier,
-            sample_rate=mechanism.sample_rate,
-            steps_charged=charged,
-            steps_recharged=recharged,
-            steps_planned=self.steps,
-            accountant=self.accountant,
-            epsilon_against_outsider=accounting.format_epsilon(against_outsider),
-        )
 
 
 @dataclass(frozen=True)

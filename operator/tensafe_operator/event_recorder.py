@@ -14,8 +14,8 @@ from typing import Any
 
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.status import Status
+from tensafe_api.timestamps import format_time
 from tensafe_operator import names
-from tensafe_operator.plan.timestamps import format_time
 from tensafe_operator.plan.transitions import Transition
 from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError, ApiUnavailable
 

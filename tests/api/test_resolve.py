@@ -20,6 +20,7 @@ from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resolve import MAX_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.status_fold import privacy_status
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 Job = Callable[..., TenSafeTrainingJob]
@@ -338,11 +339,11 @@ def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) 
     """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
     plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
-    spent = [plan.privacy_status(charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
+    spent = [privacy_status(plan, charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
     for figure in ("epsilon_spent", "epsilon_claimed", "epsilon_against_outsider"):
         within, beyond, furthest = (float(getattr(status, figure)) for status in spent)
         assert within < beyond < furthest, figure
-    rdp = replace(plan, accountant="RDP").privacy_status(charged=far, recharged=0)
+    rdp = privacy_status(replace(plan, accountant="RDP"), charged=far, recharged=0)
     assert rdp == spent[-1].model_copy(update={"accountant": "RDP"})
 
 

@@ -19,6 +19,7 @@ from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt, Status, WorkerCount
+from tensafe_api.timestamps import format_time, parse_time
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
 from tensafe_operator.plan.admission import Admitted, Refused, admit, frozen
@@ -28,7 +29,6 @@ from tensafe_operator.plan.conditions import set_conditions
 from tensafe_operator.plan.observed import Action, Create, Decision, DeleteRayJob, Object, Observed
 from tensafe_operator.plan.parsing import has_ended, ledger_spec, ledger_status, terminal
 from tensafe_operator.plan.privacy_status import fold_ledger
-from tensafe_operator.plan.timestamps import format_time, parse_time
 from tensafe_operator.settings import Settings
 
 SUSPEND_SECONDS = 120
@@ -87,7 +87,7 @@ class _Reconcile:
         phase = Phase.PENDING
         opened, record = ledger_spec(self.seen.ledger), ledger_status(self.seen.ledger)
         if self.status.ledger_uid is not None and opened is not None:
-            fold_ledger(self.status, Claim.of(opened), record)
+            self.status = fold_ledger(self.status, Claim.of(opened), record)
             if record is not None and has_ended(record):
                 return self._ended(record)
             phase = Phase(self.status.phase or phase)
@@ -99,7 +99,7 @@ class _Reconcile:
         name = names.ledger_name(admitted.job.metadata.name, admitted.job.metadata.uid or "")
         made, known = self.seen.ledger, self.status.ledger_uid
         if made is None:
-            fold_ledger(self.status, admitted.plan, None)
+            self.status = fold_ledger(self.status, admitted.plan, None)
             if self._suspended(admitted):
                 return self._done()  # its author lets it begin
             # Not grave: its name is the job's own, and one that is there already stays as it is.
@@ -122,7 +122,7 @@ class _Reconcile:
             return self._done()  # somebody removes it
         admitted = frozen(admitted, spec)
         self.status.ledger_name, self.status.ledger_uid = name, made["metadata"]["uid"]
-        fold_ledger(self.status, admitted.plan, record)
+        self.status = fold_ledger(self.status, admitted.plan, record)
         self.status.workers = WorkerCount(
             desired=admitted.job.spec.cluster.workers,
             ready=min(ready(self.seen.pods), admitted.job.spec.cluster.workers),

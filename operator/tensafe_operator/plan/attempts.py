@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from tensafe_api.reasons import Reason, reason_for_exit_code
 from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.observed import Object
-from tensafe_operator.plan.timestamps import parse_time
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
 _MORE = "The driver's last lines are in its RayJob's status.message."

@@ -138,9 +138,8 @@ def never(*_: object) -> bool:
     return False
 
 
-def of_the_ledger_alone(status: Status, plan: Plan, ledger: LedgerStatus | None) -> None:
-    status.privacy = PrivacyStatus()
-    fold_ledger(status, plan, ledger)
+def of_the_ledger_alone(status: Status, plan: Plan, ledger: LedgerStatus | None) -> Status:
+    return fold_ledger(status.model_copy(update={"privacy": PrivacyStatus()}), plan, ledger)
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
 from tensafe_api.statement import StatementInputs
+from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree_pair_keys
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.ledger.contract import LedgerState
-from tensorguard.runners.local.status import evaluation_result, timestamp
 from tensorguard.training.budget_gate import Charging, Verdict
 from tensorguard.training.checkpointing import FINAL, Saver, latest, name_of, restore
 from tensorguard.training.collective_errors import AttemptFailed, together
@@ -306,16 +306,10 @@ class Worker:
             self._listener(event)
         match event:
             case Stepped():
-                total = self.parts.plan.steps
-                self._progress = Progress(
-                    step=event.step,
-                    total_steps=total,
-                    percent=100 * event.step // total,
-                    last_update_time=timestamp(event.time),
-                )
+                self._progress = progress_at(event.step, self.parts.plan.steps, event.time)
                 self._ledger.set_progress(self._progress)
             case Evaluated() if math.isfinite(event.loss):
-                self._ledger.set_progress(self._progress, evaluation_result(event))
+                self._ledger.set_progress(self._progress, evaluation_result(event.step, event.loss, event.accuracy))
 
 
 def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them, and as seconds since the epoch."""
+"""Times as Kubernetes writes them (RFC 3339, UTC, whole seconds), and as seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def parse_time(text: str | None) -> float | None:
-    """Seconds since the epoch; None where there is no time, or none that can be read."""
+    """Seconds since the epoch; None where `text` is absent, empty or not a time."""
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
     except ValueError:
@@ -14,5 +14,5 @@ def parse_time(text: str | None) -> float | None:
 
 
 def format_time(seconds: float) -> str:
-    """As RFC 3339, whole seconds, in UTC."""
+    """`seconds` since the epoch as RFC 3339 in UTC; fractions of a second are cut off."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

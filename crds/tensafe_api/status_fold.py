@@ -1,0 +1,261 @@
+"""Computes a job's status from what its ledger and its run have recorded: the one fold that both callers share.
+
+The operator and the local runner store different records. The operator reads a PrivacyLedger; the local runner reads a
+ledger file and the log of the run. Each translates its records into `JobRecords`; this module computes the status from
+them, so that a figure in a status means the same in both places:
+
+- `fold_records`: privacy figures, progress, evaluations, checkpoints and the final model;
+- `conditions_of`: the conditions of a phase;
+- `progress_at` and `evaluation_result`: one progress or evaluation entry, as the trainer writes it into the ledger.
+
+Every function is pure: values in, values out, no clock and no input or output. Every ε is computed here from charged
+steps; none is copied from a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tensafe_api import accounting
+from tensafe_api.reasons import ConditionType, Phase
+from tensafe_api.resolve import Claim
+from tensafe_api.resources.status import (
+    CheckpointRecord,
+    Condition,
+    EvaluationResult,
+    FinalModel,
+    PrivacyStatus,
+    Progress,
+    Status,
+    WorkerCount,
+)
+from tensafe_api.timestamps import format_time
+
+STATEMENT_FILE = "statement.json"
+"""Name of the privacy statement in the directory of a checkpoint."""
+_MIN_SPEED = 1e-3
+"""Steps per second. A lower speed is not shown: four digits of it would say little."""
+
+
+class PublishedCheckpoint(Protocol):
+    """A checkpoint as either backend of the ledger records it."""
+
+    @property
+    def uri(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def statement_digest(self) -> str: ...
+    @property
+    def final(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class KeptCheckpoint:
+    """A checkpoint that the status lists.
+
+    Attributes:
+        steps_charged: steps charged over all attempts when it was written; its ε is computed from them.
+        time: seconds since the epoch at which it was written; None where the record has no time.
+    """
+
+    uri: str
+    step: int
+    digest: str
+    steps_charged: int
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """What the ledger and the run of one job have recorded.
+
+    Attributes:
+        steps_charged: steps charged over all attempts; None where the ledger is lost, so that nobody can know it.
+        steps_recharged: of these, steps that were charged a second time after a crash.
+        progress: how far the training is; its number of planned steps is replaced by the claim's.
+        evaluations: evaluations on a public set, by step.
+        checkpoints: the checkpoints to list, oldest first.
+        published: every checkpoint that the ledger records, oldest first; the last final one is the result.
+        dataset_digest: keyed digest of the records, once it is known.
+    """
+
+    steps_charged: int | None
+    steps_recharged: int
+    progress: Progress
+    evaluations: tuple[EvaluationResult, ...] = ()
+    checkpoints: Sequence[KeptCheckpoint] = ()
+    published: Sequence[PublishedCheckpoint] = ()
+    dataset_digest: str | None = None
+
+
+def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> Status:
+    """The status `before`, updated with `records`.
+
+    A ledger that is read from a cache may be older than the status. ε never falls for that reason: the larger number of
+    charged steps counts, and records with fewer charged steps than the status change nothing else.
+
+    Args:
+        before: the status so far; a new `Status` where there is none.
+        claim: what the privacy claim rests on.
+        records: None where nothing was recorded yet.
+
+    Returns:
+        A new status; `before` is not changed.
+    """
+    if records is not None and records.steps_charged is None:
+        privacy = privacy_without_charges(claim)
+    else:
+        known = before.privacy.steps_charged or 0
+        charged = max(known, (records.steps_charged or 0) if records is not None else 0)
+        recharged = max(before.privacy.steps_recharged or 0, records.steps_recharged if records is not None else 0)
+        privacy = privacy_status(claim, charged=charged, recharged=recharged)
+        if records is None or (records.steps_charged or 0) < known:
+            progress = before.progress if before.progress.total_steps else Progress(step=0, total_steps=claim.steps)
+            return before.model_copy(update={"privacy": privacy, "progress": progress})
+    return before.model_copy(
+        update={
+            "privacy": privacy,
+            "progress": records.progress.model_copy(update={"total_steps": claim.steps}),
+            "evaluations": records.evaluations,
+            "checkpoints": tuple(_checkpoint(claim, each) for each in records.checkpoints),
+            "resolved": before.resolved.model_copy(update={"dataset_digest": records.dataset_digest}),
+            "final_model": _final_model(records.published) or before.final_model,
+        }
+    )
+
+
+def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:
+    """Every privacy figure of a status after `charged` steps, of which `recharged` were charged a second time."""
+    mechanism = claim.mechanism
+    against_outsider = accounting.outsider_epsilon(mechanism, charged, claim.delta, claim.accountant)
+    return PrivacyStatus(
+        epsilon_claimed=accounting.format_epsilon(claim.epsilon_claimed(charged)),
+        epsilon_spent=accounting.format_epsilon(claim.epsilon(charged)),
+        target_epsilon=accounting.format_epsilon(claim.target_epsilon),
+        delta=claim.delta,
+        unit=mechanism.unit,
+        adjacency=mechanism.adjacency,
+        noise_multiplier=mechanism.noise_multiplier,
+        sample_rate=mechanism.sample_rate,
+        steps_charged=charged,
+        steps_recharged=recharged,
+        steps_planned=claim.steps,
+        accountant=claim.accountant,
+        epsilon_against_outsider=accounting.format_epsilon(against_outsider),
+    )
+
+
+def privacy_without_charges(claim: Claim) -> PrivacyStatus:
+    """The figures of a job whose ledger is lost. What was spent is not known, so it is absent, never zero."""
+    unknown = ("epsilon_claimed", "epsilon_spent", "epsilon_against_outsider", "steps_charged", "steps_recharged")
+    return privacy_status(claim, charged=0, recharged=0).model_copy(update=dict.fromkeys(unknown))
+
+
+def progress_at(step: int, total_steps: int, time: float, steps_per_second: float | None = None) -> Progress:
+    """The progress after `step` of `total_steps` steps, at `time` (seconds since the epoch)."""
+    shown = steps_per_second is not None and steps_per_second >= _MIN_SPEED
+    return Progress(
+        step=step,
+        total_steps=total_steps,
+        percent=100 * step // total_steps,
+        steps_per_second=f"{steps_per_second:.4g}" if shown else None,
+        last_update_time=format_time(time),
+    )
+
+
+def evaluation_result(step: int, loss: float, accuracy: float | None) -> EvaluationResult:
+    """One evaluation: mean loss and accuracy (None for a task without one) with four decimals. `loss` is finite."""
+    return EvaluationResult(step=step, loss=f"{loss:.4f}", accuracy=None if accuracy is None else f"{accuracy:.4f}")
+
+
+def conditions_of(
+    phase: Phase,
+    reason: str,
+    message: str,
+    time: float,
+    *,
+    types: Collection[ConditionType] = tuple(ConditionType),
+    before: Iterable[Condition] = (),
+    workers: WorkerCount | None = None,
+    generation: int | None = None,
+    accepted: bool = True,
+    stalled: bool = False,
+) -> tuple[Condition, ...]:
+    """The conditions of a job in `phase`, one for each of `types`, all with the same reason and message.
+
+    Args:
+        time: seconds since the epoch; the transition time of each condition whose status differs from `before`.
+        types: which conditions the caller reports.
+        before: the conditions so far. One whose status stays the same keeps its transition time.
+        workers: how many workers are ready; PodsReady of a starting job depends on it.
+        generation: generation of the job that the conditions describe.
+        accepted: whether the manifest can be run.
+        stalled: whether the job is blocked until a user acts.
+    """
+    good = phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+    at_rest = phase.final or phase is Phase.SUSPENDED
+    all_ready = workers is not None and workers.ready >= workers.desired
+    holds = {
+        ConditionType.ACCEPTED: accepted,
+        ConditionType.READY: good,
+        ConditionType.RECONCILING: not at_rest and not stalled,
+        ConditionType.STALLED: stalled or phase is Phase.FAILED,
+        ConditionType.QUEUED: phase is Phase.QUEUED,
+        ConditionType.PODS_READY: phase is Phase.RUNNING or (phase is Phase.STARTING and all_ready),
+        ConditionType.RUNNING: phase is Phase.RUNNING,
+        ConditionType.SUCCEEDED: good,
+        ConditionType.FAILED: phase is Phase.FAILED,
+    }
+    earlier = {condition.type: condition for condition in before}
+    return tuple(
+        condition_of(kind, value, reason, message, time, before=earlier.get(kind.value), generation=generation)
+        for kind, value in holds.items()
+        if kind in types
+    )
+
+
+def condition_of(
+    kind: ConditionType,
+    holds: bool,
+    reason: str,
+    message: str,
+    time: float,
+    *,
+    before: Condition | None = None,
+    generation: int | None = None,
+) -> Condition:
+    """One condition. Its transition time is the one of `before` while its status stays the same, else `time`."""
+    unchanged = before is not None and before.status == str(holds)
+    return Condition(
+        type=kind.value,
+        status=str(holds),
+        reason=reason,
+        message=message,
+        last_transition_time=before.last_transition_time if before is not None and unchanged else format_time(time),
+        observed_generation=generation,
+    )
+
+
+def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
+    return CheckpointRecord(
+        uri=checkpoint.uri,
+        step=checkpoint.step,
+        epsilon=accounting.format_epsilon(claim.epsilon(checkpoint.steps_charged)),
+        digest=checkpoint.digest,
+        time=None if checkpoint.time is None else format_time(checkpoint.time),
+    )
+
+
+def _final_model(published: Sequence[PublishedCheckpoint]) -> FinalModel | None:
+    final = next((each for each in reversed(published) if each.final), None)
+    if final is None:
+        return None
+    return FinalModel(
+        uri=final.uri,
+        digest=final.digest,
+        statement_uri=f"{final.uri}/{STATEMENT_FILE}",
+        statement_digest=final.statement_digest,
+    )
