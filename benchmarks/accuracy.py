@@ -27,7 +27,7 @@ from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
 from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, FINAL
 from tensorguard.training.config import WorkerConfig
-from tensorguard.training.setup import private_model
+from tensorguard.training.setup import load_lora_model
 from tensorguard.training.worker import train
 
 WORKERS = 2
@@ -50,7 +50,7 @@ def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
     if any(rank.exitcode for rank in ranks):
         raise RuntimeError("a worker failed; its error is above")
     tokenizer = minilm.load_tokenizer()
-    model = private_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
+    model = load_lora_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
     test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
     charged = FileLedger(directory).read().steps_charged

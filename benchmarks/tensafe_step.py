@@ -38,9 +38,9 @@ from tensorguard.models.self_test import SelfTest, settle_threads
 from tensorguard.training import setup as engine_build
 from tensorguard.training import step as engine_step
 from tensorguard.training.config import WorkerConfig
-from tensorguard.training.setup import Parts
+from tensorguard.training.setup import StepComponents
 from tensorguard.training.step import PrivateStep
-from tensorguard.training.unit_gradients import tensors
+from tensorguard.training.unit_gradients import model_inputs
 from tensorguard.training.worker import Worker
 
 WAYS = ("plain", "private")
@@ -65,11 +65,11 @@ def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, th
     channel.all_gather(b"made")
     config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
     worker = Worker(config, channel, _CPU)
-    worker.begin()
+    worker.start()
     return worker
 
 
-def plain_step(parts: Parts, shard: Shard, micro_batch: int) -> Callable[[int], None]:
+def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
     """An ordinary step on every unit of ``shard``."""
     training = parts.job.spec.training
     parts.gradients.close()
@@ -78,7 +78,7 @@ def plain_step(parts: Parts, shard: Shard, micro_batch: int) -> Callable[[int], 
         for batch in micro_batches(
             shard, range(len(shard)), size=micro_batch, max_length=training.max_length, pad_id=parts.pad_id
         ):
-            inputs = tensors(batch, _CPU)
+            inputs = model_inputs(batch, _CPU)
             logits = parts.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
             (cross_entropy(logits, inputs["labels"], reduction="sum") / BATCH).backward()
         parts.optimizer.step()
@@ -96,7 +96,7 @@ def measure_here(way: str, micro_batch: int, repeats: int, threads: int) -> Step
         torch.set_num_threads(threads)
         private: PrivateStep = worker.private_step
         shard = Shard.open(Path(worker.config.shards[0]))
-        step = plain_step(worker.parts, shard, micro_batch) if way == "plain" else private.run
+        step = plain_step(worker.components, shard, micro_batch) if way == "plain" else private.run
         memory.reset_peak()
         step(0)
         seconds = []

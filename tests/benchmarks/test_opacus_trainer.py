@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.peers import opacus_trainer
-from tensorguard.training.schedule import schedule
+from tensorguard.training.schedule import learning_rate_schedule
 
 CLIP, EXPECTED = 0.5, 10
 
@@ -79,6 +79,6 @@ def test_draws_are_at_the_rate_that_was_asked_for(rows: TensorDataset, monkeypat
 
 @pytest.mark.parametrize(("steps", "warmup_ratio", "warmup"), [(81, 0.1, 9), (40, 0.1, 4), (10, 0.0, 0)])
 def test_schedule_is_tensafes(steps: int, warmup_ratio: float, warmup: int) -> None:
-    theirs = schedule(1.0, "Linear", steps, warmup)
+    theirs = learning_rate_schedule(1.0, "Linear", steps, warmup)
     for step in range(steps):
         assert opacus_trainer.linear_schedule(step, steps, warmup_ratio) == pytest.approx(theirs(step))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from e2e.platform.fixtures.manifests import changed
 from e2e.platform.fixtures.team_namespace import BUCKET, JOB, TeamNamespace
-from e2e.platform.trainer.adapters import accuracy, download
+from e2e.platform.trainer.adapters import accuracy, download_final_model
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve
 
@@ -63,7 +63,7 @@ def test_suspended_resumed_deleted_and_applied_again_with_too_small_a_budget(
     assert over["privacy"]["stepsCharged"] == over["progress"]["step"] == 12
     assert float(over["privacy"]["epsilonSpent"]) <= float(over["privacy"]["targetEpsilon"])
     # Its last adapter can be used, after so few steps for little: it is not the one that training began with.
-    download(team, over["finalModel"], tmp_path)
+    download_final_model(team, over["finalModel"], tmp_path)
     weights = load_file(tmp_path / "adapter_model.safetensors")
     assert all(weight.isfinite().all() for weight in weights.values())
     assert all(weight.any() for name, weight in weights.items() if "lora_B" in name)

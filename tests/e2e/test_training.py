@@ -9,7 +9,7 @@ import pytest
 
 from e2e.platform.fixtures.stopwatch import Stopwatch
 from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
-from e2e.platform.trainer.adapters import accuracy, download
+from e2e.platform.trainer.adapters import accuracy, download_final_model
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import PrivacyLedgerSpec
@@ -42,7 +42,7 @@ def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyo
 
     # The adapter in the bucket is the one that the status and the ledger name, file by file.
     final = status["finalModel"]
-    files = download(team, final, tmp_path)
+    files = download_final_model(team, final, tmp_path)
     statement = json.loads(files["statement.json"])
     assert final["statementDigest"] == digest(files["statement.json"])
     assert recompute_epsilon(statement) == statement["claim"]["epsilon"] == status["privacy"]["epsilonClaimed"]

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.platform.controlplane import kubectl
 from e2e.platform.fixtures.team_namespace import TeamNamespace
-from e2e.platform.trainer.adapters import download
+from e2e.platform.trainer.adapters import download_final_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
@@ -56,7 +56,7 @@ def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
         assert each_team.steps_charged(over["ledgerName"]) == steps
         own = tmp_path / each_team.namespace
         own.mkdir()
-        assert download(each_team, over["finalModel"], own)["statement.json"]
+        assert download_final_model(each_team, over["finalModel"], own)["statement.json"]
 
 
 def may(team: TeamNamespace, whose: TeamNamespace, verb: str, resource: str) -> bool:

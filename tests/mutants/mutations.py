@@ -176,7 +176,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             Edit(
                 _STEP,
                 "        self.gradients.add_to(",
-                "        if not len(units):\n            return Verdict.GO_ON\n        self.gradients.add_to(",
+                "        if not len(units):\n            return Verdict.CONTINUE\n        self.gradients.add_to(",
             ),
         ),
         (_AGGREGATION_TESTS + "test_whole_step.py::test_a_step_that_drew_nobody_is_taken_noised_and_charged",),
@@ -231,13 +231,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "allowed = self.charging.before(step, bool(self.stop))  # 5",
-                "allowed = self.charging.allowance",
+                "allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5",
+                "allowed = self.budget_gate.allowance",
             ),
             Edit(
                 _STEP,
-                "        return Verdict.GO_ON\n\n    def close",
-                "        return self.charging.before(step, bool(self.stop)).verdict\n\n    def close",
+                "        return Verdict.CONTINUE\n\n    def close",
+                "        return self.budget_gate.ensure_charged(step, bool(self.stop)).verdict\n\n    def close",
             ),
         ),
         (
@@ -332,8 +332,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "if self.agreement.agree(header, bool(self.stop)):",
-                "if self.agreement.agree(header, bool(self.stop)) and False:",
+                "if self.header_agreement.agree(header, bool(self.stop)):",
+                "if self.header_agreement.agree(header, bool(self.stop)) and False:",
             ),
         ),
         (_TRAINING_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),

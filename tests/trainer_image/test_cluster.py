@@ -17,10 +17,10 @@ from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.ledger.contract import DatasetChanged, Fenced, LedgerCorrupt, LedgerForbidden, LedgerUnreachable
 from tensorguard.models.source import ModelNotFound
-from tensorguard.runners.pod.pod_files import ROOT, Mounted
+from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.runners.worker_group import RankFailed, RayTimeoutError, WorkersFailed
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 RECORD = "Jane Doe has diabetes"
 WORKER = "the ledger cannot be had"
@@ -44,7 +44,7 @@ DataParallelTrainer.fit = lambda trainer: cloudpickle.loads(cloudpickle.dumps(tr
 worker_group._wait_for_room = lambda group, seconds: None
 
 def run(mounted, stop):
-    worker_group.fit(pod_main, {}, worker_group.Group(2, 1, 0, 0), mounted.root / "ray")
+    worker_group.run_workers(pod_main, {}, worker_group.WorkerGroup(2, 1, 0, 0), mounted.root / "ray")
     return Reason.COMPLETED, ", ".join({"torch", "scipy", "dp_accounting"} & set(sys.modules)) or "nothing heavy"
 """
 """All but Ray: what the driver asks Ray Train for, and that its controller unpickles the loop."""
@@ -54,7 +54,7 @@ def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
     """The entrypoint with another way to run the attempt."""
     return subprocess.run(
         [sys.executable, "-c", CALL.format(run=run)],
-        env={**os.environ, ROOT: str(root)},
+        env={**os.environ, ROOT_VARIABLE: str(root)},
         capture_output=True,
         text=True,
         check=False,
@@ -66,7 +66,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     """Ends an attempt as it is told: what was printed, and the exit code."""
     from tensorguard import cluster
 
-    monkeypatch.setenv(ROOT, str(tmp_path))
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 0.0)
     said: list[str] = []
@@ -189,11 +189,11 @@ def test_a_head_that_is_told_to_go_ends_without_a_word(
     class Killed(Exception):
         pass
 
-    def interrupted(mounted: Mounted, stop: Stop) -> tuple[Reason, str]:
+    def interrupted(mounted: PodFiles, stop: StopSignal) -> tuple[Reason, str]:
         if late:
-            threading.Timer(0.3, Stop.of(mounted.run).request).start()
+            threading.Timer(0.3, StopSignal.of(mounted.run).request).start()
         else:
-            Stop.of(mounted.run).request()
+            StopSignal.of(mounted.run).request()
         return Reason.INTERRUPTED, "stopped on request"
 
     def pause() -> None:
@@ -201,7 +201,7 @@ def test_a_head_that_is_told_to_go_ends_without_a_word(
 
     said: list[str] = []
     (tmp_path / "var/run/tensafe").mkdir(parents=True)
-    monkeypatch.setenv(ROOT, str(tmp_path))
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("signal.pause", pause)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 60.0)
@@ -215,7 +215,7 @@ def test_a_head_that_is_told_to_go_ends_without_a_word(
 def test_what_ended_for_another_reason_is_told_also_by_a_head_that_is_to_go(
     end: object, tmp_path: Path, reason: Reason
 ) -> None:
-    Stop.of(tmp_path / "var/run/tensafe").request()
+    StopSignal.of(tmp_path / "var/run/tensafe").request()
     sentence, _ = end((reason, "what happened"))
     assert sentence.startswith(reason)
 
@@ -223,7 +223,7 @@ def test_what_ended_for_another_reason_is_told_also_by_a_head_that_is_to_go(
 def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tensorguard.cluster"],
-        env={**os.environ, ROOT: str(tmp_path)},
+        env={**os.environ, ROOT_VARIABLE: str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

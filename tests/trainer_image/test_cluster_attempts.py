@@ -35,8 +35,8 @@ from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, RUN_PATH, ray_
 from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import POD_UID
-from tensorguard.runners.pod.pod_files import ROOT, Mounted
-from tensorguard.runners.run_folder import WORK
+from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles
+from tensorguard.runners.run_folder import WORK_FOLDER
 
 pytestmark = pytest.mark.cluster
 
@@ -77,7 +77,7 @@ class Nodes:
         """The entrypoint in the head."""
         return subprocess.Popen(
             [sys.executable, "-m", "tensorguard.cluster"],
-            env=self._common | {ROOT: str(self.head), "RAY_ADDRESS": self._address},
+            env=self._common | {ROOT_VARIABLE: str(self.head), "RAY_ADDRESS": self._address},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -97,7 +97,7 @@ class Nodes:
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     [str(Path(sys.executable).with_name("ray")), "start", "--block", *arguments, *memory],
-                    env=self._common | {ROOT: str(root)} | more,
+                    env=self._common | {ROOT_VARIABLE: str(root)} | more,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -197,9 +197,9 @@ def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes:
     assert (final["final"], final["step"], final["attempt"]) == (True, STEPS, 1)
     saved = CheckpointStore(str(nodes.head.parent / "checkpoints")).read("final", final["digest"])
     assert digest(saved["statement.json"]) == final["statementDigest"]
-    assert (Mounted(nodes.worker).run / WORK / "shard-000-of-001.arrow").exists()
-    of_head = [path for path in Mounted(nodes.head).root.rglob("*") if path.is_file()]
-    assert not Mounted(nodes.head).key_file.exists()
+    assert (PodFiles(nodes.worker).run / WORK_FOLDER / "shard-000-of-001.arrow").exists()
+    of_head = [path for path in PodFiles(nodes.head).root.rglob("*") if path.is_file()]
+    assert not PodFiles(nodes.head).key_file.exists()
     assert not any(clinic.key in path.read_bytes() or b"w1 " in path.read_bytes() for path in of_head)
 
 

@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError, SSLError
 from s3fs.errors import translate_boto_error
 
-from tensorguard.storage import Patient, is_away, reason_of
+from tensorguard.storage import RetryingFileSystem, explain_storage_error, is_unavailable
 
 URL = "https://minio.clinic:9000"
 
@@ -49,7 +49,7 @@ def of_authority() -> Exception:
     ids=repr,
 )
 def test_a_service_that_is_away_is_waited_for(error: Exception) -> None:
-    assert is_away(error)
+    assert is_unavailable(error)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_service_that_is_away_is_waited_for(error: Exception) -> None:
     ids=repr,
 )
 def test_what_will_be_refused_again_is_told_at_once(error: Exception) -> None:
-    assert not is_away(error)
+    assert not is_unavailable(error)
 
 
 def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
@@ -82,7 +82,7 @@ def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
             raise ConnectionRefusedError(path)
 
     with pytest.raises(ConnectionRefusedError):
-        Patient(Away(), patience_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
+        RetryingFileSystem(Away(), patience_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
     assert 2 <= len(tries) <= 5
 
 
@@ -97,8 +97,8 @@ def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
     ],
 )
 def test_an_error_is_told_with_its_mend(error: Exception, words: str) -> None:
-    assert words in (reason_of(error) or "")
+    assert words in (explain_storage_error(error) or "")
 
 
 def test_an_unknown_error_is_left_to_whoever_knows_whether_it_may_be_quoted() -> None:
-    assert reason_of(RuntimeError("a record's content")) is None
+    assert explain_storage_error(RuntimeError("a record's content")) is None

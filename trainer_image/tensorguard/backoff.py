@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-PATIENCE_SECONDS = 240.0
+RETRY_SECONDS = 240.0
 """How long one call waits for a service: less than the other ranks wait for rank 0."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
 
 
-def waits() -> Iterator[float]:
+def retry_delays() -> Iterator[float]:
     """How long to wait before each further try, in seconds, without end."""
     wait = _FIRST_WAIT
     while True:

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 from tensafe_api.reasons import Phase, Reason
 
 if TYPE_CHECKING:
-    from tensorguard.runners.pod.attempt import Ending
-    from tensorguard.runners.pod.pod_files import Mounted
-    from tensorguard.training.stop_signal import Stop
+    from tensorguard.runners.pod.attempt import AttemptResult
+    from tensorguard.runners.pod.pod_files import PodFiles
+    from tensorguard.training.stop_signal import StopSignal
 
-    Run = Callable[[Mounted, Stop], Ending]
+    Run = Callable[[PodFiles, StopSignal], AttemptResult]
 
 
 HOOK_SECONDS = 5.0
@@ -41,22 +41,22 @@ def main(run: Run | None = None) -> int:
     Args: run: takes the place of `run_attempt`.
     """
     from tensorguard.runners.pod.attempt import run_attempt
-    from tensorguard.runners.pod.pod_files import Mounted
-    from tensorguard.training.collective_errors import told
-    from tensorguard.training.config import ERRORS, note_traceback
-    from tensorguard.training.stop_signal import Stop
+    from tensorguard.runners.pod.pod_files import PodFiles
+    from tensorguard.training.collective_errors import describe_error
+    from tensorguard.training.config import TRACEBACKS, append_traceback
+    from tensorguard.training.stop_signal import StopSignal
 
-    mounted, stop = Mounted.here(), Stop()
+    mounted, stop = PodFiles.here(), StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.request())
-    say = keep_output(mounted.run / ERRORS.format(who="driver"))
+    say = keep_output(mounted.run / TRACEBACKS.format(who="driver"))
     try:
         reason, message = (run or run_attempt)(mounted, stop)
     except Exception as error:
         with contextlib.suppress(OSError):
-            note_traceback(mounted.run / ERRORS.format(who="driver"), 0)
-        reason, message = told(error)
-    told_to_go = Stop.of(mounted.run)
+            append_traceback(mounted.run / TRACEBACKS.format(who="driver"), 0)
+        reason, message = describe_error(error)
+    told_to_go = StopSignal.of(mounted.run)
     if reason is Reason.INTERRUPTED and not stop:
         _wait_for(told_to_go, HOOK_SECONDS)
     while told_to_go and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
@@ -84,7 +84,7 @@ def keep_output(path: Path) -> Callable[[str], None]:
     return say
 
 
-def _wait_for(flag: Stop, seconds: float) -> None:
+def _wait_for(flag: StopSignal, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not flag and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import split_protocol
 
 from tensafe_api.resources.training import Storage
-from tensorguard.backoff import PATIENCE_SECONDS, waits
+from tensorguard.backoff import RETRY_SECONDS, retry_delays
 
 _CREDENTIALS = (
     "no credentials were found: give them to the environment (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
@@ -46,21 +46,21 @@ _SERVERS_OWN = 500
 _SHORT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
 """botocore's settings: a call that is not answered ends soon, since it is repeated here."""
 
-CLAIM = "pvc://"
+PVC_SCHEME = "pvc://"
 """Addresses on a cluster's claims, which are folders of the pods that mount them."""
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Patient:
+class RetryingFileSystem:
     """A file system of somebody else's whose calls are repeated while its service is away.
 
     Args:
         patience_seconds: how long after the first failure of a call a further one is begun.
     """
 
-    def __init__(self, fs: AbstractFileSystem, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, fs: AbstractFileSystem, patience_seconds: float = RETRY_SECONDS) -> None:
         self._fs, self._patience = fs, patience_seconds
 
     def __getattr__(self, name: str) -> Any:
@@ -71,18 +71,18 @@ class Patient:
 
     def _insist(self, call: Callable[[], _T]) -> _T:
         deadline = time.monotonic() + self._patience
-        for wait in waits():
+        for wait in retry_delays():
             try:
                 return call()
             except Exception as error:
-                if not is_away(error) or time.monotonic() > deadline:
+                if not is_unavailable(error) or time.monotonic() > deadline:
                     raise
                 log.warning("the storage does not answer (%s); waiting", type(error).__name__)
             time.sleep(wait)
         raise AssertionError("waits never end")
 
 
-def is_away(error: Exception) -> bool:
+def is_unavailable(error: Exception) -> bool:
     """Whether a service that failed so may answer in a moment."""
     kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
     if any("SSL" in kind or "Certificate" in kind for kind in kinds):  # who is not trusted now will not be then
@@ -97,7 +97,7 @@ def is_away(error: Exception) -> bool:
     return int(metadata.get("HTTPStatusCode", 0)) >= _SERVERS_OWN
 
 
-def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:
+def filesystem_options(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:
     """The fsspec protocol of a URI and the options its file system takes."""
     protocol = split_protocol(uri)[0] or "file"
     if protocol != "s3":
@@ -110,7 +110,7 @@ def filesystem_of(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any
     return protocol, {"config_kwargs": _SHORT, **({"client_kwargs": client} if client else {})}
 
 
-def reason_of(error: Exception) -> str | None:
+def explain_storage_error(error: Exception) -> str | None:
     """Why a file system failed, in words that hold nothing of a file's content; None where only `error` knows."""
     if found := _BY_NAME.get(type(error).__name__):
         return found

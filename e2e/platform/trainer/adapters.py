@@ -15,7 +15,7 @@ from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from tensorguard.checkpoint.store import CheckpointStore
 
 
-def download(team: TeamNamespace, final: dict[str, Any], folder: Path) -> dict[str, bytes]:
+def download_final_model(team: TeamNamespace, final: dict[str, Any], folder: Path) -> dict[str, bytes]:
     """The files of a job's final model, every digest checked, also put into `folder`."""
     place, _, name = final["uri"].rpartition("/")
     with team.s3_options() as options:

@@ -15,8 +15,8 @@ from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
-from tensorguard.training.config import EVENTS
-from tensorguard.training.run_log import Event, EventReader, Started, Stepped
+from tensorguard.training.config import RUN_LOG
+from tensorguard.training.run_log import LogRecord, RunLogReader, Started, Stepped
 
 CHECKPOINT_STEPS = 10
 OVERRIDES = (
@@ -36,12 +36,12 @@ def write_job(place: Path) -> None:
     (place / "job.yaml").write_text(text)
 
 
-class Command:
+class RunCommand:
     """`tensafe run` in a process group of its own, as a shell starts it."""
 
     def __init__(self, place: Path, temporary: Path, *, resume: bool) -> None:
         self.output = place / "out"
-        self._events = EventReader(self.output / EVENTS, from_end=True)
+        self._events = RunLogReader(self.output / RUN_LOG, from_end=True)
         arguments = [part for override in OVERRIDES for part in ("--set", override)]
         self.stderr = (place / "stderr").open("ab")
         self.process = subprocess.Popen(
@@ -54,9 +54,9 @@ class Command:
             start_new_session=True,
         )
 
-    def wait_for(self, happened: Callable[[list[Event]], bool]) -> list[Event]:
+    def wait_for(self, happened: Callable[[list[LogRecord]], bool]) -> list[LogRecord]:
         """Read events until they show what is waited for."""
-        events: list[Event] = []
+        events: list[LogRecord] = []
         timer = Timer()
         while not happened(events):
             assert timer.elapsed_with_cpu < TIMEOUT_SECONDS, f"nothing happened: {events[-3:]}"
@@ -67,10 +67,10 @@ class Command:
                 events += self._events.read()
         return events
 
-    def go_on_for(self, steps: int) -> list[Event]:
+    def go_on_for(self, steps: int) -> list[LogRecord]:
         """Wait for the next start of the workers, and so many steps."""
 
-        def far(events: list[Event]) -> bool:
+        def far(events: list[LogRecord]) -> bool:
             starts = [number for number, event in enumerate(events) if isinstance(event, Started)]
             return bool(starts) and sum(isinstance(event, Stepped) for event in events[starts[-1] :]) >= steps
 

@@ -25,11 +25,11 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training import step as step_module
 from tensorguard.training import worker
-from tensorguard.training.budget_gate import Charging
-from tensorguard.training.checkpointing import Saver
+from tensorguard.training.budget_gate import BudgetGate
+from tensorguard.training.checkpointing import Checkpointer
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.step import PrivateStep
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 
 Moment = Literal["before", "after"]
@@ -37,7 +37,7 @@ Moment = Literal["before", "after"]
 POINTS: dict[str, tuple[Any, str]] = {
     "claim": (FileLedger, "acquire"),
     "gradients": (ShardGradients, "add_to"),
-    "allow": (Charging, "before"),
+    "allow": (BudgetGate, "ensure_charged"),
     "charge": (FileLedger, "charge"),
     "agree": (HeaderAgreement, "agree"),
     "reveal": (reduce, "reveal"),
@@ -47,12 +47,12 @@ POINTS: dict[str, tuple[Any, str]] = {
     "sync": (store, "_sync"),
     "replace": (CheckpointStore, "remove"),
     "release": (FileLedger, "record_checkpoint"),
-    "prune": (Saver, "_prune"),
+    "prune": (Checkpointer, "_prune"),
     "outcome": (FileLedger, "record_outcome"),
 }
 """Where a process can be stopped, in the order in which a run comes to them. Rank 0 passes all of them."""
 
-EVERY_RANK = ("gradients", "allow", "agree", "reveal", "verify", "apply")
+POINTS_ON_EVERY_RANK = ("gradients", "allow", "agree", "reveal", "verify", "apply")
 """The points that every rank passes, once in each step."""
 
 
@@ -111,7 +111,7 @@ class Kill:
     moment: Moment
     rank: int = 0
     nth: int = 1
-    everybody: bool = False
+    all_ranks: bool = False
 
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
@@ -122,17 +122,17 @@ class Kill:
             nonlocal passed
             passed += 1
             if passed == self.nth:
-                kill(directory, rank, self.everybody)
+                kill(directory, rank, self.all_ranks)
 
         wrap(self.point, before=hit if self.moment == "before" else None, after=hit if self.moment == "after" else None)
 
 
 @dataclass(frozen=True)
-class Tear:
+class TearLedgerWrite:
     """Dies in the middle of writing the `nth` entry that this process appends to the ledger."""
 
     nth: int
-    everybody: bool = False
+    all_ranks: bool = False
 
     def install(self, rank: int, directory: Path) -> None:
         if rank:
@@ -148,14 +148,14 @@ class Tear:
             if passed < self.nth:
                 return write(descriptor, content)
             write(descriptor, content[: len(content) // 2])
-            kill(directory, rank, self.everybody)
+            kill(directory, rank, self.all_ranks)
             raise AssertionError("a killed process went on")
 
         os.write = torn
 
 
 @dataclass(frozen=True)
-class Fail:
+class RaiseError:
     """An ordinary exception when `rank` comes to a point for the `nth` time."""
 
     point: str
@@ -200,9 +200,9 @@ class StopDuring:
         def computing(gradients: ShardGradients, *args: Any) -> Any:
             rows = compute(gradients, *args)
             if steps == self.nth and self.seen_by_all:
-                Stop.of(directory).request()
+                StopSignal.of(directory).request()
             elif steps == self.nth:
-                Stop.__bool__ = lambda _stop: True  # type: ignore[method-assign]
+                StopSignal.__bool__ = lambda _stop: True  # type: ignore[method-assign]
             return rows
 
         wrap("gradients", before=count)
@@ -283,15 +283,15 @@ class OpenDraws:
     def install(self, rank: int, directory: Path) -> None:
         file = os.open(directory / f"draws-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-        def note(_gradients: ShardGradients, _clipper: Any, units: list[int], _stop: Stop) -> None:
+        def note(_gradients: ShardGradients, _clipper: Any, units: list[int], _stop: StopSignal) -> None:
             os.write(file, f"{len(units)}\n".encode())
 
         wrap("gradients", before=note)
 
 
-def kill(directory: Path, rank: int, everybody: bool) -> None:
+def kill(directory: Path, rank: int, all_ranks: bool) -> None:
     """SIGKILL this process, after all others where asked for."""
-    if everybody:
+    if all_ranks:
         for path in directory.glob("pid-*"):
             if path.name != f"pid-{rank}":
                 try:

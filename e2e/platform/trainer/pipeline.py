@@ -24,7 +24,7 @@ from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 
 LENGTH = 64
@@ -70,7 +70,7 @@ class Pipeline:
             pad_id=0,
             device=CPU,
         )
-        gradients.add_to(clipper, drawn if order is None else list(order), Stop())
+        gradients.add_to(clipper, drawn if order is None else list(order), StopSignal())
         return clipper.take().numpy()
 
 

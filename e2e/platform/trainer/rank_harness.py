@@ -47,8 +47,8 @@ from tensorguard.data.tokenise import tokeniser
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local.status import fold_status
-from tensorguard.training.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig
-from tensorguard.training.run_log import Ended, Event, EventReader
+from tensorguard.training.config import JOB_KEY, RUN_LOG, TRACEBACKS, WorkerConfig
+from tensorguard.training.run_log import Ended, LogRecord, RunLogReader
 from tensorguard.training.worker import train
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -214,7 +214,7 @@ class Job:
         if not restart:
             self.attempt += 1
             (self.directory / "stop").unlink(missing_ok=True)
-        train(self.config(), Alone(), torch.device("cpu"))
+        train(self.config(), SingleRankChannel(), torch.device("cpu"))
 
     def status(self) -> Status:
         return fold_status(self.job, self.plan, self.ledger(), self.events(), self.ended())
@@ -226,8 +226,8 @@ class Job:
     def ledger(self) -> LedgerState:
         return FileLedger(self.directory).read()
 
-    def events(self) -> list[Event]:
-        return list(EventReader(self.directory / EVENTS).read())
+    def events(self) -> list[LogRecord]:
+        return list(RunLogReader(self.directory / RUN_LOG).read())
 
     def ended(self) -> Ended:
         """How the last attempt ended."""
@@ -254,11 +254,11 @@ class Job:
 
     def errors(self) -> str:
         """What the ranks wrote to stderr, and their tracebacks."""
-        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(ERRORS.format(who="*"))]
+        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(TRACEBACKS.format(who="*"))]
         return "\n".join(path.read_text() for path in sorted(paths))
 
 
-class Alone:
+class SingleRankChannel:
     """The channel of a job of one worker, which needs no process group."""
 
     rank = 0

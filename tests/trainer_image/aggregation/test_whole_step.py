@@ -29,7 +29,7 @@ from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.budget_gate import Allowance, Verdict
 from tensorguard.training.step import PrivateStep
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 Shard = Mapping[int, Sequence[float]]
@@ -43,7 +43,7 @@ class Rows:
 
     shard: Shard
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: Stop) -> None:
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
         names = [list(self.shard)[unit] for unit in units]
         if names:
             clipper.add(torch.tensor([self.shard[name] for name in names], dtype=torch.float32), names)
@@ -55,13 +55,13 @@ class Counter:
 
     events: list[tuple[str, int]]
     budget: int = 1000
-    allowance: Allowance = field(default_factory=lambda: Allowance(Verdict.GO_ON, 0, "0" * 64))
+    allowance: Allowance = field(default_factory=lambda: Allowance(Verdict.CONTINUE, 0, "0" * 64))
 
-    def before(self, step: int, stop: bool) -> Allowance:
+    def ensure_charged(self, step: int, stop: bool) -> Allowance:
         if step >= self.budget:
             return Allowance(Verdict.EXHAUSTED, step, "0" * 64)
         self.events.append(("charge", step))
-        return Allowance(Verdict.GO_ON, step + 1, "0" * 64)
+        return Allowance(Verdict.CONTINUE, step + 1, "0" * 64)
 
 
 class Notebook:
@@ -116,7 +116,7 @@ def steps(
     """Take `count` steps as one worker of a group; `keys` makes the streams of two runs equal."""
     events: list[tuple[str, int]] = []
     real_add = channel.all_reduce
-    stop = Stop()
+    stop = StopSignal()
 
     def add(vector: np.ndarray) -> np.ndarray:
         events.append(("reveal", len([1 for kind, _ in events if kind == "reveal"])))
@@ -131,9 +131,9 @@ def steps(
     unit_of_gradient = float(how.clip) / (how.grid * how.expected_batch_size)
     step = PrivateStep(
         channel=channel,
-        pairs=agree_pair_keys(channel, session, JOB_KEY),
-        agreement=HeaderAgreement(channel, session, JOB_KEY),
-        charging=Counter(events, budget),  # type: ignore[arg-type]
+        pair_keys=agree_pair_keys(channel, session, JOB_KEY),
+        header_agreement=HeaderAgreement(channel, session, JOB_KEY),
+        budget_gate=Counter(events, budget),  # type: ignore[arg-type]
         sampler=PoissonSampler(len(shard), how.sample_rate, stream.derive("sampling")),
         gradients=Rows(shard),
         clipper=GridClipper(dimension, how.grid, float(how.clip), CPU),
@@ -142,7 +142,7 @@ def steps(
         parameters=parameters,
         optimizer=notebook,  # type: ignore[arg-type]
         learning_rate=lambda step: 1.0,
-        unit_of_gradient=unit_of_gradient,
+        gradient_per_grid_step=unit_of_gradient,
         grid_bits=how.grid_bits,
         verify="Standard",
         stop=stop,
@@ -222,7 +222,7 @@ def test_a_step_that_drew_nobody_is_taken_noised_and_charged(workers: Run) -> No
     shard = {unit: [1.0] * 300 for unit in range(5)}
     told: list[Told] = workers(2, lambda channel: steps(channel, how, shard, 3, 300))
     for one in told:
-        assert one.verdicts == [Verdict.GO_ON] * 3
+        assert one.verdicts == [Verdict.CONTINUE] * 3
         assert [event for event in one.events if event[0] == "charge"] == [("charge", step) for step in range(3)]
         assert all(total.any() for total in one.sums)
 
@@ -236,7 +236,7 @@ def test_each_step_is_charged_before_it_is_revealed(workers: Run) -> None:
 def test_what_is_not_charged_is_not_revealed(workers: Run) -> None:
     told: list[Told] = workers(2, lambda channel: steps(channel, mechanism(2), {0: [1.0] * 9}, 4, 9, budget=2))
     for one in told:
-        assert one.verdicts == [Verdict.GO_ON] * 2 + [Verdict.EXHAUSTED] * 2
+        assert one.verdicts == [Verdict.CONTINUE] * 2 + [Verdict.EXHAUSTED] * 2
         assert len(one.sums) == 2
         assert one.events.count(("reveal", 2)) == 0
 
@@ -248,6 +248,6 @@ def test_a_stop_on_one_rank_keeps_the_step_from_all(workers: Run) -> None:
         return steps(channel, mechanism(2), {0: [1.0] * 9}, 2, 9, stop_before=1)
 
     for one in workers(2, work):
-        assert one.verdicts == [Verdict.GO_ON, Verdict.STOP]
+        assert one.verdicts == [Verdict.CONTINUE, Verdict.STOP]
         assert len(one.sums) == 1
         assert ("reveal", 1) not in one.events

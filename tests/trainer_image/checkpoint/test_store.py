@@ -18,7 +18,7 @@ from s3fs import S3FileSystem
 from e2e.platform.s3 import BUCKET, S3
 from tensafe_api.statement import digest
 from tensorguard.checkpoint.store import MANIFEST, CheckpointCorrupt, CheckpointError, CheckpointStore
-from tensorguard.storage import Patient
+from tensorguard.storage import RetryingFileSystem
 
 FILES = {"adapter.safetensors": bytes(range(256)), "config.json": b"{}", "empty": b""}
 NEWER = {"adapter.safetensors": b"newer", "statement.json": b"{}"}
@@ -330,7 +330,7 @@ def test_an_outage_is_not_taken_for_a_checkpoint_that_is_not_there(s3_tls_bucket
     s3_tls_bucket.stop()
     for place in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
         hasty = CheckpointStore(place)
-        hasty._fs = Patient(hasty._eager, patience_seconds=0.5)
+        hasty._fs = RetryingFileSystem(hasty._eager, patience_seconds=0.5)
         for ask in (hasty.names, lambda hasty=hasty: hasty.exists("step-1")):
             with pytest.raises(Exception, match="Could not connect"):
                 ask()

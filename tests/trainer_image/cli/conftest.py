@@ -28,7 +28,7 @@ from tensafe_api.resources.status import (
     Status,
 )
 from tensorguard.ledger.file import FileLedger
-from tensorguard.training.run_log import Evaluated, Event, EventLog, Preparing, Saved, Started, Stepped
+from tensorguard.training.run_log import Evaluated, LogRecord, Preparing, RunLog, Saved, Started, Stepped
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -87,9 +87,9 @@ def write_ledger() -> Callable[..., Path]:
     return write
 
 
-def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[Event]:
+def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[LogRecord]:
     """The events of a whole run at two steps a second, with one restart from step 35 after step 40."""
-    events: list[Event] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
+    events: list[LogRecord] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
     now, charged = start + 5, 0
     spans = ((1, 0, 40), (2, 35, steps)) if steps > 40 else ((1, 0, steps),)
     for incarnation, first, last in spans:
@@ -112,7 +112,7 @@ class FakeEngine:
     exit_code: int = 0
     message: str = ""
     refusal: tuple[str, str] | None = None
-    events: Sequence[Event] = field(default_factory=a_run)
+    events: Sequence[LogRecord] = field(default_factory=a_run)
     during: Callable[[Any], None] = lambda stop: None
     pace: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class FakeEngine:
             ledger.acquire(attempt=1, from_step=0)
             ledger.charge(charged)
             ledger.close()
-        log = EventLog(output_dir / "events.jsonl")
+        log = RunLog(output_dir / "events.jsonl")
         for event in self.events:
             log.write(event)
             listener(event)

@@ -27,7 +27,7 @@ from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.read import _records_table, from_memory
-from tensorguard.storage import filesystem_of
+from tensorguard.storage import filesystem_options
 
 TEXT_LABEL = {"text": "text", "label": "label"}
 BY_POSITION = {"text": "0", "label": "1"}
@@ -277,19 +277,19 @@ def test_any_file_system_of_fsspec():
 def test_object_storage_gets_endpoint_and_region():
     storage = Storage(endpoint="https://minio.clinic:9000", region="eu-1")
     client = {"endpoint_url": "https://minio.clinic:9000", "region_name": "eu-1"}
-    protocol, options = filesystem_of("s3://bucket/d.csv", storage)
+    protocol, options = filesystem_options("s3://bucket/d.csv", storage)
     assert (protocol, options["client_kwargs"]) == ("s3", client)
     assert options["config_kwargs"]["read_timeout"] < 60, "what is not answered must end, to be tried again"
-    assert "client_kwargs" not in filesystem_of("s3://bucket/d.csv", Storage())[1]
-    assert filesystem_of("hf://datasets/a/b", storage) == ("hf", {})
-    assert filesystem_of("a/b.csv", storage) == ("file", {})
+    assert "client_kwargs" not in filesystem_options("s3://bucket/d.csv", Storage())[1]
+    assert filesystem_options("hf://datasets/a/b", storage) == ("hf", {})
+    assert filesystem_options("a/b.csv", storage) == ("file", {})
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.jsonl", "d.csv", "d.tsv.gz", "d.jsonl.zst"])
 def test_every_format_is_read_from_a_real_object_store(s3_bucket, name):
     """The endpoint comes from the manifest's spec.storage, the keys from the environment."""
     uri = f"s3://{BUCKET}/{uuid.uuid4().hex}"
-    protocol, options = filesystem_of(uri, Storage(endpoint=s3_bucket.endpoint, region="us-east-1"))
+    protocol, options = filesystem_options(uri, Storage(endpoint=s3_bucket.endpoint, region="us-east-1"))
     table = pa.table({"text": ["a", "b"], "label": ["0", "1"]})
     with fsspec.open(f"{uri}/{name}", "wb", **options) as file:
         if name.endswith(".parquet"):
@@ -314,7 +314,7 @@ def test_an_object_store_without_the_bucket_or_the_keys_is_said(s3_bucket, monke
         if key is not None:
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key)
             S3FileSystem.clear_instance_cache()
-        protocol, options = filesystem_of(uri, storage)
+        protocol, options = filesystem_options(uri, storage)
         with pytest.raises((UnreadableDataError, DataError), match=r"spec\.dataset\.uri") as refused:
             inspect(uri, TEXT_LABEL, None, protocol, options, "spec.dataset")
         assert "\n" not in str(refused.value)

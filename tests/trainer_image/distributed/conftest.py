@@ -18,7 +18,7 @@ from tensorguard.ledger.contract import PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver as engine
 from tensorguard.runners.local.status import exit_code_of, fold_status
-from tensorguard.training.run_log import Ended, Evaluated, Event, Listener, Started, Stepped
+from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, Started, Stepped
 
 
 @dataclass
@@ -47,9 +47,9 @@ class FakeEngine:
         begun = state.checkpoints[-1].step if state.checkpoints else 0
         attempt = state.attempt + 1
         ledger.acquire(attempt=attempt, from_step=begun)
-        events: list[Event] = []
+        events: list[LogRecord] = []
 
-        def tell(event: Event) -> None:
+        def tell(event: LogRecord) -> None:
             events.append(event)
             listener(event)
 

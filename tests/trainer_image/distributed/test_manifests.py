@@ -20,7 +20,7 @@ from tensorguard.distributed import (
     TenSafeTrainingConfig,
 )
 from tensorguard.distributed._manifests import job_of, run_folder
-from tensorguard.training.config import counted
+from tensorguard.training.config import counted_records_remark
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]
@@ -209,7 +209,7 @@ def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config:
     with pytest.warns(UserWarning, match="200.*makes it public"):
         job = job_of(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
-    (said,) = counted(job.metadata.annotations)
+    (said,) = counted_records_remark(job.metadata.annotations)
     assert "makes it public" in said
     assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
 

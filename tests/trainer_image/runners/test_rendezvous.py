@@ -12,8 +12,8 @@ import torch.distributed as dist
 from e2e.platform.controlplane import free_ports
 from tensafe_api.reasons import Reason
 from tensorguard.runners import rendezvous
-from tensorguard.runners.rendezvous import NotJoined, process_group
-from tensorguard.training.collective_errors import told
+from tensorguard.runners.rendezvous import RendezvousError, process_group
+from tensorguard.training.collective_errors import describe_error
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def test_the_group_is_there_in_the_block_and_nowhere_else(ray: Any) -> None:
 def test_a_rank_that_cannot_reach_the_first_says_so(ray: Any) -> None:
     (nobody,) = free_ports(1)
     ray(1, 2, at=("127.0.0.1", nobody))
-    with pytest.raises(NotJoined) as caught, process_group("gloo", 1):
+    with pytest.raises(RendezvousError) as caught, process_group("gloo", 1):
         pass
-    reason, sentence = told(caught.value)
+    reason, sentence = describe_error(caught.value)
     assert reason is Reason.WORKER_LOST
     assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{nobody}")
 
 
 def test_the_first_rank_does_not_wait_for_ever(ray: Any) -> None:
     ray(0, 2)
-    with pytest.raises(NotJoined, match="worker 0 of 2 could not join"), process_group("gloo", 1):
+    with pytest.raises(RendezvousError, match="worker 0 of 2 could not join"), process_group("gloo", 1):
         pass
     assert not dist.is_initialized()

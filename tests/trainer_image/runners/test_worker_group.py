@@ -16,7 +16,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.runners import worker_group as module
-from tensorguard.runners.worker_group import Group, RankFailed, WorkersFailed, fit
+from tensorguard.runners.worker_group import RankFailed, WorkerGroup, WorkersFailed, run_workers
 
 RECORD = "Jane Doe has diabetes"
 
@@ -50,7 +50,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
 def test_it_asks_for_what_the_job_asks_for(trainer: type[Trainer], tmp_path: Path) -> None:
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
-    fit(lambda loop: None, {"a": 1}, Group.of(job, apart=True), tmp_path / "ray")
+    run_workers(lambda loop: None, {"a": 1}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
     scaling, run = trainer.asked["scaling_config"], trainer.asked["run_config"]
     assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.5})
     assert scaling.placement_strategy == "STRICT_SPREAD"  # one rank, one pod, one trust domain
@@ -59,7 +59,7 @@ def test_it_asks_for_what_the_job_asks_for(trainer: type[Trainer], tmp_path: Pat
 
 
 def test_on_one_machine_workers_may_share_a_node(trainer: type[Trainer], tmp_path: Path) -> None:
-    fit(lambda loop: None, {}, Group(2, 1, 0, 0), tmp_path / "ray")
+    run_workers(lambda loop: None, {}, WorkerGroup(2, 1, 0, 0), tmp_path / "ray")
     assert trainer.asked["scaling_config"].placement_strategy == "PACK"
 
 
@@ -72,7 +72,7 @@ def failing(loop: dict[str, Any]) -> None:
 
 def test_a_workers_own_words_do_not_leave_it(trainer: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed) as caught:
-        fit(failing, {"error": ValueError(RECORD)}, Group(2, 1, 0, 3), tmp_path / "ray")
+        run_workers(failing, {"error": ValueError(RECORD)}, WorkerGroup(2, 1, 0, 3), tmp_path / "ray")
     assert caught.value.reason is Reason.WORKER_LOST
     assert "after 3 restarts" in str(caught.value)
     cause = caught.value.__cause__
@@ -84,7 +84,10 @@ def test_a_workers_own_words_do_not_leave_it(trainer: type[Trainer], tmp_path: P
 
 def test_what_a_worker_can_tell_is_told_and_not_that_its_peer_is_gone(trainer: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed, match="the workers disagreed on step 4") as caught:
-        fit(
-            failing, {"error": AggregationError("the workers disagreed on step 4")}, Group(2, 1, 0, 3), tmp_path / "ray"
+        run_workers(
+            failing,
+            {"error": AggregationError("the workers disagreed on step 4")},
+            WorkerGroup(2, 1, 0, 3),
+            tmp_path / "ray",
         )
     assert caught.value.reason is Reason.AGGREGATION_FAILED

@@ -7,7 +7,7 @@ import torch
 from ray.exceptions import OutOfMemoryError
 
 from tensafe_api.reasons import Reason
-from tensorguard.training.collective_errors import told
+from tensorguard.training.collective_errors import describe_error
 
 
 @pytest.mark.parametrize(
@@ -19,14 +19,14 @@ from tensorguard.training.collective_errors import told
 )
 def test_a_lack_of_memory_names_the_field_that_mends_it(error: Exception, mend: str) -> None:
     """On real pods Ray's memory monitor ended the reading of the data, and nobody could tell what to do."""
-    reason, sentence = told(error)
+    reason, sentence = describe_error(error)
     assert reason is Reason.WORKER_LOST
     assert mend in sentence
     assert "patient" not in sentence
 
 
 def test_of_a_strangers_error_only_the_kind_is_said() -> None:
-    reason, sentence = told(KeyError("patient 7"))
+    reason, sentence = describe_error(KeyError("patient 7"))
     assert reason is Reason.INTERNAL_ERROR
     assert sentence.startswith("KeyError; ")
     assert "patient" not in sentence

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.fault_injection import Fail, OtherGrid, OtherKey, StopDuring
+from e2e.platform.trainer.fault_injection import OtherGrid, OtherKey, RaiseError, StopDuring
 from e2e.platform.trainer.rank_harness import Job, join
 from tensorguard.training.run_log import Stepped
 
@@ -43,7 +43,7 @@ def test_a_rank_with_another_job_key_is_not_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_on_one_rank_ends_both_and_a_restart_goes_on(tmp_path: Path, rank: int) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
-    codes = job.run(Fail("gradients", rank=rank, nth=4))
+    codes = job.run(RaiseError("gradients", rank=rank, nth=4))
     assert all(codes), (codes, job.errors())
     assert "the test broke this on purpose" in job.errors()
     assert join(job.restart()) == [0, 0], job.errors()

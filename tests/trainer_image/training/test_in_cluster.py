@@ -13,11 +13,11 @@ import torch
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import LedgerObject, Pod, make_pod
-from e2e.platform.trainer.rank_harness import Alone, Job
+from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.backends import POD_UID, LedgerLocation
-from tensorguard.training.budget_gate import Charging
+from tensorguard.training.budget_gate import BudgetGate
 from tensorguard.training.worker import train
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,7 @@ class InCluster:
         """One attempt from start to end, and why it ended."""
         self.job.attempt += 1
         place = LedgerLocation(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
-        train(replace(self.job.config(), ledger_location=place), Alone(), torch.device("cpu"))
+        train(replace(self.job.config(), ledger_location=place), SingleRankChannel(), torch.device("cpu"))
         return self.job.ended().reason
 
     def suspend(self, value: bool) -> None:
@@ -78,21 +78,21 @@ def test_a_job_is_charged_in_the_cluster_and_tells_how_far_it_is(in_cluster: InC
 
 
 def test_its_author_suspends_it_and_goes_on(in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    charge: Callable[..., Any] = Charging.before
+    charge: Callable[..., Any] = BudgetGate.ensure_charged
 
-    def suspended_at_five(charging: Charging, step: int, stop: bool) -> Any:
+    def suspended_at_five(charging: BudgetGate, step: int, stop: bool) -> Any:
         if step == 5:
             in_cluster.suspend(True)
         return charge(charging, step, stop)
 
-    monkeypatch.setattr(Charging, "before", suspended_at_five)
+    monkeypatch.setattr(BudgetGate, "ensure_charged", suspended_at_five)
     assert in_cluster.train() == "Interrupted"
     status = in_cluster.status()
     assert status["outcome"] == "Suspended"
     assert status["charges"][0]["steps"] == 5
     assert status["releases"][-1]["step"] == 5
     in_cluster.suspend(False)
-    monkeypatch.setattr(Charging, "before", charge)
+    monkeypatch.setattr(BudgetGate, "ensure_charged", charge)
     assert in_cluster.train() == "Completed"
     status = in_cluster.status()
     assert [(charge["attempt"], charge["steps"]) for charge in status["charges"]] == [(1, 5), (2, 7)]

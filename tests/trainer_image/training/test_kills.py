@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.platform.trainer.fault_injection import EVERY_RANK, POINTS, Instrument, Kill, Tear
+from e2e.platform.trainer.fault_injection import POINTS, POINTS_ON_EVERY_RANK, Instrument, Kill, TearLedgerWrite
 from e2e.platform.trainer.rank_harness import Job, join
 from tensafe_api.statement import recompute_epsilon
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
@@ -53,13 +53,13 @@ def kills(generator: random.Random) -> Iterator[Instrument | AtTime]:
 
 
 def at(point: str, generator: random.Random) -> Kill:
-    rank = generator.randint(0, 1) if point in EVERY_RANK else 0
-    nth = generator.randint(1, 4) if point in (*EVERY_RANK, "charge", "sync", "replace") else 1
-    return Kill(point, generator.choice(["before", "after"]), rank, nth, everybody=generator.random() < 0.5)
+    rank = generator.randint(0, 1) if point in POINTS_ON_EVERY_RANK else 0
+    nth = generator.randint(1, 4) if point in (*POINTS_ON_EVERY_RANK, "charge", "sync", "replace") else 1
+    return Kill(point, generator.choice(["before", "after"]), rank, nth, all_ranks=generator.random() < 0.5)
 
 
-def torn(generator: random.Random) -> Tear:
-    return Tear(generator.randint(1, 6), everybody=generator.random() < 0.5)
+def torn(generator: random.Random) -> TearLedgerWrite:
+    return TearLedgerWrite(generator.randint(1, 6), all_ranks=generator.random() < 0.5)
 
 
 def at_time(generator: random.Random) -> AtTime:

@@ -13,12 +13,12 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from e2e.platform.trainer.fault_injection import KeepWeights
-from e2e.platform.trainer.rank_harness import Alone, Job, completions, records
+from e2e.platform.trainer.rank_harness import Job, SingleRankChannel, completions, records
 from tensorguard.data.batches import MicroBatch
 from tensorguard.data.shard import Shard
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.stream import KeyedSeeds
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 from tensorguard.training.worker import Worker
 
@@ -103,7 +103,7 @@ def test_users_are_sampled_and_not_their_records(tmp_path: Path, monkeypatch: py
     rows: Counter[int] = Counter()
     add_to, compute = ShardGradients.add_to, ShardGradients._compute
 
-    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: Stop) -> None:
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> None:
         drawn.append(units)
         add_to(self, clipper, units, stop)
 
@@ -181,4 +181,4 @@ def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:
 
 def test_a_worker_that_never_began_can_be_closed(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
-    Worker(job.config(), Alone(), torch.device("cpu")).close()
+    Worker(job.config(), SingleRankChannel(), torch.device("cpu")).close()

@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load
 
 from e2e.platform.s3 import BUCKET, S3
-from e2e.platform.trainer.rank_harness import Alone, Job
+from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resources.ledger import Outcome
 from tensorguard.aggregation.channel import check_all_reduce_wraps
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
-from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, restore
-from tensorguard.training.config import ERRORS, EVENTS
+from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, restore_checkpoint
+from tensorguard.training.config import RUN_LOG, TRACEBACKS
 from tensorguard.training.run_log import Started, Stepped
-from tensorguard.training.setup import build
-from tensorguard.training.stop_signal import NAME as STOP
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.setup import set_up
+from tensorguard.training.stop_signal import STOP_FILE as STOP
+from tensorguard.training.stop_signal import StopSignal
 
 Break = Callable[[int | None], None]
 FILES = (
@@ -90,10 +90,10 @@ def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
 
 
 def test_weights_and_optimiser_are_put_back_to_the_bit(halted: Job) -> None:
-    parts = build(halted.config(), 0, CPU)
+    parts = set_up(halted.config(), 0, CPU)
     fresh = adapter_state(parts.model)
     release = halted.ledger().checkpoints[-1]
-    place = restore(parts.store, checkpoint(halted, 4).name, release.digest, parts.model, parts.optimizer)
+    place = restore_checkpoint(parts.store, checkpoint(halted, 4).name, release.digest, parts.model, parts.optimizer)
     files = halted.store().read(checkpoint(halted, 4).name)
     saved = load(files[ADAPTER_WEIGHTS])
     restored = adapter_state(parts.model)
@@ -172,7 +172,7 @@ def test_an_edited_ledger_is_refused(halted: Job) -> None:
 @pytest.mark.parametrize("witness", ["event log", "checkpoint"])
 def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(halted: Job, witness: str) -> None:
     if witness == "checkpoint":
-        (halted.directory / EVENTS).unlink()
+        (halted.directory / RUN_LOG).unlink()
     path = halted.directory / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]))  # a valid chain, in which only the first step was charged
@@ -187,7 +187,7 @@ def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(hal
 def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: Job, tmp_path: Path) -> None:
     other = Job.make(tmp_path / "other", "spec.cluster.workers=1", "spec.training.steps=7")
     shutil.copy(other.directory / "ledger.jsonl", halted.directory / "ledger.jsonl")
-    (halted.directory / EVENTS).unlink()
+    (halted.directory / RUN_LOG).unlink()
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
     assert "shorter than the one that" in message
@@ -226,7 +226,7 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
     assert charged == 3 + 1
     alone.train_alone(restart=True)
     assert alone.ended().reason == "NoProgress"
-    assert ERRORS.format(who="rankN") in alone.ended().message
+    assert TRACEBACKS.format(who="rankN") in alone.ended().message
     assert "Broken" in alone.errors()
     assert alone.ledger().steps_charged == charged
 
@@ -238,7 +238,7 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
 def test_a_restart_after_a_stop_on_request_is_none_of_these(alone: Job, break_at: Break) -> None:
     """A pod may be told to go, and the next one, before it has made a step."""
     alone.attempt = 1
-    Stop.of(alone.directory).request()
+    StopSignal.of(alone.directory).request()
     for _ in range(3):
         alone.train_alone(restart=True)
         assert alone.ended().reason == "Interrupted"
@@ -288,7 +288,7 @@ def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkp
 
 def test_alone_is_a_channel_that_wraps() -> None:
     """The stand-in for a process group does what the trainer checks of a real one."""
-    check_all_reduce_wraps(Alone())
+    check_all_reduce_wraps(SingleRankChannel())
 
 
 def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import Alone, Job
+from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.runners.local.ray_cluster import _remove_session
 from tensorguard.runners.local.status import fold_status
-from tensorguard.training.config import EVENTS, JOB_KEY
-from tensorguard.training.run_log import charged_in
+from tensorguard.training.config import JOB_KEY, RUN_LOG
+from tensorguard.training.run_log import steps_charged_in
 from tensorguard.training.worker import Worker
 
 
@@ -36,7 +36,7 @@ def test_charges_cut_off_after_the_last_checkpoint_are_missed(halted: Job) -> No
     kinds = [json.loads(line)["kind"] for line in lines]
     last_release = max(number for number, kind in enumerate(kinds) if kind == "release")
     ledger.write_bytes(b"".join(lines[: last_release + 1]))
-    assert halted.ledger().steps_charged < charged_in(halted.directory / EVENTS)
+    assert halted.ledger().steps_charged < steps_charged_in(halted.directory / RUN_LOG)
     reason, message = attempt(halted)
     assert reason == "LedgerCorrupt"
     assert "put back the ledger as it was" in message
@@ -75,12 +75,12 @@ def test_two_copies_of_a_run_do_not_publish_under_one_address(alone: Job, tmp_pa
     for name in (NAME, JOB_KEY):
         shutil.copy(alone.directory / name, copy.directory / name)
     copy.attempt = 1
-    second = Worker(copy.config(), Alone(), torch.device("cpu"))
-    second.begin()
+    second = Worker(copy.config(), SingleRankChannel(), torch.device("cpu"))
+    second.start()
     alone.train_alone()
     sealed = alone.store().names()
     with pytest.raises(LedgerCorrupt, match="the ledger is shorter than the one"):
-        second.work()
+        second.run_steps()
     second.close()
     assert alone.store().names() == sealed
 

@@ -9,7 +9,7 @@ import torch
 from e2e.platform.trainer.pipeline import CLIP, CPU, GRID, LENGTH, WORDS, Unit, make_shard, pipeline, squared_norm
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.stream import SecretStream
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients, _by_unit
 
 
@@ -65,7 +65,7 @@ def test_rows_are_added_to_their_units_in_order_across_micro_batches() -> None:
 def test_a_raised_stop_leaves_the_rest_of_the_step_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = pipeline("SequenceClassification")
     data = units(24, 1)
-    stop, passes = Stop(), 0
+    stop, passes = StopSignal(), 0
     compute = ShardGradients._compute
 
     def computing(*arguments: object) -> torch.Tensor:

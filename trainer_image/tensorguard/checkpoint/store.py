@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import canonical_json, digest
-from tensorguard.storage import CLAIM, Patient, filesystem_of, reason_of
+from tensorguard.storage import PVC_SCHEME, RetryingFileSystem, explain_storage_error, filesystem_options
 
 MANIFEST = "manifest.json"
 _ASIDE = ".unfinished-"
@@ -59,15 +59,15 @@ class CheckpointStore:
         self._known_as = known_as
         self._eager, self._root = fsspec.url_to_fs(uri, **(options or {}))
         self._local = isinstance(self._eager, LocalFileSystem)
-        self._fs = self._eager if self._local else Patient(self._eager)
+        self._fs = self._eager if self._local else RetryingFileSystem(self._eager)
 
     @classmethod
     def for_job(cls, job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
         """Where a job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
         uri = job.spec.checkpoint.uri
-        _, options = filesystem_of(uri, job.spec.storage)
+        _, options = filesystem_options(uri, job.spec.storage)
         mounted = mounts is not None and uri.startswith(f"{mounts}/")
-        return cls(uri, options, f"{CLAIM}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
+        return cls(uri, options, f"{PVC_SCHEME}{uri.removeprefix(f'{mounts}/')}" if mounted else None)
 
     def check_writable(self, *, wait: bool = False) -> None:
         """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder.
@@ -225,7 +225,7 @@ def _failures(local: bool) -> type[Exception]:
 
 def _sentence(error: Exception) -> str:
     """Why, in words that are known to hold nothing of a request or a file."""
-    if reason := reason_of(error):
+    if reason := explain_storage_error(error):
         return reason
     said = str(error).strip() if isinstance(error, OSError) else ""
     return said.splitlines()[0].rstrip(".") if said else type(error).__name__

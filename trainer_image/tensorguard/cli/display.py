@@ -22,7 +22,7 @@ from rich.text import Text
 
 from tensafe_api.resolve import Plan
 from tensorguard.cli.progress import Track, duration, restart_of
-from tensorguard.training.run_log import Event, Preparing, Started, Stepped
+from tensorguard.training.run_log import LogRecord, Preparing, Started, Stepped
 
 PLAIN_SHARE = 0.05
 """A log gets a line each time this share of the steps is done,"""
@@ -41,7 +41,7 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LogRecord) -> None:
         """Show what an event changes."""
         ...
 
@@ -79,7 +79,7 @@ class PlainDisplay:
         sys.stderr.write(f"{sentence}\n")
         sys.stderr.flush()
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LogRecord) -> None:
         with self._lock:
             before = self._track.started
             self._track.fold(event)
@@ -130,7 +130,7 @@ class LiveDisplay:
     def say(self, sentence: str) -> None:
         self._console.print(Text(sentence, style="yellow"), soft_wrap=True)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LogRecord) -> None:
         with self._lock:
             before = self._track.started
             if isinstance(event, Preparing | Started):

@@ -68,10 +68,10 @@ def warnings(loaded: Loaded) -> Iterator[str]:
 
 def no_room(loaded: Loaded) -> Iterator[str]:
     """Why `tensafe run` would refuse the manifest on this very machine, if it would: a cluster may have the room."""
-    from tensorguard.runners.preflight import RunRefused, check_room
+    from tensorguard.runners.preflight import RunRefused, check_local_resources
 
     try:
-        check_room(loaded.completed)
+        check_local_resources(loaded.completed)
     except RunRefused as refusal:
         yield f"`tensafe run` would refuse it on this machine: {refusal}"
 

@@ -58,12 +58,12 @@ def _ledger(arguments: argparse.Namespace) -> int:
 def _read(directory: Path) -> LedgerState:
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
-    from tensorguard.training.config import EVENTS
-    from tensorguard.training.rollback_check import check_events
+    from tensorguard.training.config import RUN_LOG
+    from tensorguard.training.rollback_check import check_run_log
 
     try:
         state = FileLedger(directory).read()
-        check_events(directory / EVENTS, state)
+        check_run_log(directory / RUN_LOG, state)
         return state
     except LedgerMissing as error:
         raise Refused(f"tensafe ledger: {error}; name the folder of a run (its --output-dir)", INVALID) from error

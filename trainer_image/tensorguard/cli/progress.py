@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
-from tensorguard.training.run_log import Evaluated, Event, Preparing, Saved, Started, Stepped
+from tensorguard.training.run_log import Evaluated, LogRecord, Preparing, Saved, Started, Stepped
 
 SPEED_WINDOW_SECONDS = 30.0
 """Steps per second are a mean over the steps of this time."""
@@ -45,7 +45,7 @@ class Track:
         self.speed: Speed | None = None
         self._recent: deque[Stepped] = deque()
 
-    def fold(self, event: Event) -> None:
+    def fold(self, event: LogRecord) -> None:
         """Take in the next event."""
         match event:
             case Preparing():

@@ -18,7 +18,7 @@ from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.progress import PLD_FIGURES, restart_of
-from tensorguard.training.run_log import Evaluated, Event, EventReader, Started, Stepped
+from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Started, Stepped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ class History:
     evaluations: list[tuple[int, Evaluated]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[LogRecord]) -> History:
         """The history that `events` tell, in their order."""
         history, started = cls(), None
         for event in events:
@@ -67,7 +67,7 @@ class History:
 
 def write(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
     """Draw the run in `output_dir` and return the picture; None where no step was made or no picture can be written."""
-    history = History.of(EventReader(output_dir / EVENTS).read())
+    history = History.of(RunLogReader(output_dir / EVENTS).read())
     if not history.charged:
         return None
     path = output_dir / NAME

@@ -114,9 +114,9 @@ def _train(
     with display_for(plan) as display:
         display.hear(Preparing(time.time(), "Loading PyTorch and Ray"))
         from tensorguard.runners.local import driver as engine
-        from tensorguard.training.stop_signal import Stop
+        from tensorguard.training.stop_signal import StopSignal
 
-        stop = Stop()
+        stop = StopSignal()
         try:
             with interrupts.stopping(stop, display.say):
                 return engine.run(

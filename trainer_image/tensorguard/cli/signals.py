@@ -22,7 +22,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stoppable(Protocol):
-    """`tensorguard.training.stop_signal.Stop`: a request that the engine looks at before each step."""
+    """`tensorguard.training.stop_signal.StopSignal`: a request that the engine looks at before each step."""
 
     def request(self) -> None: ...
 

@@ -21,7 +21,7 @@ from tensorguard.data.compression import compression_of, is_zip
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source, unreadable
 from tensorguard.data.formats import format_named, format_of
-from tensorguard.storage import filesystem_of, reason_of
+from tensorguard.storage import explain_storage_error, filesystem_options
 
 FRAGMENT_BYTES = 64 << 20
 """Target size of a fragment of a file that can be split."""
@@ -33,7 +33,7 @@ def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str,
 
     Raises whatever the file system raises.
     """
-    protocol, options = filesystem_of(uri, storage)
+    protocol, options = filesystem_options(uri, storage)
     files = _files(fsspec.filesystem(protocol, **options), uri, format)
     if protocol not in ("file", "local"):
         return {path: path for path in files}
@@ -59,7 +59,7 @@ def inspect(
         ) from None
     except Exception as error:
         raise UnreadableDataError(
-            f"{where}.uri: cannot read {uri}: {reason_of(error) or type(error).__name__}"
+            f"{where}.uri: cannot read {uri}: {explain_storage_error(error) or type(error).__name__}"
         ) from None
     if not files:
         raise DataError(f"{where}.uri: there is no data at {uri}: no file, or none but empty ones")
@@ -99,7 +99,7 @@ def tables_at(
     where: str = "spec.dataset",
 ) -> Iterator[pa.Table]:
     """The named columns of the files at `uri`, table by table, read in this process. As `read`, without Ray."""
-    protocol, options = filesystem_of(uri, storage)
+    protocol, options = filesystem_options(uri, storage)
     source, fragments = inspect(uri, columns, format, protocol, options, where)
     for fragment in fragments:
         yield from source.tables(**fragment)

@@ -29,7 +29,7 @@ from tensorguard.data.files import Source
 from tensorguard.data.formats.text import text_of, text_table
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
-from tensorguard.storage import filesystem_of
+from tensorguard.storage import filesystem_options
 
 MAX_TASKS = 512
 MEMORY_BLOCK_ROWS = 16_384
@@ -54,7 +54,7 @@ def read(
     missing column, or one whose type cannot play its role.
     """
     silence_ray_data()
-    protocol, options = filesystem_of(uri, storage)
+    protocol, options = filesystem_options(uri, storage)
     if protocol == "file":
         path = Path(uri.removeprefix("file://")).expanduser()
         uri = str(path if path.is_absolute() or base_dir is None else Path(base_dir) / path)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from tensafe_api import accounting
 from tensafe_api.resolve import Plan
-from tensorguard.training.run_log import Ended, Evaluated, Event, Saved, Started, Stepped
+from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Saved, Started, Stepped
 
 LOGGER = logging.getLogger("tensafe.audit")
 
@@ -26,7 +26,7 @@ class AuditLog:
         self._plan = plan
         self._charged = 0
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LogRecord) -> None:
         """Log `event`, if it is one of those that matter to an audit."""
         if isinstance(event, Stepped):
             if event.charged > self._charged:
@@ -36,5 +36,5 @@ class AuditLog:
         elif isinstance(event, Started | Saved | Evaluated | Ended):
             self._log(event.kind, event, {name: value for name, value in asdict(event).items() if name != "time"})
 
-    def _log(self, kind: str, event: Event, facts: dict[str, object]) -> None:
+    def _log(self, kind: str, event: LogRecord, facts: dict[str, object]) -> None:
         LOGGER.info(json.dumps({"event": kind, "job": self._job, "time": event.time, **facts}))

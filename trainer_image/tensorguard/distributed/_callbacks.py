@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tensafe_api.resolve import Plan
-from tensorguard.training.run_log import Event, Started, Stepped
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.run_log import LogRecord, Started, Stepped
+from tensorguard.training.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from tensorguard.distributed._trainer import TenSafeTrainer
@@ -42,7 +42,7 @@ class Dispatcher:
     """Makes calls of events, for one call of `fit`. `error` is what the first callback to raise has raised."""
 
     def __init__(
-        self, trainer: TenSafeTrainer, callbacks: Sequence[TenSafeCallback], plan: Plan, at_least: int, stop: Stop
+        self, trainer: TenSafeTrainer, callbacks: Sequence[TenSafeCallback], plan: Plan, at_least: int, stop: StopSignal
     ) -> None:
         self.error: BaseException | None = None
         self._trainer = trainer
@@ -53,7 +53,7 @@ class Dispatcher:
         self._epochs = 0
         self._begun = False
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: LogRecord) -> None:
         """Call whom `event` concerns; once a callback has raised, nobody any more."""
         if self.error is not None:
             return

@@ -18,7 +18,7 @@ from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
 from tensorguard.distributed._datasets import columns_of, length_of
 from tensorguard.distributed._errors import ConfigurationError, in_python
-from tensorguard.training.config import COUNTED_SENTENCE
+from tensorguard.training.config import COUNTED_RECORDS_REMARK
 
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"
@@ -99,7 +99,7 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
     count = length_of(train_dataset)
     if count == 0:
         raise ConfigurationError("train_dataset is empty")
-    warnings.warn(COUNTED_SENTENCE.format(count=count), stacklevel=4)
+    warnings.warn(COUNTED_RECORDS_REMARK.format(count=count), stacklevel=4)
     return count, {COUNTED_ANNOTATION: str(count)}
 
 

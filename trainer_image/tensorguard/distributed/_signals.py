@@ -13,7 +13,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """A context in which a signal requests `stop`."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: StopSignal) -> None:
         self._stop = stop
         self._before: dict[int, Any] = {}
         self._received: int | None = None

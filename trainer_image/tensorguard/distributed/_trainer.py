@@ -33,8 +33,8 @@ from tensorguard.distributed._signals import Interrupts
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver as engine
-from tensorguard.training.run_log import Event, Stepped
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.run_log import LogRecord, Stepped
+from tensorguard.training.stop_signal import StopSignal
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TenSafeTrainer:
         self._callbacks = tuple(callbacks)
         self._plan: Plan | None = None
         self._output_dir = Path()
-        self._stop: Stop | None = None
+        self._stop: StopSignal | None = None
 
     def fit(
         self, train_dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
@@ -108,11 +108,11 @@ class TenSafeTrainer:
             _, plan = resolve(job)
         except ManifestError as error:
             raise ConfigurationError(in_python(str(error))) from None
-        self._plan, self._stop, self._output_dir, self.step = plan, Stop(), output_dir, 0
+        self._plan, self._stop, self._output_dir, self.step = plan, StopSignal(), output_dir, 0
         calls = Dispatcher(self, self._callbacks, plan, job.spec.dataset.unit.at_least, self._stop)
         audit = AuditLog(job.metadata.name, plan) if self.config.enable_audit_logging else None
 
-        def hear(event: Event) -> None:
+        def hear(event: LogRecord) -> None:
             if isinstance(event, Stepped):
                 self.step = event.step
             if audit is not None:
@@ -128,7 +128,7 @@ class TenSafeTrainer:
                     resume=resume_from_checkpoint is not None,
                     listener=hear,
                     stop=self._stop,
-                    sources=engine.Sources(train=train_dataset, evaluation=eval_dataset),
+                    sources=engine.InMemoryData(train=train_dataset, evaluation=eval_dataset),
                     timeout=self.config.ray_timeout,
                 ).job
             except (ManifestError, engine.RunRefused) as error:
@@ -172,7 +172,7 @@ class TenSafeTrainer:
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
     """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
     from tensorguard.checkpoint.store import CheckpointStore
-    from tensorguard.training.checkpointing import latest, name_of
+    from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
 
     asked = place.removeprefix("file://").rstrip("/")
     asked = asked if "://" in asked else str(Path(asked).expanduser().absolute())
@@ -186,10 +186,10 @@ def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> Non
             f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to go on with"
         )
     try:
-        newest = latest(CheckpointStore.for_job(job), FileLedger(output_dir).read())
+        newest = latest_checkpoint(CheckpointStore.for_job(job), FileLedger(output_dir).read())
     except LedgerError as error:
         raise ConfigurationError(in_python(str(error))) from error
-    if newest is None or name_of(newest) != name:
+    if newest is None or checkpoint_name(newest) != name:
         raise ConfigurationError(
             f"resume_from_checkpoint is {asked}, but the newest checkpoint of that run is "
             f"{newest.uri if newest else 'none'}: a run goes on from its newest one, so give checkpoint_dir"

@@ -52,7 +52,7 @@ def open_ledger(directory: Path, place: LedgerLocation | None) -> Ledger:
 
 
 class SuspendFlag:
-    """Whether the job's author asks it to stop. Without a cluster nobody can ask here: `Stop` is another way."""
+    """Whether the job's author asks it to stop. Without a cluster nobody can ask here: `StopSignal` is another way."""
 
     def __init__(self, place: LedgerLocation | None) -> None:
         self._place = place

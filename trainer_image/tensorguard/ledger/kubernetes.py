@@ -33,7 +33,7 @@ from tensafe_api.resources.ledger import (
     PublishedCheckpointRecord,
 )
 from tensafe_api.resources.status import EvaluationResult, Progress
-from tensorguard.backoff import PATIENCE_SECONDS, waits
+from tensorguard.backoff import RETRY_SECONDS, retry_delays
 from tensorguard.ledger.contract import (
     Charge,
     Fenced,
@@ -72,7 +72,7 @@ class KubernetesLedger(LedgerWriter):
         name: str,
         uid: str,
         pod_uid: str,
-        patience_seconds: float = PATIENCE_SECONDS,
+        patience_seconds: float = RETRY_SECONDS,
     ) -> None:
         """Args: uid: of the ledger that the job was admitted with, since one of the same name made later is another's;
         pod_uid: of this pod, as its service account token is bound to it.
@@ -150,7 +150,7 @@ class KubernetesLedger(LedgerWriter):
         """Add the entry that suits the state, and return the state after it. Looks again after each conflict."""
         heads: set[str] = set()  # of what we have tried: one of them may have been taken in without our hearing of it
         call = _Call(self._patience)
-        for wait in waits():
+        for wait in retry_delays():
             found = self._get(call)
             state = self._state(found)
             if state.head in heads:
@@ -173,7 +173,7 @@ class KubernetesLedger(LedgerWriter):
 
     def _get(self, call: _Call) -> dict[str, Any]:
         """The object as it is. Waits while the API server is away."""
-        for wait in waits():
+        for wait in retry_delays():
             try:
                 found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
             except client.ApiException as error:

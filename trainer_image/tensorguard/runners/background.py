@@ -13,7 +13,7 @@ from collections.abc import Callable
 _POLL_SECONDS = 0.2
 
 
-def aside(work: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+def run_in_background(work: Callable[[], None], meanwhile: Callable[[], None]) -> None:
     """Call `work` on another thread; call `meanwhile` on this one, again and again until `work` ends, and once more.
 
     `work` handles its own exceptions.

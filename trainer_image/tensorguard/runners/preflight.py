@@ -29,24 +29,24 @@ class RunRefused(Exception):
         self.path = path
 
 
-def cpus_of(job: TenSafeTrainingJob) -> float:
+def cpus_per_worker(job: TenSafeTrainingJob) -> float:
     """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
     return parse_quantity(job.spec.cluster.worker.cpus)
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
     """The leaves in which two JSON objects differ, each as a few words."""
     found: list[str] = []
     for key in sorted(before.keys() | now.keys()):
         here, there = now.get(key), before.get(key)
         if isinstance(here, dict) and isinstance(there, dict):
-            found += changes(there, here, f"{path}{key}.")
+            found += changed_fields(there, here, f"{path}{key}.")
         elif here != there:
             found.append(f"{path}{key} was {there}, is {here}")
     return found
 
 
-def check_room(job: TenSafeTrainingJob) -> None:
+def check_local_resources(job: TenSafeTrainingJob) -> None:
     """Refuse workers for whom this machine has no room.
 
     A Ray cluster that the caller has joined may grow: there `runners.worker_group` waits for room instead.
@@ -56,7 +56,7 @@ def check_room(job: TenSafeTrainingJob) -> None:
         return
     cluster = job.spec.cluster
     have = os.cpu_count() or 1
-    wanted = cluster.workers * cpus_of(job)
+    wanted = cluster.workers * cpus_per_worker(job)
     if wanted > have:
         raise RunRefused(
             "spec.cluster.workers",
@@ -74,7 +74,7 @@ def check_room(job: TenSafeTrainingJob) -> None:
             )
 
 
-def check_evaluation(job: TenSafeTrainingJob) -> None:
+def check_evaluation_is_public(job: TenSafeTrainingJob) -> None:
     """Refuse an evaluation set that is called public and holds a file of the private one, however it is spelt."""
     spec = job.spec
     if spec.evaluation is None or spec.evaluation.visibility != "Public":
@@ -95,7 +95,7 @@ def check_evaluation(job: TenSafeTrainingJob) -> None:
         )
 
 
-def absolute(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
+def with_absolute_paths(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
     """`job` with its relative paths made absolute, so that it means the same from anywhere."""
 
     def place(uri: str) -> str:

@@ -21,7 +21,7 @@ from ray.util import get_node_ip_address
 from tensafe_api.reasons import Reason
 
 
-class NotJoined(RuntimeError):
+class RendezvousError(RuntimeError):
     """The workers could not form a group. `str()` is a sentence; no record was read before."""
 
     reason: ClassVar[Reason] = Reason.WORKER_LOST
@@ -39,7 +39,7 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
             they wait as long as Ray says that all are alive.
 
     Raises:
-        NotJoined: where not all came in time, or cannot reach each other.
+        RendezvousError: where not all came in time, or cannot reach each other.
     """
     device = get_device()
     if device.type == "cuda":
@@ -54,7 +54,9 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
         store = store or dist.TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, OSError) as error:
-        raise NotJoined(f"worker {rank} of {size} could not join the others at {host}:{port} ({error})") from error
+        raise RendezvousError(
+            f"worker {rank} of {size} could not join the others at {host}:{port} ({error})"
+        ) from error
     yield
     barrier()  # a peer may still be in the last collective
     dist.destroy_process_group()

@@ -14,30 +14,30 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-LOCK = ".run.lock"
-WORK = ".work"
+LOCK_FILE = ".run.lock"
+WORK_FOLDER = ".work"
 """Shards, and what Ray Train keeps; it goes when the run ends."""
-RAY_TRAIN = "ray-train"
+RAY_TRAIN_FOLDER = "ray-train"
 """In it: Ray Train's own."""
 
 
-class FolderUnusable(Exception):
+class RunFolderError(Exception):
     """The folder cannot be written to, or another run is at work in it. `str()` is a sentence."""
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Hold the folder, which is made where it does not exist. Raises FolderUnusable."""
+def lock_run_folder(directory: Path) -> Iterator[None]:
+    """Hold the folder, which is made where it does not exist. Raises RunFolderError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = _open(directory)
     except OSError as error:
-        raise FolderUnusable(
+        raise RunFolderError(
             f"{directory} cannot be written to: {error.strerror}; name another --output-dir, or mend its permissions"
         ) from error
     try:
         if not _taken(descriptor):
-            raise FolderUnusable(
+            raise RunFolderError(
                 f"another run is at work in {directory}; wait for its end, or name another --output-dir"
             )
         yield
@@ -45,7 +45,7 @@ def alone_in(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def at_work(directory: Path) -> Callable[[], None]:
+def hold_run_lock(directory: Path) -> Callable[[], None]:
     """Keep this process's pod from going, until the process has ended or has called what is returned. To be called in
     each process once.
     """
@@ -56,7 +56,7 @@ def at_work(directory: Path) -> Callable[[], None]:
     return held.close
 
 
-def is_at_work(directory: Path) -> bool:
+def is_run_locked(directory: Path) -> bool:
     """Whether anybody holds the folder."""
     descriptor = _open(directory)
     try:
@@ -65,14 +65,14 @@ def is_at_work(directory: Path) -> bool:
         os.close(descriptor)
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_owner_only(path: Path, content: bytes) -> None:
     """A new file that its owner alone can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def _open(directory: Path) -> int:
-    return os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _taken(descriptor: int) -> bool:

@@ -20,17 +20,17 @@ from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.backoff import PATIENCE_SECONDS
-from tensorguard.runners.preflight import cpus_of
-from tensorguard.training.collective_errors import told
-from tensorguard.training.config import ERRORS
+from tensorguard.backoff import RETRY_SECONDS
+from tensorguard.runners.preflight import cpus_per_worker
+from tensorguard.training.collective_errors import describe_error
+from tensorguard.training.config import TRACEBACKS
 
-ROOM_SECONDS, ROOM_APART_SECONDS = 300, 1800
+PLACEMENT_SECONDS, SPREAD_PLACEMENT_SECONDS = 300, 1800
 """How long there may be no room for all workers. Pods of their own may wait for a node: as long as KubeRay is given for
 an attempt's first ones."""
-COLLECTIVE_TIMEOUT_SECONDS = 2 * PATIENCE_SECONDS + 120
+COLLECTIVE_TIMEOUT_SECONDS = 2 * RETRY_SECONDS + 120
 """How long ranks wait for each other: rank 0 may be waiting for the store of checkpoints, and then for the ledger."""
-Loop = Callable[[dict[str, Any]], None]
+RankFunction = Callable[[dict[str, Any]], None]
 """What each worker calls in the process group, with plain values that travel to it. Defined at the top of a module."""
 
 
@@ -54,31 +54,31 @@ class WorkersFailed(RuntimeError):
     """
 
     def __init__(self, restarts: int, failure: RankFailed | None = None) -> None:
-        mend = f"see {ERRORS.format(who='rankN')} in the run's folder for why, mend that, and resume"
+        mend = f"see {TRACEBACKS.format(who='rankN')} in the run's folder for why, mend that, and resume"
         why = f" ({failure.sentence})" if failure else ""
         super().__init__(f"the workers failed, after {restarts} restarts{why}; {mend}")
         self.reason = failure.reason if failure else Reason.WORKER_LOST
 
 
 @dataclass(frozen=True)
-class Group:
+class WorkerGroup:
     """How many workers there are, what each needs, and how often all of them may be started again."""
 
     workers: int
     cpus: float
     gpus: int
     max_restarts: int
-    apart: bool = False
+    one_per_node: bool = False
     """Each worker on a node of its own."""
     timeout: float | None = None
     """Seconds that workers may wait for each other."""
 
     @classmethod
-    def of(cls, job: TenSafeTrainingJob, *, apart: bool = False, timeout: float | None = None) -> Group:
+    def of(cls, job: TenSafeTrainingJob, *, one_per_node: bool = False, timeout: float | None = None) -> WorkerGroup:
         """The group that a job asks for."""
         cluster = job.spec.cluster
         restarts = job.spec.retry.max_restarts
-        return cls(cluster.workers, cpus_of(job), cluster.worker.gpus, restarts, apart, timeout)
+        return cls(cluster.workers, cpus_per_worker(job), cluster.worker.gpus, restarts, one_per_node, timeout)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -87,10 +87,10 @@ class Group:
 
     @property
     def strategy(self) -> str:
-        return "STRICT_SPREAD" if self.apart else "PACK"
+        return "STRICT_SPREAD" if self.one_per_node else "PACK"
 
 
-def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> None:
+def run_workers(loop: RankFunction, values: Mapping[str, Any], group: WorkerGroup, storage: Path) -> None:
     """Run one attempt on the Ray that this process has joined, and wait for its end. `storage`: what Ray Train keeps.
 
     Raises:
@@ -102,7 +102,7 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
 
     backend = "nccl" if group.gpus else "gloo"
     seconds = group.timeout or COLLECTIVE_TIMEOUT_SECONDS
-    _wait_for_room(group, group.timeout or (ROOM_APART_SECONDS if group.apart else ROOM_SECONDS))
+    _wait_for_room(group, group.timeout or (SPREAD_PLACEMENT_SECONDS if group.one_per_node else PLACEMENT_SECONDS))
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on from its own record of a killed run
 
     def contained(values: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
             with process_group(backend, seconds):
                 loop(values)
         except Exception as error:
-            raise RankFailed(*told(error)) from None
+            raise RankFailed(*describe_error(error)) from None
 
     trainer = DataParallelTrainer(
         contained,
@@ -133,7 +133,7 @@ def fit(loop: Loop, values: Mapping[str, Any], group: Group, storage: Path) -> N
         raise WorkersFailed(group.max_restarts, _telling(error)) from error
 
 
-def silence() -> None:
+def configure_ray() -> None:
     """Before Ray starts, or is joined: nothing is sent home, and nothing private is logged."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
@@ -151,7 +151,7 @@ def _telling(error: Exception) -> RankFailed | None:
     return next((failure for failure in known if failure.reason is not Reason.INTERNAL_ERROR), None)
 
 
-def _wait_for_room(group: Group, seconds: float) -> None:
+def _wait_for_room(group: WorkerGroup, seconds: float) -> None:
     """Wait until all workers fit into the cluster at once: left to itself, Ray Train would ask again for ever."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -162,7 +162,7 @@ def _wait_for_room(group: Group, seconds: float) -> None:
             free = ray.available_resources()
             raise RayTimeoutError(
                 f"Ray had no room for {group.workers} workers with {_words(group.resources)} each"
-                f"{', one on each node,' if group.apart else ''} within {seconds:g} seconds "
+                f"{', one on each node,' if group.one_per_node else ''} within {seconds:g} seconds "
                 f"(free now: {_words({name: free.get(name, 0.0) for name in group.resources})}); "
                 "lower spec.cluster.workers or spec.cluster.worker, or wait until the cluster is free"
             )

@@ -24,7 +24,7 @@ _NOTICE = struct.Struct(">BQ32s")
 class Verdict(IntEnum):
     """What rank 0 says where a chunk ends."""
 
-    GO_ON = 0
+    CONTINUE = 0
     EXHAUSTED = 1
     STOP = 2
 
@@ -34,11 +34,11 @@ class Allowance:
     """How far the workers may go: steps below `through` are charged, under the ledger entry `head`."""
 
     verdict: Verdict
-    through: int
+    charged_through: int
     head: str
 
 
-class Charging:
+class BudgetGate:
     """Charges steps on rank 0 and learns of it on the others."""
 
     def __init__(
@@ -52,37 +52,39 @@ class Charging:
         self._plan = plan
         self._ledger = ledger
         self._began = (time.monotonic(), from_step)
-        self.allowance = Allowance(Verdict.GO_ON, from_step, "0" * 64)
-        self.charged = 0
+        self.allowance = Allowance(Verdict.CONTINUE, from_step, "0" * 64)
+        self.steps_charged = 0
         """Charged over all attempts, as rank 0 last saw it."""
 
-    def before(self, step: int, stop: bool) -> Allowance:
+    def ensure_charged(self, step: int, stop: bool) -> Allowance:
         """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step.
 
         Raises:
             AggregationError: where rank 0 says to go on and the step is not charged.
         """
-        if step < self.allowance.through:
+        if step < self.allowance.charged_through:
             return self.allowance
         mine = self._charge(step, stop) if self._ledger is not None else self.allowance
-        notice = _NOTICE.pack(mine.verdict, mine.through, bytes.fromhex(mine.head))
-        verdict, through, head = _NOTICE.unpack(self._channel.all_gather(notice)[0])
-        self.allowance = Allowance(Verdict(verdict), through, head.hex())
-        if self.allowance.verdict is Verdict.GO_ON and through <= step:
-            raise AggregationError(f"worker 0 goes on with step {step}, and only steps below {through} are charged")
+        notice = _NOTICE.pack(mine.verdict, mine.charged_through, bytes.fromhex(mine.head))
+        verdict, charged_through, head = _NOTICE.unpack(self._channel.all_gather(notice)[0])
+        self.allowance = Allowance(Verdict(verdict), charged_through, head.hex())
+        if self.allowance.verdict is Verdict.CONTINUE and charged_through <= step:
+            raise AggregationError(
+                f"worker 0 goes on with step {step}, and only steps below {charged_through} are charged"
+            )
         return self.allowance
 
     def _charge(self, step: int, stop: bool) -> Allowance:
         assert self._ledger is not None
         if stop or self._suspension:
             return Allowance(Verdict.STOP, step, self.allowance.head)
-        self.charged = self._ledger.read().steps_charged
-        steps = self._plan.affordable_steps(self.charged, min(self._chunk(step), self._plan.steps - step))
+        self.steps_charged = self._ledger.read().steps_charged
+        steps = self._plan.affordable_steps(self.steps_charged, min(self._chunk(step), self._plan.steps - step))
         if steps == 0:
             return Allowance(Verdict.EXHAUSTED, step, self.allowance.head)
         state = self._ledger.charge(steps)
-        self.charged = state.steps_charged
-        return Allowance(Verdict.GO_ON, step + steps, state.head)
+        self.steps_charged = state.steps_charged
+        return Allowance(Verdict.CONTINUE, step + steps, state.head)
 
     def _chunk(self, step: int) -> int:
         """About ten seconds' worth of steps, at most a hundredth of the plan, at least one."""

@@ -33,7 +33,7 @@ _STEP = "step-"
 
 
 @dataclass
-class Saver:
+class Checkpointer:
     """Writes checkpoints of one incarnation. Lives on rank 0."""
 
     store: CheckpointStore
@@ -97,24 +97,24 @@ class Saver:
 
     def _prune(self, newest: str) -> None:
         """Remove the oldest of the checkpoints that this ledger recorded; never the final one, never another job's."""
-        recorded = [name_of(release) for release in self.ledger.read().checkpoints if not release.final]
+        recorded = [checkpoint_name(release) for release in self.ledger.read().checkpoints if not release.final]
         steps = [name for name in dict.fromkeys(recorded) if self.store.exists(name)]
         for name in steps[: -self.keep]:
             if name != newest:
                 self.store.remove(name)
 
 
-def name_of(release: PublishedCheckpoint) -> str:
+def checkpoint_name(release: PublishedCheckpoint) -> str:
     """The checkpoint's name in its store."""
     return release.uri.rstrip("/").rsplit("/", 1)[-1]
 
 
-def latest(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:
+def latest_checkpoint(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:
     """The newest checkpoint that the ledger recorded and that still exists; None where training begins at step 0."""
-    return next((release for release in reversed(ledger.checkpoints) if store.exists(name_of(release))), None)
+    return next((release for release in reversed(ledger.checkpoints) if store.exists(checkpoint_name(release))), None)
 
 
-def restore(
+def restore_checkpoint(
     store: CheckpointStore, name: str, expected: str, model: PeftModel, optimizer: torch.optim.Optimizer
 ) -> TrainerState:
     """Put a checkpoint's adapter and optimiser back, after every file has been checked against its digest."""

@@ -3,7 +3,7 @@ sentence.
 
 A worker that raised alone would leave the others waiting in a collective, and Ray would restart the group only to meet
 the same error again. So what may fail for good (a model that cannot be loaded, a corrupt checkpoint, an edited ledger)
-runs inside `together`.
+runs inside `run_on_all_ranks`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AttemptFailed(Exception):
         self.reason = reason
 
 
-def together(channel: Channel, part: Callable[[], T]) -> T:
+def run_on_all_ranks(channel: Channel, part: Callable[[], T]) -> T:
     """What `part` returns, once it has succeeded on every worker.
 
     Raises:
@@ -60,12 +60,12 @@ def _attempt(part: Callable[[], T]) -> tuple[T | None, AttemptFailed | None]:
     except AttemptFailed as failure:
         return None, failure
     except Exception as error:
-        failure = AttemptFailed(*told(error))
+        failure = AttemptFailed(*describe_error(error))
         failure.__cause__ = None if hasattr(error, "reason") else error
         return None, failure
 
 
-def told(error: Exception) -> tuple[Reason, str]:
+def describe_error(error: Exception) -> tuple[Reason, str]:
     """What may be said of an error: our own carry a `reason` and a sentence without records; of others only the kind,
     since their words may quote a record. Their traceback goes into a file that the run's owner alone can read.
     """

@@ -20,13 +20,13 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.ledger.backends import LedgerLocation
 
-COUNTED_SENTENCE = (
+COUNTED_RECORDS_REMARK = (
     "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
     "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
 )
 JOB_KEY = "job.key"
-EVENTS = "events.jsonl"
-ERRORS = "errors-{who}.log"
+RUN_LOG = "events.jsonl"
+TRACEBACKS = "errors-{who}.log"
 """Tracebacks of one rank or of the driver: they may quote records, so the file is the owner's alone."""
 
 
@@ -71,13 +71,13 @@ class WorkerConfig:
         return Path(self.key_file or self.directory / JOB_KEY).read_bytes()
 
 
-def counted(annotations: Mapping[str, str]) -> tuple[str, ...]:
+def counted_records_remark(annotations: Mapping[str, str]) -> tuple[str, ...]:
     """What the statement must say of a job whose records were counted."""
     count = annotations.get(COUNTED_ANNOTATION, "")
-    return (COUNTED_SENTENCE.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
+    return (COUNTED_RECORDS_REMARK.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
 
 
-def note_traceback(path: Path, attempt: int) -> None:
+def append_traceback(path: Path, attempt: int) -> None:
     """Keep the present exception for the run's owner."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
         file.write(f"{time.ctime()}, attempt {attempt}\n{traceback.format_exc()}\n")

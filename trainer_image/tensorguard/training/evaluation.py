@@ -15,13 +15,13 @@ from tensorguard.aggregation.channel import Channel
 from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.shard import Shard
 from tensorguard.models.losses import Metrics, evaluate
-from tensorguard.training.unit_gradients import tensors
+from tensorguard.training.unit_gradients import model_inputs
 
 _SUMS = struct.Struct(">dqq")
 _NO_CORRECT = -1
 
 
-def evaluate_together(
+def evaluate_on_all_ranks(
     channel: Channel,
     public: Shard,
     model: torch.nn.Module,
@@ -40,7 +40,7 @@ def evaluate_together(
     model.eval()
     try:
         for batch in batches:
-            sums += evaluate(model, tensors(batch, device), task)
+            sums += evaluate(model, model_inputs(batch, device), task)
     finally:
         model.train()
     mine = _SUMS.pack(sums.loss, sums.records, _NO_CORRECT if sums.correct is None else sums.correct)

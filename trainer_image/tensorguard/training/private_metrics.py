@@ -23,7 +23,7 @@ class PrivateMetrics:
     def __init__(self, run_directory: Path, rank: int) -> None:
         self._file = os.open(run_directory / NAME.format(rank=rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note_step(self, step: int, clipper: GridClipper) -> None:
+    def record_step(self, step: int, clipper: GridClipper) -> None:
         """This worker's share of a step: how many units joined, how many were clipped, and their mean norm before."""
         norms = clipper.take_norms()
         units = len(norms)
@@ -36,7 +36,7 @@ class PrivateMetrics:
             }
         )
 
-    def note_evaluation(self, step: int, loss: float, accuracy: float | None) -> None:
+    def record_evaluation(self, step: int, loss: float, accuracy: float | None) -> None:
         """What a private evaluation set gave."""
         self._write({"step": step, "evaluationLoss": loss, "evaluationAccuracy": accuracy})
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from tensorguard.checkpoint.store import CheckpointConflict, CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, parse_trainer_state
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
-from tensorguard.training.run_log import charged_in
+from tensorguard.training.run_log import steps_charged_in
 
 _PUT_BACK = "entries were cut off or replaced; put back the ledger as it was, since what was spent stays spent"
 
 
-def check_events(events: Path, ledger: LedgerState) -> None:
+def check_run_log(events: Path, ledger: LedgerState) -> None:
     """Raise LedgerCorrupt where the event log tells of more charges than the ledger, or cannot be asked."""
     if ledger.steps_charged and not events.exists():
         raise LedgerCorrupt(f"{events} is gone, which tells whether the ledger beside it is whole; put it back")
-    if (told := charged_in(events)) > ledger.steps_charged:
+    if (told := steps_charged_in(events)) > ledger.steps_charged:
         raise LedgerCorrupt(
             f"the ledger holds {ledger.steps_charged} charged steps, and {events} tells of {told}: {_PUT_BACK}"
         )

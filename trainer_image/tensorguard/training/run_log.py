@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
-class Event:
+class LogRecord:
     """Anything that happened; `time` is in seconds since the epoch."""
 
     kind: ClassVar[str] = ""
@@ -25,7 +25,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Preparing(Event):
+class Preparing(LogRecord):
     """A stage before the first step: `what` is a sentence for a person ("Reading and tokenising the data set")."""
 
     kind: ClassVar[str] = "preparing"
@@ -33,7 +33,7 @@ class Preparing(Event):
 
 
 @dataclass(frozen=True)
-class Started(Event):
+class Started(LogRecord):
     """An incarnation begins at `step`: the first one of an attempt, or one after a restart."""
 
     kind: ClassVar[str] = "started"
@@ -43,7 +43,7 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
-class Stepped(Event):
+class Stepped(LogRecord):
     """`step` steps are done, `charged` were charged over all attempts."""
 
     kind: ClassVar[str] = "stepped"
@@ -52,7 +52,7 @@ class Stepped(Event):
 
 
 @dataclass(frozen=True)
-class Evaluated(Event):
+class Evaluated(LogRecord):
     """The mean loss, and for a classifier the accuracy, of the evaluation set after `step` steps."""
 
     kind: ClassVar[str] = "evaluated"
@@ -62,7 +62,7 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
-class Saved(Event):
+class Saved(LogRecord):
     """A checkpoint was written and recorded, when `charged` steps were charged over all attempts."""
 
     kind: ClassVar[str] = "saved"
@@ -74,7 +74,7 @@ class Saved(Event):
 
 
 @dataclass(frozen=True)
-class Ended(Event):
+class Ended(LogRecord):
     """The workers are done: `reason` is one of `tensafe_api.reasons`, `message` a sentence."""
 
     kind: ClassVar[str] = "ended"
@@ -83,18 +83,20 @@ class Ended(Event):
     message: str
 
 
-Listener = Callable[[Event], None]
+Listener = Callable[[LogRecord], None]
 
-_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Preparing, Started, Stepped, Evaluated, Saved, Ended)}
+_KINDS: dict[str, type[LogRecord]] = {
+    event.kind: event for event in (Preparing, Started, Stepped, Evaluated, Saved, Ended)
+}
 
 
-class EventLog:
+class RunLog:
     """Appends events to a file. A line is one write, so readers never see half of one that is followed by another."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, event: Event) -> None:
+    def write(self, event: LogRecord) -> None:
         line = json.dumps({"kind": event.kind, **asdict(event)}) + "\n"
         os.write(self._file, line.encode())
 
@@ -102,14 +104,14 @@ class EventLog:
         os.close(self._file)
 
 
-class EventReader:
+class RunLogReader:
     """Reads what was appended since the last call."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def read(self) -> Iterator[Event]:
+    def read(self) -> Iterator[LogRecord]:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -123,12 +125,12 @@ class EventReader:
                     yield event
 
 
-def charged_in(path: Path) -> int:
+def steps_charged_in(path: Path) -> int:
     """The most steps that an event log says were charged; 0 where it tells of none or is not there."""
-    return max((event.charged for event in EventReader(path).read() if isinstance(event, (Stepped, Saved))), default=0)
+    return max((event.charged for event in RunLogReader(path).read() if isinstance(event, (Stepped, Saved))), default=0)
 
 
-def _parse(line: bytes) -> Event | None:
+def _parse(line: bytes) -> LogRecord | None:
     """The event of one line; None for a line that a kill tore before another writer appended to it."""
     try:
         values: dict[str, Any] = json.loads(line)

@@ -11,7 +11,7 @@ from typing import Literal
 Shape = Literal["Linear", "Cosine", "Constant"]
 
 
-def schedule(rate: float, shape: Shape, steps: int, warmup: int) -> Callable[[int], float]:
+def learning_rate_schedule(rate: float, shape: Shape, steps: int, warmup: int) -> Callable[[int], float]:
     """The learning rate of step number `step` (from 0): rising linearly over `warmup` steps, then falling to zero.
 
     The first step is at 1/(warmup+1) of `rate`, not at zero: a private step that moves nothing is paid for all the

@@ -36,9 +36,9 @@ from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.config import WorkerConfig, counted
+from tensorguard.training.config import WorkerConfig, counted_records_remark
 from tensorguard.training.private_metrics import PrivateMetrics
-from tensorguard.training.schedule import schedule
+from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
 
 MOST_VOUCHED_EPSILON = 30.0
@@ -46,7 +46,7 @@ MOST_VOUCHED_EPSILON = 30.0
 
 
 @dataclass
-class Parts:
+class StepComponents:
     """One rank's parts. `dimension` is d, the number of trained numbers."""
 
     job: TenSafeTrainingJob
@@ -74,8 +74,8 @@ class Parts:
         return self.gradients.dimension
 
 
-def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
-    """Load, attach, check. Raises what the parts raise; `together` makes a sentence of it on every rank."""
+def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepComponents:
+    """Load, attach, check. Raises what the parts raise; `run_on_all_ranks` makes a sentence of it on every rank."""
     job = config.parse_job()
     _, plan = resolve(job)
     spec, mechanism = job.spec, plan.mechanism
@@ -83,7 +83,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
-    model = private_model(job, source, tokenizer.pad_token_id, device)
+    model = load_lora_model(job, source, tokenizer.pad_token_id, device)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
@@ -99,7 +99,7 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
     parameters = [parameter for _, parameter in named]
     rate = parse_decimal(spec.training.learning_rate)
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=parse_decimal(spec.training.weight_decay))
-    return Parts(
+    return StepComponents(
         job=job,
         plan=plan,
         source=source,
@@ -123,21 +123,21 @@ def build(config: WorkerConfig, rank: int, device: torch.device) -> Parts:
         noise=noise,
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
-        learning_rate=schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
+        learning_rate=learning_rate_schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
         store=CheckpointStore.for_job(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private=private,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
         remarks=(
-            *remarks(report, mechanism.expected_batch_size),
+            *self_test_remarks(report, mechanism.expected_batch_size),
             *vouched,
-            *counted(job.metadata.annotations),
+            *counted_records_remark(job.metadata.annotations),
         ),
     )
 
 
-def private_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, device: torch.device) -> PeftModel:
+def load_lora_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, device: torch.device) -> PeftModel:
     """The job's base model with its LoRA factors, in training mode: the same on every rank and in every attempt."""
     spec = job.spec
     base = load_model(
@@ -172,7 +172,7 @@ def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
     return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
 
 
-def remarks(report: SelfTest, expected_batch: int) -> tuple[str, ...]:
+def self_test_remarks(report: SelfTest, expected_batch: int) -> tuple[str, ...]:
     """What the statement must say of the self-test.
 
     Where rows move with their slot by a relative e, a unit that joins may move the clipped gradient of everybody behind

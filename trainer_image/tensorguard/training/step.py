@@ -26,14 +26,14 @@ from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
-from tensorguard.training.budget_gate import Charging, Verdict
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.budget_gate import BudgetGate, Verdict
+from tensorguard.training.stop_signal import StopSignal
 
 
 class UnitGradients(Protocol):
     """Where the gradients of the drawn units come from (`training.unit_gradients`)."""
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: Stop) -> None:
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
         """Add each unit's clipped gradient; may return early once `stop` is raised, since then nothing is revealed."""
         ...
 
@@ -43,9 +43,9 @@ class PrivateStep:
     """The parts of a step, and what they remember from one to the next."""
 
     channel: Channel
-    pairs: dict[int, PairKey]
-    agreement: HeaderAgreement
-    charging: Charging
+    pair_keys: dict[int, PairKey]
+    header_agreement: HeaderAgreement
+    budget_gate: BudgetGate
     sampler: PoissonSampler
     gradients: UnitGradients
     clipper: GridClipper
@@ -54,11 +54,11 @@ class PrivateStep:
     parameters: Sequence[nn.Parameter]
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
-    unit_of_gradient: float
+    gradient_per_grid_step: float
     """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
     grid_bits: int
     verify: VerifyLevel
-    stop: Stop
+    stop: StopSignal
 
     def __post_init__(self) -> None:
         self._dimension = sum(parameter.numel() for parameter in self.parameters)
@@ -66,34 +66,34 @@ class PrivateStep:
         self._ahead: tuple[int, Future[tuple[np.ndarray, np.ndarray]]] | None = None
 
     def run(self, step: int) -> Verdict:
-        """Take step number `step` (from 0). Anything but GO_ON means that it was not revealed and the model is as it
+        """Take step number `step` (from 0). Anything but CONTINUE means that it was not revealed and the model is as it
         was.
         """
         hidden = self._noise_and_mask(step)
         units = self.sampler.draw()  # 1
         self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
         local_sum = self.clipper.take().cpu().numpy()
-        allowed = self.charging.before(step, bool(self.stop))  # 5
-        if allowed.verdict is not Verdict.GO_ON:
+        allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5
+        if allowed.verdict is not Verdict.CONTINUE:
             return allowed.verdict
         noise, masks = hidden.result()  # 4, 6
         self._prepare(step + 1)
         masked = reduce.add_noise_and_mask(local_sum, noise, masks)
         header = Header(
-            session=self.agreement.session,
+            session=self.header_agreement.session,
             step=step,
-            charged_through=allowed.through,
+            charged_through=allowed.charged_through,
             grid_bits=self.grid_bits,
             dimension=self._dimension,
             carrier_bits=CARRIER_BITS,
             ledger_head=allowed.head,
         )
-        if self.agreement.agree(header, bool(self.stop)):
+        if self.header_agreement.agree(header, bool(self.stop)):
             return Verdict.STOP
         total = reduce.reveal(self.channel, masked)  # 7
-        verify_sum(self.channel, self.pairs, step, masked, total, self.verify)  # 8
+        verify_sum(self.channel, self.pair_keys, step, masked, total, self.verify)  # 8
         self._apply(reduce.to_signed(total), self.learning_rate(step))  # 9
-        return Verdict.GO_ON
+        return Verdict.CONTINUE
 
     def close(self) -> None:
         """Stop the thread that works ahead."""
@@ -111,14 +111,14 @@ class PrivateStep:
         def make() -> tuple[np.ndarray, np.ndarray]:
             return (
                 self.noise.draw(self._dimension, self.noise_stream),
-                pairwise_mask(self.pairs, self.channel.rank, step, self._dimension),
+                pairwise_mask(self.pair_keys, self.channel.rank, step, self._dimension),
             )
 
         self._ahead = (step, self._pool.submit(make))
 
     def _apply(self, total: np.ndarray, rate: float) -> None:
         """Step the optimiser on the decoded mean: the same on every worker, bit for bit."""
-        mean = torch.from_numpy(total.astype(np.float64) * self.unit_of_gradient).to(torch.float32)
+        mean = torch.from_numpy(total.astype(np.float64) * self.gradient_per_grid_step).to(torch.float32)
         place = 0
         for parameter in self.parameters:
             piece = mean[place : place + parameter.numel()].view_as(parameter)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-NAME = "stop"
+STOP_FILE = "stop"
 
 
-class Stop:
+class StopSignal:
     """The stop flag of a run. Shared between processes through the run's folder; cheap to ask."""
 
     def __init__(self) -> None:
@@ -20,15 +20,15 @@ class Stop:
         self._path: Path | None = None
 
     @classmethod
-    def of(cls, run_directory: Path) -> Stop:
+    def of(cls, run_directory: Path) -> StopSignal:
         """The flag of the run in `run_directory`."""
         stop = cls()
-        stop._path = run_directory / NAME
+        stop._path = run_directory / STOP_FILE
         return stop
 
     def bind(self, run_directory: Path) -> None:
         """Make this flag the one of the run in `run_directory`; an old flag there is lowered."""
-        self._path = run_directory / NAME
+        self._path = run_directory / STOP_FILE
         self._path.unlink(missing_ok=True)
         if self._requested:
             self._path.touch()

@@ -17,7 +17,7 @@ from tensorguard.models.dropout import record_seeds
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.stream import KeyedSeeds, SecretStream
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 
 class ShardGradients:
@@ -45,7 +45,7 @@ class ShardGradients:
         self._pad_id = pad_id
         self._device = device
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: Stop) -> None:
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
         """Add the clipped gradient of each of `units`; returns early where `stop` is raised."""
         dropout, rounding = self._stream.keyed_seeds(), self._stream.keyed_seeds()
         open_unit: tuple[int, torch.Tensor] | None = None
@@ -65,10 +65,10 @@ class ShardGradients:
         dummies = len(batch.input_ids) - len(batch.units)
         seeds = dropout(batch.units, batch.records) + [0] * dummies
         with record_seeds(self._model, seeds):
-            return self._gradients.compute(tensors(batch, self._device), len(batch.units))
+            return self._gradients.compute(model_inputs(batch, self._device), len(batch.units))
 
 
-def tensors(batch: MicroBatch, device: torch.device) -> dict[str, torch.Tensor]:
+def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Tensor]:
     """A micro-batch as the model takes it."""
     return {
         "input_ids": batch.input_ids.to(device),

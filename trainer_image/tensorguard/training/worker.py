@@ -1,6 +1,6 @@
 """One rank of one attempt, from an empty process to a sealed checkpoint.
 
-Everything that may fail for good is built first and agreed on (`build`, `claim`); then steps follow each other until
+Everything that may fail for good is built first and agreed on (`set_up`, `acquire`); then steps follow each other until
 they are done, the budget is, or somebody asks to stop. The process may be killed at any point: the ledger has been
 charged for whatever was revealed, and the next incarnation goes on from the last checkpoint that the ledger knows.
 
@@ -28,22 +28,28 @@ from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.aggregation.keys import Session, agree_pair_keys
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.ledger.contract import LedgerState
-from tensorguard.training.budget_gate import Charging, Verdict
-from tensorguard.training.checkpointing import FINAL, Saver, latest, name_of, restore
-from tensorguard.training.collective_errors import AttemptFailed, together
-from tensorguard.training.config import ERRORS, EVENTS, WorkerConfig, note_traceback
-from tensorguard.training.evaluation import evaluate_together
-from tensorguard.training.rollback_check import check_checkpoints, check_events
-from tensorguard.training.run_log import Ended, Evaluated, Event, EventLog, Listener, Saved, Started, Stepped
-from tensorguard.training.setup import Parts, build
+from tensorguard.training.budget_gate import BudgetGate, Verdict
+from tensorguard.training.checkpointing import (
+    FINAL,
+    Checkpointer,
+    checkpoint_name,
+    latest_checkpoint,
+    restore_checkpoint,
+)
+from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.evaluation import evaluate_on_all_ranks
+from tensorguard.training.rollback_check import check_checkpoints, check_run_log
+from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, RunLog, Saved, Started, Stepped
+from tensorguard.training.setup import StepComponents, set_up
 from tensorguard.training.step import PrivateStep
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 _CLAIM = struct.Struct(">QQ64s71s")
 
 
 @dataclass(frozen=True)
-class Claim:
+class Acquisition:
     """What rank 0 found when it claimed the ledger: which incarnation this is, and where it goes on."""
 
     incarnation: int
@@ -55,7 +61,7 @@ class Claim:
         return _CLAIM.pack(self.incarnation, self.step, self.checkpoint.encode(), self.digest.encode())
 
     @classmethod
-    def unpack(cls, message: bytes) -> Claim:
+    def unpack(cls, message: bytes) -> Acquisition:
         incarnation, step, *texts = _CLAIM.unpack(message)
         return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
 
@@ -71,14 +77,14 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device, listener
     """
     worker = Worker(config, channel, device, listener)
     try:
-        worker.begin()
-        worker.work()
+        worker.start()
+        worker.run_steps()
     except AttemptFailed as failure:
         if failure.__cause__ is not None:
-            worker.note_traceback()
-        worker.end(failure.reason, str(failure))
+            worker.record_traceback()
+        worker.log_end(failure.reason, str(failure))
     except Exception:
-        worker.note_traceback()
+        worker.record_traceback()
         raise
     finally:
         worker.close()
@@ -95,60 +101,62 @@ class Worker:
         self._channel = channel
         self._device = device
         self._ledger = open_ledger(config.directory, config.ledger_location) if channel.rank == 0 else None
-        self._log = EventLog(config.directory / EVENTS) if channel.rank == 0 else None
+        self._log = RunLog(config.directory / RUN_LOG) if channel.rank == 0 else None
         self._listener = listener
-        self._stop = Stop.of(config.directory)
+        self._stop = StopSignal.of(config.directory)
         self.private_step: PrivateStep | None = None
         self._saved_at = 0
         self._began_sealed = False
         self._progress = Progress()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
         check_all_reduce_wraps(self._channel)
-        parts = self.parts = together(self._channel, lambda: build(self.config, self._channel.rank, self._device))
-        claim = together(self._channel, self._claim)
-        claim = Claim.unpack(self._channel.all_gather(claim.pack())[0])
+        components = self.components = run_on_all_ranks(
+            self._channel, lambda: set_up(self.config, self._channel.rank, self._device)
+        )
+        claim = run_on_all_ranks(self._channel, self._claim)
+        claim = Acquisition.unpack(self._channel.all_gather(claim.pack())[0])
         session = Session(
             job=self.config.job_uid,
             attempt=self.config.attempt,
             incarnation=claim.incarnation,
             workers=self._channel.size,
-            colluders=parts.plan.mechanism.colluders,
+            colluders=components.plan.mechanism.colluders,
         )
-        together(self._channel, lambda: self._restore(claim))
+        run_on_all_ranks(self._channel, lambda: self._restore(claim))
         self._claimed = (self.config.attempt, claim.incarnation)
         self._at = claim.step
         self._saved_at = claim.step
         self._began_sealed = claim.checkpoint == FINAL
         job_key = self.config.job_key()
-        mechanism = parts.plan.mechanism
+        mechanism = components.plan.mechanism
         self.private_step = PrivateStep(
             channel=self._channel,
-            pairs=agree_pair_keys(self._channel, session, job_key),
-            agreement=HeaderAgreement(self._channel, session, job_key),
-            charging=Charging(
-                self._channel, parts.plan, self._ledger, claim.step, SuspendFlag(self.config.ledger_location)
+            pair_keys=agree_pair_keys(self._channel, session, job_key),
+            header_agreement=HeaderAgreement(self._channel, session, job_key),
+            budget_gate=BudgetGate(
+                self._channel, components.plan, self._ledger, claim.step, SuspendFlag(self.config.ledger_location)
             ),
-            sampler=parts.sampler,
-            gradients=parts.units,
-            clipper=parts.clipper,
-            noise=parts.noise,
-            noise_stream=parts.noise_stream,
-            parameters=parts.parameters,
-            optimizer=parts.optimizer,
-            learning_rate=parts.learning_rate,
-            unit_of_gradient=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
+            sampler=components.sampler,
+            gradients=components.units,
+            clipper=components.clipper,
+            noise=components.noise,
+            noise_stream=components.noise_stream,
+            parameters=components.parameters,
+            optimizer=components.optimizer,
+            learning_rate=components.learning_rate,
+            gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
             grid_bits=mechanism.grid_bits,
-            verify=parts.job.spec.aggregation.verify,
+            verify=components.job.spec.aggregation.verify,
             stop=self._stop,
         )
         self._tell(Started(time.time(), self.config.attempt, claim.incarnation, claim.step))
 
-    def work(self) -> None:
+    def run_steps(self) -> None:
         """Step until the plan is done, the budget is spent, or a stop is asked for."""
         assert self.private_step is not None
-        plan = self.parts.plan
+        plan = self.components.plan
         while self._at < plan.steps:
             verdict = self.private_step.run(self._at)
             if verdict is Verdict.STOP:
@@ -156,22 +164,24 @@ class Worker:
             if verdict is Verdict.EXHAUSTED:
                 return self._exhausted()
             self._at += 1
-            if self.parts.private is not None:
-                self.parts.private.note_step(self._at, self.parts.clipper)
-            self._tell(Stepped(time.time(), self._at, self.private_step.charging.charged))
+            if self.components.private is not None:
+                self.components.private.record_step(self._at, self.components.clipper)
+            self._tell(Stepped(time.time(), self._at, self.private_step.budget_gate.steps_charged))
             if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
                 self._evaluate()
             if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
                 self._save()
         return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
 
-    def end(self, reason: Reason, message: str) -> None:
+    def log_end(self, reason: Reason, message: str) -> None:
         """Tell how the attempt ended."""
         self._tell(Ended(time.time(), self.config.attempt, reason.value, message))
 
-    def note_traceback(self) -> None:
+    def record_traceback(self) -> None:
         """Keep the present exception for the run's owner, before Ray restarts the group."""
-        note_traceback(self.config.directory / ERRORS.format(who=f"rank{self._channel.rank}"), self.config.attempt)
+        append_traceback(
+            self.config.directory / TRACEBACKS.format(who=f"rank{self._channel.rank}"), self.config.attempt
+        )
 
     def close(self) -> None:
         """Let go of the thread, the ledger and the log."""
@@ -182,27 +192,29 @@ class Worker:
         if self._log is not None:
             self._log.close()
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> Acquisition:
         """Rank 0: find where to go on, and claim the ledger from there. The others get what rank 0 found."""
         if self._ledger is None:
-            return Claim(0, 0, "", "")
+            return Acquisition(0, 0, "", "")
         self._ledger.wait_until_free()
         state = self._ledger.read()
-        if state.spec != ledger_spec(self.parts.job, self.parts.plan, self.config.job_uid):
+        if state.spec != ledger_spec(self.components.job, self.components.plan, self.config.job_uid):
             raise AttemptFailed(
                 Reason.CONFIGURATION_CHANGED,
                 "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
             )
         if self.config.ledger_location is None:  # in a cluster each pod has an event log of its own
-            check_events(self.config.directory / EVENTS, state)
-        check_checkpoints(self.parts.store, self._ledger)
-        release = latest(self.parts.store, state)
+            check_run_log(self.config.directory / RUN_LOG, state)
+        check_checkpoints(self.components.store, self._ledger)
+        release = latest_checkpoint(self.components.store, state)
         step = release.step if release else 0
         self._check_progress(state, step)
         state = self._ledger.acquire(attempt=self.config.attempt, from_step=step)
         self._ledger.record_dataset(self.config.dataset_digest)
-        self.parts.store.remove_unfinished()
-        return Claim(state.incarnation, step, name_of(release) if release else "", release.digest if release else "")
+        self.components.store.remove_unfinished()
+        return Acquisition(
+            state.incarnation, step, checkpoint_name(release) if release else "", release.digest if release else ""
+        )
 
     def _check_progress(self, state: LedgerState, step: int) -> None:
         """A restart that made no checkpoint progress is the last one: another would only spend. Who was told to stop
@@ -214,14 +226,14 @@ class Worker:
             raise AttemptFailed(
                 Reason.NO_PROGRESS,
                 f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-                f"see {ERRORS.format(who='rankN')} in the run's folder for why, "
+                f"see {TRACEBACKS.format(who='rankN')} in the run's folder for why, "
                 "mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
             )
 
-    def _restore(self, claim: Claim) -> bool:
-        parts = self.parts
+    def _restore(self, claim: Acquisition) -> bool:
+        components = self.components
         if claim.checkpoint:
-            restore(parts.store, claim.checkpoint, claim.digest, parts.model, parts.optimizer)
+            restore_checkpoint(components.store, claim.checkpoint, claim.digest, components.model, components.optimizer)
         return True
 
     def _interrupted(self) -> None:
@@ -230,16 +242,16 @@ class Worker:
             self._save()
         if self._ledger is not None:
             self._ledger.record_outcome("Suspended")
-        self.end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self.parts.plan.steps}")
+        self.log_end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self.components.plan.steps}")
 
     def _exhausted(self) -> None:
         """The next step would pass the target: end with what there is, or fail, as the manifest says."""
-        plan = self.parts.plan
+        plan = self.components.plan
         sentence = (
             f"step {self._at + 1} of {plan.steps} would pass spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
         )
-        if self.parts.job.spec.privacy.on_budget_exhausted == "Fail":
-            return self.end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
+        if self.components.job.spec.privacy.on_budget_exhausted == "Fail":
+            return self.log_end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
         return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, sentence)
 
     def _finish(self, outcome: Outcome, reason: Reason, message: str) -> None:
@@ -253,43 +265,47 @@ class Worker:
             self._save(final=True)
         if self._ledger is not None:
             self._ledger.record_outcome(outcome)
-        self.end(reason, message)
+        self.log_end(reason, message)
 
     def _evaluate(self) -> None:
         """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
-        parts = self.parts
-        asked = parts.job.spec.evaluation
-        if parts.evaluation is None or asked is None or (asked.visibility == "Private" and parts.private is None):
+        components = self.components
+        asked = components.job.spec.evaluation
+        if (
+            components.evaluation is None
+            or asked is None
+            or (asked.visibility == "Private" and components.private is None)
+        ):
             return
-        training = parts.job.spec.training
-        loss, accuracy = evaluate_together(
+        training = components.job.spec.training
+        loss, accuracy = evaluate_on_all_ranks(
             self._channel,
-            parts.evaluation,
-            parts.model,
-            task=parts.job.spec.model.task,
+            components.evaluation,
+            components.model,
+            task=components.job.spec.model.task,
             batch_size=training.micro_batch_size,
             max_length=training.max_length,
-            pad_id=parts.pad_id,
+            pad_id=components.pad_id,
             device=self._device,
         )
         if asked.visibility == "Public":
             self._tell(Evaluated(time.time(), self._at, loss, accuracy))
-        elif parts.private is not None:
-            parts.private.note_evaluation(self._at, loss, accuracy)
+        elif components.private is not None:
+            components.private.record_evaluation(self._at, loss, accuracy)
 
     def _save(self, *, final: bool = False) -> None:
         self._saved_at = self._at
         if self._ledger is None:
             return
-        parts = self.parts
-        saver = Saver(
-            store=parts.store,
+        components = self.components
+        saver = Checkpointer(
+            store=components.store,
             ledger=self._ledger,
-            source=parts.source,
-            model=parts.model,
-            optimizer=parts.optimizer,
-            facts=lambda state, step, adapter: facts(parts, state, step, adapter),
-            keep=parts.job.spec.checkpoint.keep,
+            source=components.source,
+            model=components.model,
+            optimizer=components.optimizer,
+            facts=lambda state, step, adapter: statement_facts(components, state, step, adapter),
+            keep=components.job.spec.checkpoint.keep,
             claimed=self._claimed,
         )
         release = saver.save(self._at, final=final)
@@ -298,7 +314,7 @@ class Worker:
         charged = self._ledger.read().steps_charged
         self._tell(Saved(time.time(), release.step, release.uri, release.digest, final, charged))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: LogRecord) -> None:
         if self._log is None or self._ledger is None:
             return
         self._log.write(event)
@@ -306,16 +322,16 @@ class Worker:
             self._listener(event)
         match event:
             case Stepped():
-                self._progress = progress_at(event.step, self.parts.plan.steps, event.time)
+                self._progress = progress_at(event.step, self.components.plan.steps, event.time)
                 self._ledger.set_progress(self._progress)
             case Evaluated() if math.isfinite(event.loss):
                 self._ledger.set_progress(self._progress, evaluation_result(event.step, event.loss, event.accuracy))
 
 
-def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:
+def statement_facts(components: StepComponents, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:
     """What the statement of a checkpoint says."""
     spec = state.spec
-    evaluation = parts.job.spec.evaluation
+    evaluation = components.job.spec.evaluation
     return StatementInputs(
         job_name=spec.job_name,
         job_uid=spec.job_uid,
@@ -330,15 +346,15 @@ def facts(parts: Parts, state: LedgerState, step: int, adapter_digest: str) -> S
         steps_recharged=state.steps_recharged,
         step=step,
         events=state.events,
-        dimension=parts.dimension,
-        noise_distance=parts.noise.total_variation,
+        dimension=components.dimension,
+        noise_distance=components.noise.total_variation,
         adapter_digest=adapter_digest,
         ledger_head=state.head,
         ledger_length=state.length,
         dataset_digest=state.dataset_digest,
         lineage=spec.lineage,
-        model=parts.identity,
+        model=components.identity,
         evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
-        private_metrics=parts.job.spec.observability.private_metrics,
-        remarks=parts.remarks,
+        private_metrics=components.job.spec.observability.private_metrics,
+        remarks=components.remarks,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import MANIFEST, Alone, make_model, records, shard_records
+from e2e.platform.trainer.rank_harness import MANIFEST, SingleRankChannel, make_model, records, shard_records
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.statement import digest
@@ -22,12 +22,12 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver as engine
 from tensorguard.runners.local.driver import RunResult
-from tensorguard.runners.preflight import RunRefused, changes, cpus_of
-from tensorguard.runners.run_folder import WORK, alone_in
+from tensorguard.runners.preflight import RunRefused, changed_fields, cpus_per_worker
+from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
-from tensorguard.training.config import EVENTS, JOB_KEY, WorkerConfig
-from tensorguard.training.run_log import Event
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.config import JOB_KEY, RUN_LOG, WorkerConfig
+from tensorguard.training.run_log import LogRecord
+from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.worker import train
 
 
@@ -40,7 +40,7 @@ class Folder:
         self.stop_at: int | None = None
         self.fails: Exception | None = None
         self.rows = records(240)
-        self.heard: list[Event] = []
+        self.heard: list[LogRecord] = []
         make_model(place / "model")
 
     def run(self, *overrides: str, resume: bool = False, output: Path | None = None) -> RunResult:
@@ -52,7 +52,7 @@ class Folder:
             base_dir=self.place,
             resume=resume,
             listener=self.heard.append,
-            stop=Stop(),
+            stop=StopSignal(),
         )
 
     def ledger(self) -> FileLedger:
@@ -89,12 +89,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     def fit(loop: Any, config: dict[str, Any], *_: Any) -> None:
         if folder.fails:
             raise folder.fails
-        train(WorkerConfig.unpack(config), Alone(), torch.device("cpu"))
+        train(WorkerConfig.unpack(config), SingleRankChannel(), torch.device("cpu"))
 
     monkeypatch.setattr(HeaderAgreement, "agree", agreeing)
     monkeypatch.setattr(engine, "local_ray", no_ray)
     monkeypatch.setattr(engine._Run, "_prepare", prepare)
-    monkeypatch.setattr(engine, "fit", fit)
+    monkeypatch.setattr(engine, "run_workers", fit)
     return folder
 
 
@@ -133,8 +133,8 @@ def test_a_run_goes_from_the_manifest_to_a_status(folder: Folder) -> None:
     assert status.final_model is not None
     assert status.final_model.uri == (folder.place / "checkpoints" / "final").as_uri()  # relative to the manifest
     assert [event.kind for event in folder.heard][-2:] == ["saved", "ended"]
-    assert not (folder.output / WORK).exists()
-    for private in (JOB_KEY, LEDGER, EVENTS):
+    assert not (folder.output / WORK_FOLDER).exists()
+    for private in (JOB_KEY, LEDGER, RUN_LOG):
         assert (folder.output / private).stat().st_mode & 0o077 == 0
 
 
@@ -145,7 +145,7 @@ def test_the_manifest_in_the_folder_resumes_the_run(folder: Folder) -> None:
     assert resolved == job
     assert plan.mechanism == folder.ledger().read().spec.mechanism
     result = engine.run(
-        job, output_dir=folder.output, base_dir=Path("/"), resume=True, listener=folder.heard.append, stop=Stop()
+        job, output_dir=folder.output, base_dir=Path("/"), resume=True, listener=folder.heard.append, stop=StopSignal()
     )
     assert result.exit_code == 0
     assert result.job.status is not None
@@ -173,8 +173,8 @@ def test_a_ledger_that_is_gone_is_no_fresh_start(folder: Folder) -> None:
     stopped(folder)
     (folder.output / LEDGER).unlink()
     for resume in (False, True):
-        assert "ledger.jsonl is gone" in str(refusal(folder, resume=resume))
-    (folder.output / EVENTS).unlink()
+        assert "ledger.jsonl is missing" in str(refusal(folder, resume=resume))
+    (folder.output / RUN_LOG).unlink()
     for resume in (False, True):
         assert "another run's checkpoint" in str(refusal(folder, resume=resume))
 
@@ -261,7 +261,7 @@ def test_a_missing_job_key_is_refused(folder: Folder) -> None:
 
 def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -> None:
     stopped(folder)
-    (folder.output / EVENTS).unlink()
+    (folder.output / RUN_LOG).unlink()
     assert "events.jsonl is gone, which tells whether the ledger beside it is whole" in str(
         refusal(folder, resume=True)
     )
@@ -340,7 +340,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(folder: Folder) -> N
 
 
 def test_a_folder_in_which_another_run_is_at_work_is_refused(folder: Folder) -> None:
-    with alone_in(folder.output):
+    with lock_run_folder(folder.output):
         assert "another run is at work" in str(refusal(folder))
     assert folder.run().exit_code == 0
 
@@ -389,8 +389,11 @@ def test_what_workers_raised_is_not_repeated_in_the_status(folder: Folder) -> No
 def test_quantities_of_cpus_are_read_as_kubernetes_writes_them() -> None:
     text = MANIFEST.replace("MODEL", "m").replace("CHECKPOINTS", "c")
     for quantity, cores in (("500m", 0.5), ("2", 2.0), ("1.5", 1.5)):
-        assert cpus_of(load_manifest(text, [f"spec.cluster.worker.cpus={quantity}"])) == cores
+        assert cpus_per_worker(load_manifest(text, [f"spec.cluster.worker.cpus={quantity}"])) == cores
 
 
 def test_changes_names_each_leaf() -> None:
-    assert changes({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}}) == ["a.c was 2, is 4", "d was 3, is None"]
+    assert changed_fields({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}}) == [
+        "a.c was 2, is 4",
+        "d was 3, is None",
+    ]

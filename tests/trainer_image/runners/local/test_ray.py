@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.platform.trainer.command import OVERRIDES, Command, assert_nothing_is_left, write_job
+from e2e.platform.trainer.command import OVERRIDES, RunCommand, assert_nothing_is_left, write_job
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve
 from tensafe_api.statement import recompute_epsilon
@@ -21,7 +21,7 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.local.driver import run
 from tensorguard.runners.local.ray_cluster import local_ray
-from tensorguard.training.stop_signal import Stop
+from tensorguard.training.stop_signal import StopSignal
 
 pytestmark = pytest.mark.ray
 
@@ -51,7 +51,12 @@ def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_i
         (tmp_path / "data.jsonl").write_text(content)
     job = load_manifest(tmp_path / "job.yaml", (*OVERRIDES, override))
     result = run(
-        job, output_dir=tmp_path / "out", base_dir=tmp_path, resume=False, listener=lambda event: None, stop=Stop()
+        job,
+        output_dir=tmp_path / "out",
+        base_dir=tmp_path,
+        resume=False,
+        listener=lambda event: None,
+        stop=StopSignal(),
     )
     assert result.job.status is not None
     attempt = result.job.status.attempts[-1]
@@ -67,19 +72,19 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     write_job(tmp_path)
     spent: list[int] = []
 
-    def checked(command: Command) -> LedgerState:
+    def checked(command: RunCommand) -> LedgerState:
         ledger = command.ledger()
         spent.append(ledger.steps_charged)
         assert spent == sorted(spent)
         return ledger
 
     # The driver dies: a person resumes, though the orphaned workers may still hold the ledger.
-    command = Command(tmp_path, temporary, resume=False)
+    command = RunCommand(tmp_path, temporary, resume=False)
     command.go_on_for(14)
     assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [0o700]  # Ray opens what is in it
     before = checked(command)
     command.kill_driver()
-    command = Command(tmp_path, temporary, resume=True)
+    command = RunCommand(tmp_path, temporary, resume=True)
     command.go_on_for(14)
     ledger = checked(command)
     assert (ledger.attempt, ledger.incarnation) == (2, 1)
@@ -88,7 +93,7 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     # Both the driver and a worker die.
     command.kill_rank_0()
     command.kill_driver()
-    command = Command(tmp_path, temporary, resume=True)
+    command = RunCommand(tmp_path, temporary, resume=True)
     command.go_on_for(14)
     before, ledger = ledger, checked(command)
     assert ledger.attempt == 3

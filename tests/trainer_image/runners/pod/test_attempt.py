@@ -19,13 +19,13 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.runners.pod import attempt as module
-from tensorguard.runners.pod.attempt import RayAway, joined_ray, raise_stop_flag, read_end, run_attempt
-from tensorguard.runners.pod.pod_files import ROOT, Mounted, MountUnusable
-from tensorguard.runners.run_folder import at_work, is_at_work
-from tensorguard.runners.worker_group import Group, WorkersFailed
-from tensorguard.training.config import EVENTS
-from tensorguard.training.run_log import Ended, EventLog, Stepped
-from tensorguard.training.stop_signal import Stop
+from tensorguard.runners.pod.attempt import RayUnavailable, joined_ray, raise_stop_flag, read_result, run_attempt
+from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
+from tensorguard.runners.run_folder import hold_run_lock, is_run_locked
+from tensorguard.runners.worker_group import WorkerGroup, WorkersFailed
+from tensorguard.training.config import RUN_LOG
+from tensorguard.training.run_log import Ended, RunLog, Stepped
+from tensorguard.training.stop_signal import StopSignal
 
 RECORD = "Jane Doe has diabetes"
 
@@ -37,12 +37,12 @@ class Workers:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = None
-        self.group: Group | None = None
+        self.group: WorkerGroup | None = None
         self.fails: Exception | None = None
-        self.until: Stop | None = None
+        self.until: StopSignal | None = None
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def fit(self, loop: Any, values: dict[str, Any], group: Group, storage: Path) -> None:
+    def fit(self, loop: Any, values: dict[str, Any], group: WorkerGroup, storage: Path) -> None:
         self.values, self.group = values, group
         wait_until(lambda: self.until is None or self.until, failure_message=lambda: "nobody raised the flag")
         self.meanwhile()
@@ -51,7 +51,7 @@ class Workers:
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Mounted:
+def head(tmp_path: Path) -> PodFiles:
     """A head pod's mounts: the job and the place, and no key."""
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve(load_manifest(text))
@@ -61,11 +61,11 @@ def head(tmp_path: Path) -> Mounted:
     told = config_map(job, 2, "tiny-ledger", "33-44", "digest of the key")
     for name, text in told["data"].items():
         (tmp_path / "etc/tensafe/job" / name).write_text(text)
-    return Mounted(tmp_path, digest(told))
+    return PodFiles(tmp_path, digest(told))
 
 
 @pytest.fixture
-def workers(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Workers whose run folder is the head's, and the tasks that reach it done at once."""
 
     @contextmanager
@@ -73,102 +73,104 @@ def workers(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> Workers:
         yield
 
     workers = Workers()
-    monkeypatch.setenv(ROOT, str(head.root))
+    monkeypatch.setenv(ROOT_VARIABLE, str(head.root))
     monkeypatch.setattr(module, "joined_ray", no_ray)
-    monkeypatch.setattr(module, "fit", workers.fit)
+    monkeypatch.setattr(module, "run_workers", workers.fit)
     monkeypatch.setattr(module, "_workers", lambda: ["worker"])
     monkeypatch.setattr(module, "_answers", lambda act: [act()])
     return workers
 
 
-def end(mounted: Mounted, reason: Reason, message: str) -> None:
+def end(mounted: PodFiles, reason: Reason, message: str) -> None:
     """What rank 0 leaves in its pod."""
-    log = EventLog(mounted.run / EVENTS)
+    log = RunLog(mounted.run / RUN_LOG)
     log.write(Stepped(1.0, 12, 12))
     log.write(Ended(2.0, 2, reason.value, message))
     log.close()
 
 
-def test_it_reads_no_key_and_hands_nothing_on(head: Mounted, workers: Workers) -> None:
+def test_it_reads_no_key_and_hands_nothing_on(head: PodFiles, workers: Workers) -> None:
     end(head, Reason.COMPLETED, "all 12 steps are done")
-    assert run_attempt(head, Stop()) == (Reason.COMPLETED, "all 12 steps are done")
+    assert run_attempt(head, StopSignal()) == (Reason.COMPLETED, "all 12 steps are done")
     assert workers.values == {}
-    assert workers.group == Group(workers=2, cpus=1.0, gpus=0, max_restarts=5, apart=True)
+    assert workers.group == WorkerGroup(workers=2, cpus=1.0, gpus=0, max_restarts=5, one_per_node=True)
     assert not head.key_file.parent.exists()
 
 
-def test_workers_that_say_nothing_were_lost(head: Mounted, workers: Workers) -> None:
-    reason, _ = run_attempt(head, Stop())
+def test_workers_that_say_nothing_were_lost(head: PodFiles, workers: Workers) -> None:
+    reason, _ = run_attempt(head, StopSignal())
     assert reason is Reason.WORKER_LOST
 
 
-def test_what_the_group_failed_with_is_told_and_other_words_are_kept(head: Mounted, workers: Workers) -> None:
+def test_what_the_group_failed_with_is_told_and_other_words_are_kept(head: PodFiles, workers: Workers) -> None:
     workers.fails = WorkersFailed(5)
-    reason, message = run_attempt(head, Stop())
+    reason, message = run_attempt(head, StopSignal())
     assert reason is Reason.WORKER_LOST
     assert "after 5 restarts" in message
     workers.fails = ValueError(RECORD)
-    reason, message = run_attempt(head, Stop())
+    reason, message = run_attempt(head, StopSignal())
     assert reason is Reason.INTERNAL_ERROR
     assert RECORD not in message
     assert RECORD in (head.run / "errors-driver.log").read_text()
 
 
-def test_a_request_to_stop_is_passed_on_to_the_workers(head: Mounted, workers: Workers) -> None:
+def test_a_request_to_stop_is_passed_on_to_the_workers(head: PodFiles, workers: Workers) -> None:
     end(head, Reason.INTERRUPTED, "stopped on request after step 3 of 12")
-    workers.until = Stop.of(head.run)
-    stop = Stop()
+    workers.until = StopSignal.of(head.run)
+    stop = StopSignal()
     stop.request()
     assert run_attempt(head, stop) == (Reason.INTERRUPTED, "stopped on request after step 3 of 12")
 
 
 @pytest.mark.parametrize("answers", [[True, False], [False], []])
 def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
-    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
+    head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
     """Also where one of two does not answer."""
     asked: list[object] = []
 
     def answer(act: object) -> list[Any]:
-        if act is read_end:
+        if act is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
         asked.append(act)
         return answers
 
     def asked_again() -> None:
         wait_until(lambda: len(asked) > 2)
-        assert is_at_work(head.run)
+        assert is_run_locked(head.run)
 
     monkeypatch.setattr(module, "_ASK_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(module, "_workers", lambda: ["one", "other"])
     monkeypatch.setattr(module, "_answers", answer)
     workers.meanwhile = asked_again
-    Stop.of(head.run).request()
-    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
-    assert not is_at_work(head.run)
+    StopSignal.of(head.run).request()
+    assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
+    assert not is_run_locked(head.run)
 
 
 @pytest.mark.parametrize("pods", [[], ["one"]])
 def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
-    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch, pods: list[str]
+    head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, pods: list[str]
 ) -> None:
     end(head, Reason.INTERRUPTED, "stopped on request")
     monkeypatch.setattr(module, "_workers", lambda: pods)
-    monkeypatch.setattr(module, "_answers", lambda act: [read_end()] if act is read_end else [False for _ in pods])
-    workers.meanwhile = lambda: wait_until(lambda: not is_at_work(head.run))
-    Stop.of(head.run).request()
-    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
+    monkeypatch.setattr(
+        module, "_answers", lambda act: [read_result()] if act is read_result else [False for _ in pods]
+    )
+    workers.meanwhile = lambda: wait_until(lambda: not is_run_locked(head.run))
+    StopSignal.of(head.run).request()
+    assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
 
 
 def test_ray_is_not_left_while_it_is_being_asked(
-    head: Mounted, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray would end the driver with 1, and KubeRay would take the attempt for failed."""
     asked, left = threading.Event(), threading.Event()
     left_meanwhile: list[bool] = []
 
     def answer(act: object) -> list[Any]:
-        if act is read_end:
+        if act is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
         asked.set()
         left_meanwhile.append(left.wait(0.5))
@@ -179,28 +181,28 @@ def test_ray_is_not_left_while_it_is_being_asked(
     monkeypatch.setattr("ray.shutdown", left.set)
     monkeypatch.setattr(module, "_answers", answer)
     workers.meanwhile = lambda: asked.wait(TIMEOUT_SECONDS)
-    Stop.of(head.run).request()
-    assert run_attempt(head, Stop()) == (Reason.INTERRUPTED, "stopped on request")
+    StopSignal.of(head.run).request()
+    assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
     assert left.is_set()
     assert left_meanwhile == [False]
 
 
-def test_a_head_without_its_files_does_not_begin(head: Mounted, workers: Workers) -> None:
+def test_a_head_without_its_files_does_not_begin(head: PodFiles, workers: Workers) -> None:
     (head.root / "etc/tensafe/job/place.json").unlink()
-    with pytest.raises(MountUnusable, match=r"place\.json"):
-        run_attempt(head, Stop())
+    with pytest.raises(PodFilesError, match=r"place\.json"):
+        run_attempt(head, StopSignal())
     assert workers.group is None
 
 
-def test_the_tasks_find_the_pod_they_run_in(head: Mounted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ROOT, str(head.root))
-    assert read_end() is None
+def test_the_tasks_find_the_pod_they_run_in(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ROOT_VARIABLE, str(head.root))
+    assert read_result() is None
     end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
-    assert read_end() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
-    assert not Stop.of(head.run)
+    assert read_result() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
+    assert not StopSignal.of(head.run)
     assert not raise_stop_flag()
-    assert Stop.of(head.run)
-    release = at_work(head.run)
+    assert StopSignal.of(head.run)
+    release = hold_run_lock(head.run)
     assert raise_stop_flag()
     release()
     assert not raise_stop_flag()
@@ -224,7 +226,7 @@ def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("Could not find any running Ray instance")
 
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(RayAway, match="tensafe run"), joined_ray(threading.Lock()):
+    with pytest.raises(RayUnavailable, match="tensafe run"), joined_ray(threading.Lock()):
         pass
     assert asked["address"] == "auto"
     assert asked["log_to_driver"] is False

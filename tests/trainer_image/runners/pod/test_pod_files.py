@@ -18,11 +18,11 @@ from tensafe_operator.children.configuration import config_map, digest
 from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import LedgerLocation
-from tensorguard.runners.pod.pod_files import ROOT, Mounted, MountUnusable
+from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Mounted:
+def mounted(tmp_path: Path) -> PodFiles:
     """The mounts of a worker pod, from the operator's own builders."""
     text = MANIFEST.replace("MODEL", "/models/tiny").replace("CHECKPOINTS", "pvc://models/tiny/checkpoints")
     job, _ = resolve(load_manifest(text, ("spec.dataset.uri=pvc://notes", "spec.cluster.workers=1")))
@@ -38,16 +38,16 @@ def mounted(tmp_path: Path) -> Mounted:
         folder.mkdir(parents=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
-    return Mounted(tmp_path, digest(told))
+    return PodFiles(tmp_path, digest(told))
 
 
-def as_if_written(mounted: Mounted) -> Mounted:
+def as_if_written(mounted: PodFiles) -> PodFiles:
     """The same, had the operator written what is there now."""
     files = (mounted.root / JOB_PATH.removeprefix("/") / name for name in ("job.json", "place.json"))
-    return Mounted(mounted.root, hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
+    return PodFiles(mounted.root, hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
 
 
-def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: Mounted) -> None:
+def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: PodFiles) -> None:
     job = mounted.job()
     assert (job.metadata.name, job.metadata.uid, job.spec.training.steps) == ("tiny", "11-22", 12)
     assert mounted.place() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
@@ -56,13 +56,13 @@ def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted:
     assert resolve(job)[1].steps == 12
 
 
-def test_claims_are_read_where_they_are_mounted(mounted: Mounted) -> None:
+def test_claims_are_read_where_they_are_mounted(mounted: PodFiles) -> None:
     spec = mounted.job().spec
     assert spec.dataset.uri == str(mounted.root / "mnt/notes")
     assert spec.checkpoint.uri == str(mounted.root / "mnt/models/tiny/checkpoints")
 
 
-def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: Mounted) -> None:
+def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: PodFiles) -> None:
     store = CheckpointStore.for_job(mounted.job(), str(mounted.mounts))
     store.write("step-2", {"adapter": b"weights"})
     assert (mounted.mounts / "models/tiny/checkpoints/step-2/adapter").read_bytes() == b"weights"
@@ -70,26 +70,26 @@ def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted
 
 
 def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(ROOT, raising=False)
+    monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     monkeypatch.setenv(JOB_DIGEST_VARIABLE, "of what the operator wrote")
-    assert str(Mounted.here().key_file) == f"{KEY_PATH}/job.key"
-    monkeypatch.setenv(ROOT, str(tmp_path))
-    assert Mounted.here() == Mounted(tmp_path, "of what the operator wrote")
+    assert str(PodFiles.here().key_file) == f"{KEY_PATH}/job.key"
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
+    assert PodFiles.here() == PodFiles(tmp_path, "of what the operator wrote")
 
 
 @pytest.mark.parametrize("name", ["job.json", "place.json"])
-def test_another_job_than_the_operator_wrote_is_not_run(mounted: Mounted, name: str) -> None:
+def test_another_job_than_the_operator_wrote_is_not_run(mounted: PodFiles, name: str) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / name
     path.write_text(path.read_text().replace("tiny", "tinier"))
     for read in (mounted.job, mounted.place, mounted.key):
-        with pytest.raises(MountUnusable, match="holds something else than the operator wrote") as caught:
+        with pytest.raises(PodFilesError, match="holds something else than the operator wrote") as caught:
             read()
         assert caught.value.reason is Reason.INTERNAL_ERROR
 
 
-def test_what_cannot_be_checked_is_not_run(mounted: Mounted) -> None:
-    with pytest.raises(MountUnusable, match="TENSAFE_JOB_DIGEST is not set"):
-        Mounted(mounted.root).job()
+def test_what_cannot_be_checked_is_not_run(mounted: PodFiles) -> None:
+    with pytest.raises(PodFilesError, match="TENSAFE_JOB_DIGEST is not set"):
+        PodFiles(mounted.root).job()
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_cannot_be_checked_is_not_run(mounted: Mounted) -> None:
         ("place.json", '{"namespace": "clinic"}', "does not hold namespace"),
     ],
 )
-def test_an_error_names_the_file_and_the_mend(mounted: Mounted, name: str, content: str | None, words: str) -> None:
+def test_an_error_names_the_file_and_the_mend(mounted: PodFiles, name: str, content: str | None, words: str) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / name
     path.unlink()
     if content is not None:
         path.write_text(content)
         mounted = as_if_written(mounted)
-    with pytest.raises(MountUnusable) as caught:
+    with pytest.raises(PodFilesError) as caught:
         mounted.job() if name == "job.json" else mounted.place()
     sentence = str(caught.value)
     assert sentence.startswith(str(path))
@@ -120,27 +120,27 @@ def test_an_error_names_the_file_and_the_mend(mounted: Mounted, name: str, conte
 
 
 @pytest.mark.parametrize(("field", "value"), [("attempt", 0), ("attempt", True), ("attempt", "1"), ("ledger_uid", "")])
-def test_a_place_with_an_odd_value_is_refused(mounted: Mounted, field: str, value: object) -> None:
+def test_a_place_with_an_odd_value_is_refused(mounted: PodFiles, field: str, value: object) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / "place.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(MountUnusable, match=f"has no usable {field}"):
+    with pytest.raises(PodFilesError, match=f"has no usable {field}"):
         as_if_written(mounted).place()
 
 
-def test_a_job_without_its_uid_is_refused(mounted: Mounted) -> None:
+def test_a_job_without_its_uid_is_refused(mounted: PodFiles) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / "job.json"
     job = json.loads(path.read_text())
     del job["metadata"]["uid"]
     path.write_text(json.dumps(job))
-    with pytest.raises(MountUnusable, match=r"has no metadata\.uid"):
+    with pytest.raises(PodFilesError, match=r"has no metadata\.uid"):
         as_if_written(mounted).job()
 
 
 @pytest.mark.parametrize("content", [None, b"short", bytes(32)])
-def test_with_no_key_or_another_one_nothing_begins(mounted: Mounted, content: bytes | None) -> None:
+def test_with_no_key_or_another_one_nothing_begins(mounted: PodFiles, content: bytes | None) -> None:
     mounted.key_file.unlink()
     if content is not None:
         mounted.key_file.write_bytes(content)
-    with pytest.raises(MountUnusable, match=r"key/job\.key .*; the Secret") as caught:
+    with pytest.raises(PodFilesError, match=r"key/job\.key .*; the Secret") as caught:
         mounted.key()
     assert "short" not in str(caught.value)

@@ -28,11 +28,11 @@ from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard
 from tensorguard.runners.pod import worker
 from tensorguard.runners.pod.log import PodLog
-from tensorguard.runners.pod.pod_files import Mounted
-from tensorguard.runners.pod.worker import configure, take_part
+from tensorguard.runners.pod.pod_files import PodFiles
+from tensorguard.runners.pod.worker import configure, train_in_pod
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.config import EVENTS, WorkerConfig
-from tensorguard.training.run_log import Ended, Evaluated, EventReader, Started, Stepped
+from tensorguard.training.config import RUN_LOG, WorkerConfig
+from tensorguard.training.run_log import Ended, Evaluated, RunLogReader, Started, Stepped
 
 RANKS = 2
 
@@ -90,7 +90,7 @@ class Pods:
             update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
         )
         told = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
-        self.mounts = [Mounted(self.place / f"pod-{rank}", digest(told)) for rank in range(RANKS)]
+        self.mounts = [PodFiles(self.place / f"pod-{rank}", digest(told)) for rank in range(RANKS)]
         for mounted in self.mounts:
             for folder in ("etc/tensafe/job", "etc/tensafe/key", "var/run/tensafe"):
                 (mounted.root / folder).mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Pods:
                 (mounted.root / "etc/tensafe/job" / name).write_text(text)
             mounted.key_file.write_bytes(self.key)
 
-    def all(self, act: Callable[[Mounted, Thread], Any]) -> list[Any]:
+    def all(self, act: Callable[[PodFiles, Thread], Any]) -> list[Any]:
         """What each rank comes to; an exception is a result."""
 
         def one(rank: int) -> Any:
@@ -110,10 +110,10 @@ class Pods:
         with ThreadPoolExecutor(RANKS) as threads:
             return list(threads.map(one, range(RANKS)))
 
-    def raising(self, act: Callable[[Mounted, Thread], Any]) -> None:
+    def raising(self, act: Callable[[PodFiles, Thread], Any]) -> None:
         """As `all`; what the ranks raise is raised."""
 
-        def one(mounted: Mounted, channel: Thread) -> Exception | None:
+        def one(mounted: PodFiles, channel: Thread) -> Exception | None:
             try:
                 act(mounted, channel)
             except Exception as error:
@@ -188,12 +188,12 @@ def test_how_it_ended_lies_where_the_driver_asks(pods: Pods, monkeypatch: pytest
     for mounted in pods.mounts:
         mounted.output.parent.mkdir(parents=True)
         mounted.output.touch()
-    pods.all(lambda mounted, channel: take_part(mounted, channel, cpu, pods.meeting.meet))
-    [ended] = EventReader(pods.mounts[0].run / EVENTS).read()
+    pods.all(lambda mounted, channel: train_in_pod(mounted, channel, cpu, pods.meeting.meet))
+    [ended] = RunLogReader(pods.mounts[0].run / RUN_LOG).read()
     assert isinstance(ended, Ended)
     assert ended.reason == Reason.DATASET_UNREADABLE
     assert "data.jsonl" in ended.message
-    assert not (pods.mounts[1].run / EVENTS).exists()
+    assert not (pods.mounts[1].run / RUN_LOG).exists()
     assert json.loads(pods.mounts[0].output.read_text())["message"] == ended.message
     assert not pods.mounts[1].output.read_text()
 
@@ -213,7 +213,7 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
     mounted.output.parent.mkdir(parents=True)
     mounted.output.touch()
     with pytest.raises(ExceptionGroup):
-        pods.raising(lambda mounted, channel: take_part(mounted, channel, torch.device("cpu"), pods.meeting.meet))
+        pods.raising(lambda mounted, channel: train_in_pod(mounted, channel, torch.device("cpu"), pods.meeting.meet))
     lines = [json.loads(line) for line in mounted.output.read_text().splitlines()]
     assert {"started", "warning", "lost"} == {line["kind"] for line in lines}
     assert {line["rank"] for line in lines} <= {0, 1}
@@ -225,7 +225,7 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
 
 def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    PodLog(0, tmp_path / "log").event(Evaluated(1.0, 3, float("nan"), 0.5))
+    PodLog(0, tmp_path / "log").write_record(Evaluated(1.0, 3, float("nan"), 0.5))
     (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert line == {"kind": "evaluated", "rank": 0, "time": 1.0, "step": 3, "accuracy": 0.5}
 
@@ -235,10 +235,10 @@ def test_a_log_that_nobody_reads_neither_fails_nor_holds_up_training(tmp_path: P
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     said = PodLog(0, tmp_path / "pipe")
     for _ in range(2000):  # more than a pipe holds
-        said.event(Started(1.0, 2, 1, 0))
+        said.write_record(Started(1.0, 2, 1, 0))
     os.close(reader)
-    said.event(Started(1.0, 2, 1, 0))
+    said.write_record(Started(1.0, 2, 1, 0))
     said.close()
-    said.event(Started(1.0, 2, 1, 0))
+    said.write_record(Started(1.0, 2, 1, 0))
     said.close()
-    PodLog(0, tmp_path / "absent").event(Started(1.0, 2, 1, 0))
+    PodLog(0, tmp_path / "absent").write_record(Started(1.0, 2, 1, 0))

@@ -7,7 +7,7 @@ The run's folder holds what must outlive the process: the ledger, the job key, t
 Nothing is spent before the workers charge the ledger, so whatever fails before that costs nothing and leaves no ledger
 behind.
 
-The work happens on a thread of its own (`aside`). In a cluster the operator has done the first half of this, and
+The work runs on a background thread (`run_in_background`). In a cluster the operator does the first half of this, and
 `runners.pod.attempt` does the rest.
 """
 
@@ -33,17 +33,30 @@ from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
-from tensorguard.runners.background import aside
-from tensorguard.runners.local.ray_cluster import local_rank, local_ray
+from tensorguard.runners.background import run_in_background
+from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank
 from tensorguard.runners.local.status import exit_code_of, fold_status
-from tensorguard.runners.preflight import RunRefused, absolute, changes, check_evaluation, check_room, cpus_of
-from tensorguard.runners.run_folder import RAY_TRAIN, WORK, FolderUnusable, alone_in, write_private
-from tensorguard.runners.worker_group import Group, fit
-from tensorguard.training.collective_errors import told
-from tensorguard.training.config import ERRORS, EVENTS, JOB_KEY, WorkerConfig, note_traceback
-from tensorguard.training.rollback_check import check_events
-from tensorguard.training.run_log import Ended, EventLog, EventReader, Listener, Preparing, charged_in
-from tensorguard.training.stop_signal import Stop
+from tensorguard.runners.preflight import (
+    RunRefused,
+    changed_fields,
+    check_evaluation_is_public,
+    check_local_resources,
+    cpus_per_worker,
+    with_absolute_paths,
+)
+from tensorguard.runners.run_folder import (
+    RAY_TRAIN_FOLDER,
+    WORK_FOLDER,
+    RunFolderError,
+    lock_run_folder,
+    write_owner_only,
+)
+from tensorguard.runners.worker_group import WorkerGroup, run_workers
+from tensorguard.training.collective_errors import describe_error
+from tensorguard.training.config import JOB_KEY, RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.rollback_check import check_run_log
+from tensorguard.training.run_log import Ended, Listener, Preparing, RunLog, RunLogReader, steps_charged_in
+from tensorguard.training.stop_signal import StopSignal
 
 MANIFEST = "job.yaml"
 
@@ -59,7 +72,7 @@ class RunResult:
 
 
 @dataclass(frozen=True)
-class Sources:
+class InMemoryData:
     """Data that is in memory instead of at the manifest's URIs (the Python API): anything that `data.read.from_memory`
     takes.
     """
@@ -75,8 +88,8 @@ def run(
     base_dir: Path,
     resume: bool,
     listener: Listener,
-    stop: Stop,
-    sources: Sources | None = None,
+    stop: StopSignal,
+    sources: InMemoryData | None = None,
     timeout: float | None = None,
 ) -> RunResult:
     """Train `job` and return it with its status.
@@ -95,20 +108,20 @@ def run(
         ManifestError: where the manifest does not resolve.
         RunRefused: where the run cannot begin as asked; nothing was changed or spent.
     """
-    completed, plan = resolve(absolute(job, base_dir))
-    check_room(completed)
+    completed, plan = resolve(with_absolute_paths(job, base_dir))
+    check_local_resources(completed)
     if sources is None:
-        check_evaluation(completed)
+        check_evaluation_is_public(completed)
     with _alone_in(output_dir):
-        one = _Run(completed, plan, output_dir, sources or Sources(), stop, timeout)
+        one = _Run(completed, plan, output_dir, sources or InMemoryData(), stop, timeout)
         one.admit(resume)
-        reader = EventReader(output_dir / EVENTS, from_end=True)
+        reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
 
         def listen() -> None:
             for event in reader.read():
                 listener(event)
 
-        aside(one.work, meanwhile=listen)
+        run_in_background(one.work, meanwhile=listen)
         return one.result()
 
 
@@ -119,14 +132,14 @@ class _Run:
     job: TenSafeTrainingJob
     plan: Plan
     directory: Path
-    sources: Sources
-    stop: Stop
+    sources: InMemoryData
+    stop: StopSignal
     timeout: float | None
     attempt: int = 1
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
-    _log: EventLog = field(init=False)
-    _since: EventReader = field(init=False)
+    _log: RunLog = field(init=False)
+    _since: RunLogReader = field(init=False)
     """Reads the events of this call alone: an attempt that never claimed the ledger leaves its number to the next."""
 
     def admit(self, resume: bool) -> None:
@@ -151,9 +164,9 @@ class _Run:
             self._check_same(earlier)
             self.attempt = earlier.attempt + 1
         else:
-            for leftover in (LEDGER, EVENTS, JOB_KEY):
+            for leftover in (LEDGER, RUN_LOG, JOB_KEY):
                 (self.directory / leftover).unlink(missing_ok=True)
-            write_private(self.directory / JOB_KEY, secrets.token_bytes(32))
+            write_owner_only(self.directory / JOB_KEY, secrets.token_bytes(32))
         if not (self.directory / JOB_KEY).exists():
             raise RunRefused(
                 "",
@@ -162,17 +175,17 @@ class _Run:
         metadata = self.job.metadata.model_copy(update={"uid": uid})
         self.job = self.job.model_copy(update={"metadata": metadata})
         (self.directory / MANIFEST).unlink(missing_ok=True)
-        write_private(self.directory / MANIFEST, dump_manifest(self.job).encode())
+        write_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
         self.stop.bind(self.directory)
-        self._since = EventReader(self.directory / EVENTS, from_end=True)
-        self._log = EventLog(self.directory / EVENTS)
+        self._since = RunLogReader(self.directory / RUN_LOG, from_end=True)
+        self._log = RunLog(self.directory / RUN_LOG)
 
     def work(self) -> None:
         """Prepare the data, open the ledger, train; whatever happens ends in `ended`."""
-        work = self.directory / WORK
+        work = self.directory / WORK_FOLDER
         try:
             self._tell("Starting Ray")
-            cpus = math.ceil(self.job.spec.cluster.workers * cpus_of(self.job))
+            cpus = math.ceil(self.job.spec.cluster.workers * cpus_per_worker(self.job))
             gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
             with local_ray(self.directory, cpus=cpus, gpus=gpus):
                 config = self._prepare(work)
@@ -181,25 +194,30 @@ class _Run:
                     return
                 self._open_ledger()
                 self._tell("Starting the workers")
-                fit(local_rank, config.pack(), Group.of(self.job, timeout=self.timeout), work / RAY_TRAIN)
+                run_workers(
+                    run_local_rank,
+                    config.pack(),
+                    WorkerGroup.of(self.job, timeout=self.timeout),
+                    work / RAY_TRAIN_FOLDER,
+                )
             self.ended = self._told_end() or self._ending(
                 Reason.WORKER_LOST, "the workers ended without a word; see their log"
             )
         except Exception as error:
             if not hasattr(error, "reason"):
-                note_traceback(self.directory / ERRORS.format(who="driver"), self.attempt)
-            self.ended = self._told_end() or self._ending(*told(error))
+                append_traceback(self.directory / TRACEBACKS.format(who="driver"), self.attempt)
+            self.ended = self._told_end() or self._ending(*describe_error(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def result(self) -> RunResult:
         """The job with its status, folded from the ledger and the events."""
         ended = self.ended or self._ending(Reason.INTERNAL_ERROR, "the run ended without a reason")
-        events = list(EventReader(self.directory / EVENTS).read())
+        events = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
             ledger = self._read_ledger()
         except LedgerError as error:
-            ledger, ended = None, self._ending(*told(error))
+            ledger, ended = None, self._ending(*describe_error(error))
         self._log.close()
         status = fold_status(self.job, self.plan, ledger, events, ended)
         job = self.job.model_copy(update={"status": status})
@@ -209,10 +227,10 @@ class _Run:
         """The state of the run that `directory` holds, if it may and must be gone on with."""
         ledger = FileLedger(self.directory, lock_wait_seconds=30.0 if resume else 0.0)
         if not os.path.lexists(self.directory / LEDGER):
-            if charged := charged_in(self.directory / EVENTS):
+            if charged := steps_charged_in(self.directory / RUN_LOG):
                 raise RunRefused(
                     "",
-                    f"{self.directory / LEDGER} is gone, and {EVENTS} tells of a run that was charged {charged} steps; "
+                    f"{self.directory / LEDGER} is missing, and {RUN_LOG} records {charged} charged steps; "
                     "put the ledger back, or name another --output-dir",
                 )
             # A run that ended before its workers began has no ledger: nothing was spent, and a resume begins it.
@@ -222,7 +240,7 @@ class _Run:
         try:
             ledger.wait_until_free()
             state = ledger.read()
-            check_events(self.directory / EVENTS, state)
+            check_run_log(self.directory / RUN_LOG, state)
         except LedgerError as error:
             raise RunRefused("", str(error)) from error
         if not resume:
@@ -242,7 +260,7 @@ class _Run:
     def _check_same(self, earlier: LedgerState) -> None:
         """A resume under other privacy values would make the ledger's ε a lie."""
         assert self.ledger_spec is not None
-        changed = changes(
+        changed = changed_fields(
             earlier.spec.model_dump(by_alias=True, mode="json"), self.ledger_spec.model_dump(by_alias=True, mode="json")
         )
         if changed:
@@ -296,7 +314,7 @@ class _Run:
             shards=tuple(str(path.absolute()) for path in prepared.shards),
             evaluation=str(public.absolute()) if public else None,
             dataset_digest=prepared.digest,
-            threads=max(1, int(cpus_of(self.job))),
+            threads=max(1, int(cpus_per_worker(self.job))),
         )
 
     def _read_ledger(self) -> LedgerState | None:
@@ -306,11 +324,11 @@ class _Run:
             LedgerError: where it cannot be believed.
         """
         if not (self.directory / LEDGER).exists():
-            if charged_in(self.directory / EVENTS):
+            if steps_charged_in(self.directory / RUN_LOG):
                 raise LedgerCorrupt(f"{self.directory / LEDGER} is gone: what was spent is not known")
             return None
         ledger = FileLedger(self.directory).read()
-        check_events(self.directory / EVENTS, ledger)
+        check_run_log(self.directory / RUN_LOG, ledger)
         return ledger
 
     def _told_end(self) -> Ended | None:
@@ -329,7 +347,7 @@ class _Run:
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
     try:
-        with alone_in(directory):
+        with lock_run_folder(directory):
             yield
-    except FolderUnusable as error:
+    except RunFolderError as error:
         raise RunRefused("", str(error)) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
-from tensorguard.runners.worker_group import silence
+from tensorguard.runners.worker_group import configure_ray
 from tensorguard.training.config import WorkerConfig
 
 _SESSION_NOTE = ".ray-session"
@@ -49,7 +49,7 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     """
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    silence()
+    configure_ray()
     import ray
 
     from tensorguard.data.read import silence_ray_data
@@ -103,7 +103,7 @@ def _remove_session(name: str) -> None:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def local_rank(loop: dict[str, Any]) -> None:
+def run_local_rank(loop: dict[str, Any]) -> None:
     """What Ray Train calls on each worker of this machine, once the process group stands."""
     from ray.train.torch import get_device
 

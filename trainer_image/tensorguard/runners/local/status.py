@@ -24,7 +24,7 @@ from tensafe_api.status_fold import (
 )
 from tensafe_api.timestamps import format_time
 from tensorguard.ledger.contract import LedgerState
-from tensorguard.training.run_log import Ended, Evaluated, Event, Saved, Started, Stepped
+from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Saved, Started, Stepped
 
 _CONDITIONS = (ConditionType.READY, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.BUDGET_EXHAUSTED: 3, Phase.SUSPENDED: 130}
@@ -36,7 +36,7 @@ def exit_code_of(reason: Reason) -> int:
 
 
 def fold_status(
-    job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, events: Sequence[Event], ended: Ended
+    job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, events: Sequence[LogRecord], ended: Ended
 ) -> Status:
     """The status of `job`.
 
@@ -68,13 +68,13 @@ def fold_status(
     return fold_records(before, plan, records)
 
 
-def _lost(ledger: LedgerState | None, events: Sequence[Event], ended: Ended | None) -> bool:
+def _lost(ledger: LedgerState | None, events: Sequence[LogRecord], ended: Ended | None) -> bool:
     """Whether steps may have been charged and no readable ledger shows how many."""
     corrupt = ended is not None and ended.reason == Reason.LEDGER_CORRUPT
     return ledger is None and (corrupt or any(isinstance(event, Stepped) for event in events))
 
 
-def _attempts(events: Sequence[Event], ended: Ended) -> tuple[Attempt, ...]:
+def _attempts(events: Sequence[LogRecord], ended: Ended) -> tuple[Attempt, ...]:
     """One entry for each call of the command that started workers, and one for the last call in any case."""
     starts: dict[int, list[Started]] = {}
     ends: dict[int, Ended] = {}
@@ -100,14 +100,14 @@ def _attempts(events: Sequence[Event], ended: Ended) -> tuple[Attempt, ...]:
     return tuple(found[-64:])
 
 
-def _progress(plan: Plan, events: Sequence[Event]) -> Progress:
+def _progress(plan: Plan, events: Sequence[LogRecord]) -> Progress:
     last = next((event for event in reversed(events) if isinstance(event, Stepped)), None)
     if last is None:
         return Progress(step=0, total_steps=plan.steps, percent=0)
     return progress_at(last.step, plan.steps, last.time, steps_per_second(events))
 
 
-def steps_per_second(events: Sequence[Event]) -> float | None:
+def steps_per_second(events: Sequence[LogRecord]) -> float | None:
     """The speed since the last start; None before its second step."""
     steps: list[Stepped] = []
     for event in reversed(events):
@@ -120,14 +120,14 @@ def steps_per_second(events: Sequence[Event]) -> float | None:
     return (steps[0].step - steps[-1].step) / (steps[0].time - steps[-1].time)
 
 
-def _evaluations(events: Sequence[Event]) -> tuple[EvaluationResult, ...]:
+def _evaluations(events: Sequence[LogRecord]) -> tuple[EvaluationResult, ...]:
     """The latest result of each step: a step that is run again after a crash is evaluated again."""
     by_step = {event.step: event for event in events if isinstance(event, Evaluated) and math.isfinite(event.loss)}
     results = (evaluation_result(event.step, event.loss, event.accuracy) for _, event in sorted(by_step.items()))
     return tuple(results)[-1000:]
 
 
-def _checkpoints(events: Sequence[Event], keep: int) -> tuple[KeptCheckpoint, ...]:
+def _checkpoints(events: Sequence[LogRecord], keep: int) -> tuple[KeptCheckpoint, ...]:
     """The checkpoints that are kept: the newest `keep` that are not final, and the final one."""
     saved: dict[str, Saved] = {}
     for event in events:

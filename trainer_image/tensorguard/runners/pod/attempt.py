@@ -21,49 +21,51 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
 from tensafe_api.reasons import Reason
-from tensorguard.runners.background import aside
-from tensorguard.runners.pod.pod_files import Mounted
-from tensorguard.runners.run_folder import RAY_TRAIN, WORK, at_work, is_at_work
-from tensorguard.runners.worker_group import Group, fit, silence
-from tensorguard.training.collective_errors import told
-from tensorguard.training.config import ERRORS, EVENTS, note_traceback
-from tensorguard.training.run_log import Ended, EventReader
-from tensorguard.training.stop_signal import Stop
+from tensorguard.runners.background import run_in_background
+from tensorguard.runners.pod.pod_files import PodFiles
+from tensorguard.runners.run_folder import RAY_TRAIN_FOLDER, WORK_FOLDER, hold_run_lock, is_run_locked
+from tensorguard.runners.worker_group import WorkerGroup, configure_ray, run_workers
+from tensorguard.training.collective_errors import describe_error
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, append_traceback
+from tensorguard.training.run_log import Ended, RunLogReader
+from tensorguard.training.stop_signal import StopSignal
 
-Ending = tuple[Reason, str]
+AttemptResult = tuple[Reason, str]
 """How an attempt ended: the reason, and a sentence without records."""
 _ASK_SECONDS, _ASK_AGAIN_SECONDS = 60.0, 5.0
 T = TypeVar("T")
 
 
-class RayAway(RuntimeError):
+class RayUnavailable(RuntimeError):
     """There is no Ray to join. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.WORKER_LOST
 
 
-def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
+def run_attempt(mounted: PodFiles, stop: StopSignal) -> AttemptResult:
     """Run one attempt until it ends, and say how. Call it on the main thread; `stop` may be raised by a signal.
 
     Raises:
-        MountUnusable: where the head's own files do not say what to run.
+        PodFilesError: where the head's own files do not say what to run.
     """
     job = mounted.job()
     _, attempt = mounted.place()
-    ending: list[Ending] = []
+    ending: list[AttemptResult] = []
     ask_at = 0.0
-    told_to_go = Stop.of(mounted.run)  # by the pod's preStop hook
-    release = at_work(mounted.run)
+    told_to_go = StopSignal.of(mounted.run)  # by the pod's preStop hook
+    release = hold_run_lock(mounted.run)
     asking = threading.Lock()
 
     def work() -> None:
         try:
             with joined_ray(asking):
-                fit(pod_main, {}, Group.of(job, apart=True), mounted.run / WORK / RAY_TRAIN)
+                run_workers(
+                    pod_main, {}, WorkerGroup.of(job, one_per_node=True), mounted.run / WORK_FOLDER / RAY_TRAIN_FOLDER
+                )
                 ending.append(_told_end())
         except Exception as error:
-            note_traceback(mounted.run / ERRORS.format(who="driver"), attempt)
-            ending.append(told(error))
+            append_traceback(mounted.run / TRACEBACKS.format(who="driver"), attempt)
+            ending.append(describe_error(error))
 
     def pass_stop_on() -> None:
         nonlocal ask_at
@@ -76,17 +78,17 @@ def run_attempt(mounted: Mounted, stop: Stop) -> Ending:
         ask_at = time.monotonic() + _ASK_AGAIN_SECONDS  # workers that are started again know of nothing
 
     try:
-        aside(work, meanwhile=pass_stop_on)
+        run_in_background(work, meanwhile=pass_stop_on)
     finally:
         release()
     return ending[0]
 
 
 def pod_main(loop: dict[str, Any]) -> None:
-    """`runners.pod.worker.pod_rank`, imported in the pod: the head has no use for what it needs."""
-    from tensorguard.runners.pod.worker import pod_rank
+    """`runners.pod.worker.run_pod_rank`, imported in the pod: the head has no use for what it needs."""
+    from tensorguard.runners.pod.worker import run_pod_rank
 
-    pod_rank(loop)
+    run_pod_rank(loop)
 
 
 @contextmanager
@@ -94,13 +96,13 @@ def joined_ray(asking: threading.Lock) -> Iterator[None]:
     """The Ray of this pod inside the with block; none is ever started. While another thread holds `asking` it is not
     left: Ray ends the process of who calls it after that.
     """
-    silence()
+    configure_ray()
     import ray
 
     try:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
-        raise RayAway(
+        raise RayUnavailable(
             f"there is no Ray to join here ({type(error).__name__}); this is the entrypoint of the operator's RayJobs, "
             "and a job on one's own machine is run by `tensafe run`"
         ) from error
@@ -113,20 +115,20 @@ def joined_ray(asking: threading.Lock) -> Iterator[None]:
 
 def raise_stop_flag() -> bool:
     """In a worker pod: ask its rank to stop, and with it all. Whether there is one that trains."""
-    directory = Mounted.here().run
-    Stop.of(directory).request()
-    return is_at_work(directory)
+    directory = PodFiles.here().run
+    StopSignal.of(directory).request()
+    return is_run_locked(directory)
 
 
-def read_end() -> Ending | None:
+def read_result() -> AttemptResult | None:
     """In a worker pod: how the attempt ended, where rank 0 was here."""
-    ends = [event for event in EventReader(Mounted.here().run / EVENTS).read() if isinstance(event, Ended)]
+    ends = [event for event in RunLogReader(PodFiles.here().run / RUN_LOG).read() if isinstance(event, Ended)]
     return (Reason(ends[-1].reason), ends[-1].message) if ends else None
 
 
-def _told_end() -> Ending:
+def _told_end() -> AttemptResult:
     lost = Reason.WORKER_LOST, "the workers ended without a word; see their logs"
-    return next((told_there for told_there in _answers(read_end) if told_there is not None), lost)
+    return next((told_there for told_there in _answers(read_result) if told_there is not None), lost)
 
 
 def _answers(act: Callable[[], T]) -> Iterator[T]:

@@ -2,8 +2,8 @@
 
 Ray keeps the output of its workers in files of its session, which go with the pod. Events, warnings and what ended an
 incarnation go to the output of the pod's first process instead, where `kubectl logs` and collectors find them. Events
-carry no private figure, and of an error only what `together.told` says; steps are left out, which would be a line every
-few seconds.
+carry no private figure, and of an error only what `describe_error` returns; steps are left out, which would be a line
+every few seconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from tensorguard.training.collective_errors import told
-from tensorguard.training.run_log import Event, Stepped
+from tensorguard.training.collective_errors import describe_error
+from tensorguard.training.run_log import LogRecord, Stepped
 
 
 class PodLog(logging.Handler):
@@ -37,7 +37,7 @@ class PodLog(logging.Handler):
         with suppress(OSError):
             self._file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
 
-    def event(self, event: Event) -> None:
+    def write_record(self, event: LogRecord) -> None:
         """Say what happened."""
         if not isinstance(event, Stepped):
             self._say(event.kind, **asdict(event))
@@ -46,9 +46,9 @@ class PodLog(logging.Handler):
         """Say a warning of ours."""
         self._say(record.levelname.lower(), time=record.created, message=record.getMessage())
 
-    def lost(self, error: Exception) -> None:
+    def write_failure(self, error: Exception) -> None:
         """Say what ended this incarnation, which Ray Train may start again."""
-        reason, message = told(error)
+        reason, message = describe_error(error)
         self._say("lost", time=time.time(), reason=reason.value, message=message)
 
     def close(self) -> None:

@@ -22,12 +22,12 @@ from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.backends import LedgerLocation
-from tensorguard.storage import CLAIM
+from tensorguard.storage import PVC_SCHEME
 from tensorguard.training.config import JOB_KEY
 
-ROOT = "TENSAFE_ROOT"
+ROOT_VARIABLE = "TENSAFE_ROOT"
 """Environment variable: the folder under which everything is looked for. Pods leave it unset, which means /."""
-DIGEST = "TENSAFE_JOB_DIGEST"
+DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable: SHA-256 of job.json and place.json, one after the other, in hex."""
 _FILES = ("job.json", "place.json")
 _PLACE: dict[str, type] = {
@@ -41,7 +41,7 @@ _PLACE: dict[str, type] = {
 _SAME_RELEASE = "the operator writes it for trainers of its own release: name such an image in spec.cluster.image"
 
 
-class MountUnusable(Exception):
+class PodFilesError(Exception):
     """A mounted file is not there, or not what it should be. `str()` is a sentence that names the file and the mend."""
 
     def __init__(self, path: Path, what: str, mend: str, reason: Reason = Reason.INVALID_MANIFEST) -> None:
@@ -50,7 +50,7 @@ class MountUnusable(Exception):
 
 
 @dataclass(frozen=True)
-class Mounted:
+class PodFiles:
     """The files of one pod.
 
     Args:
@@ -61,9 +61,9 @@ class Mounted:
     digest: str = ""
 
     @classmethod
-    def here(cls) -> Mounted:
+    def here(cls) -> PodFiles:
         """Those of the pod that this process runs in."""
-        return cls(Path(os.environ.get(ROOT) or "/"), os.environ.get(DIGEST, ""))
+        return cls(Path(os.environ.get(ROOT_VARIABLE) or "/"), os.environ.get(DIGEST_VARIABLE, ""))
 
     @property
     def run(self) -> Path:
@@ -85,35 +85,35 @@ class Mounted:
         return self.root / "mnt"
 
     def job(self) -> TenSafeTrainingJob:
-        """The completed job, its pvc:// addresses as paths. Raises MountUnusable."""
+        """The completed job, its pvc:// addresses as paths. Raises PodFilesError."""
         path, text = self._read("job.json")
         try:
             job = load_manifest(text)
         except ManifestError as error:
             problems = "; ".join(str(problem) for problem in error.problems)
-            raise MountUnusable(path, f"is no job ({problems})", _SAME_RELEASE) from error
+            raise PodFilesError(path, f"is no job ({problems})", _SAME_RELEASE) from error
         if not job.metadata.uid:
-            raise MountUnusable(path, "has no metadata.uid", _SAME_RELEASE)
+            raise PodFilesError(path, "has no metadata.uid", _SAME_RELEASE)
         return self._with_claims(job)
 
     def place(self) -> tuple[LedgerLocation, int]:
-        """Where the ledger is, and the number of the attempt. Raises MountUnusable."""
+        """Where the ledger is, and the number of the attempt. Raises PodFilesError."""
         values = self._place()
         attempt, _ = values.pop("attempt"), values.pop("key_digest")
         return LedgerLocation(**values), attempt
 
     def key(self) -> bytes:
-        """The job key, which workers alone have. Raises MountUnusable."""
+        """The job key, which workers alone have. Raises PodFilesError."""
         mend = "the Secret of the job's key was changed: make the job again under another name"
         digest = self._place()["key_digest"]
         try:
             key = self.key_file.read_bytes()
         except OSError as error:
             what = f"cannot be read ({error.strerror})"
-            raise MountUnusable(self.key_file, what, mend, Reason.INTERNAL_ERROR) from error
+            raise PodFilesError(self.key_file, what, mend, Reason.INTERNAL_ERROR) from error
         if hashlib.sha256(key).hexdigest() != digest:
             what = "is not the key that the job's ledger was opened with"
-            raise MountUnusable(self.key_file, what, mend, Reason.INTERNAL_ERROR)
+            raise PodFilesError(self.key_file, what, mend, Reason.INTERNAL_ERROR)
         return key
 
     def _place(self) -> dict[str, Any]:
@@ -122,9 +122,9 @@ class Mounted:
             found: Any = json.loads(text)
             values = {name: found[name] for name in _PLACE}
         except (ValueError, KeyError, TypeError) as error:
-            raise MountUnusable(path, f"does not hold {', '.join(_PLACE)}", _SAME_RELEASE) from error
+            raise PodFilesError(path, f"does not hold {', '.join(_PLACE)}", _SAME_RELEASE) from error
         if odd := [name for name, kind in _PLACE.items() if type(values[name]) is not kind or not values[name]]:
-            raise MountUnusable(path, f"has no usable {' and '.join(odd)}", _SAME_RELEASE)
+            raise PodFilesError(path, f"has no usable {' and '.join(odd)}", _SAME_RELEASE)
         return values
 
     def _read(self, name: str) -> tuple[Path, str]:
@@ -135,21 +135,21 @@ class Mounted:
             try:
                 found[path] = path.read_bytes()
             except OSError as error:
-                raise MountUnusable(path, f"cannot be read ({error.strerror})", _SAME_RELEASE) from error
+                raise PodFilesError(path, f"cannot be read ({error.strerror})", _SAME_RELEASE) from error
         if not self.digest:
-            raise MountUnusable(folder, f"cannot be checked, since {DIGEST} is not set", _SAME_RELEASE)
+            raise PodFilesError(folder, f"cannot be checked, since {DIGEST_VARIABLE} is not set", _SAME_RELEASE)
         if hashlib.sha256(b"".join(found.values())).hexdigest() != self.digest:
             what = "holds something else than the operator wrote"
             mend = "the attempt's ConfigMap was changed, and the next attempt gets its own"
-            raise MountUnusable(folder, what, mend, Reason.INTERNAL_ERROR)
+            raise PodFilesError(folder, what, mend, Reason.INTERNAL_ERROR)
         return folder / name, found[folder / name].decode()
 
     def _with_claims(self, job: TenSafeTrainingJob) -> TenSafeTrainingJob:
         """pvc://claim/path is mounted at /mnt/claim."""
         spec = job.spec
         update = {
-            name: getattr(spec, name).model_copy(update={"uri": str(self.mounts / uri.removeprefix(CLAIM))})
+            name: getattr(spec, name).model_copy(update={"uri": str(self.mounts / uri.removeprefix(PVC_SCHEME))})
             for name, uri in spec.uris().items()
-            if uri.startswith(CLAIM)
+            if uri.startswith(PVC_SCHEME)
         }
         return job.model_copy(update={"spec": spec.model_copy(update=update)})

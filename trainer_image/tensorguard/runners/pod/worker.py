@@ -29,28 +29,28 @@ from tensorguard.data.recipe import Recipe
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.runners.pod.log import PodLog
-from tensorguard.runners.pod.pod_files import Mounted
-from tensorguard.runners.preflight import check_evaluation, cpus_of
-from tensorguard.runners.run_folder import WORK, at_work
-from tensorguard.training.collective_errors import AttemptFailed, together
-from tensorguard.training.config import ERRORS, EVENTS, WorkerConfig, note_traceback
-from tensorguard.training.run_log import Ended, EventLog
+from tensorguard.runners.pod.pod_files import PodFiles
+from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_worker
+from tensorguard.runners.run_folder import WORK_FOLDER, hold_run_lock
+from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.run_log import Ended, RunLog
 from tensorguard.training.worker import train
 
-Meet = Callable[[], None]
+Barrier = Callable[[], None]
 """Returns once all ranks have called it, however long that takes."""
 
 
-def pod_rank(loop: dict[str, Any]) -> None:
+def run_pod_rank(loop: dict[str, Any]) -> None:
     """What Ray Train calls in each worker pod, once the process group stands."""
     from ray.train.collective import barrier
     from ray.train.torch import get_device
 
     device = get_device()
-    take_part(Mounted.here(), ProcessGroupChannel(device), device, barrier)
+    train_in_pod(PodFiles.here(), ProcessGroupChannel(device), device, barrier)
 
 
-def take_part(mounted: Mounted, channel: Channel, device: torch.device, meet: Meet) -> None:
+def train_in_pod(mounted: PodFiles, channel: Channel, device: torch.device, meet: Barrier) -> None:
     """Take part in one attempt until it ends; rank 0 has told its pod's event log how. (Where it cannot begin, as
     attempt 0: the number may be what could not be read.)
 
@@ -63,20 +63,20 @@ def take_part(mounted: Mounted, channel: Channel, device: torch.device, meet: Me
             config = configure(mounted, channel, meet)
         except AttemptFailed as failure:
             if failure.__cause__ is not None:
-                note_traceback(mounted.run / ERRORS.format(who=f"rank{channel.rank}"), 0)
+                append_traceback(mounted.run / TRACEBACKS.format(who=f"rank{channel.rank}"), 0)
             if channel.rank == 0:
                 ended = Ended(time.time(), 0, failure.reason.value, str(failure))
-                log = EventLog(mounted.run / EVENTS)
+                log = RunLog(mounted.run / RUN_LOG)
                 log.write(ended)
                 log.close()
-                said.event(ended)
+                said.write_record(ended)
             return
-        at_work(mounted.run)  # until Ray Train has heard of this rank's end, and ends the process
-        train(config, channel, device, said.event)
+        hold_run_lock(mounted.run)  # until Ray Train has heard of this rank's end, and ends the process
+        train(config, channel, device, said.write_record)
 
 
 @contextmanager
-def _spoken(mounted: Mounted, rank: int) -> Iterator[PodLog]:
+def _spoken(mounted: PodFiles, rank: int) -> Iterator[PodLog]:
     """The pod's log, which also has our warnings meanwhile, and the error that may leave the with block."""
     said = PodLog(rank, mounted.output)
     logger = logging.getLogger("tensorguard")
@@ -84,20 +84,20 @@ def _spoken(mounted: Mounted, rank: int) -> Iterator[PodLog]:
     try:
         yield said
     except Exception as error:
-        said.lost(error)
+        said.write_failure(error)
         raise
     finally:
         logger.removeHandler(said)
         said.close()
 
 
-def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
+def configure(mounted: PodFiles, channel: Channel, meet: Barrier) -> WorkerConfig:
     """This rank's part of the attempt, its data prepared. All ranks call this.
 
     Raises:
         AttemptFailed: on every rank, where any cannot begin.
     """
-    prepared = together(channel, lambda: _met(mounted, channel, meet))
+    prepared = run_on_all_ranks(channel, lambda: _met(mounted, channel, meet))
     found = channel.all_gather(bytes([prepared.own.empty]) + prepared.own.total.to_bytes(keys.WIDTH, "big"))
     if all(message[0] for message in found):
         spec = mounted.job().spec
@@ -113,7 +113,7 @@ def configure(mounted: Mounted, channel: Channel, meet: Meet) -> WorkerConfig:
         shards=prepared.shards(channel),
         evaluation=str(prepared.public) if prepared.public else None,
         dataset_digest=keys.dataset_digest(mounted.key(), (int.from_bytes(message[1:], "big") for message in found)),
-        threads=max(1, int(cpus_of(job))),
+        threads=max(1, int(cpus_per_worker(job))),
         ledger_location=place,
         key_file=str(mounted.key_file),
         mounts=str(mounted.mounts),
@@ -130,7 +130,7 @@ class _Prepared:
         return tuple(str(self.own.shard) if rank == channel.rank else "" for rank in range(channel.size))
 
 
-def _met(mounted: Mounted, channel: Channel, meet: Meet) -> _Prepared:
+def _met(mounted: PodFiles, channel: Channel, meet: Barrier) -> _Prepared:
     """As `_prepare`, returning or raising once every rank has done either."""
     try:
         return _prepare(mounted, channel)
@@ -138,11 +138,11 @@ def _met(mounted: Mounted, channel: Channel, meet: Meet) -> _Prepared:
         meet()
 
 
-def _prepare(mounted: Mounted, channel: Channel) -> _Prepared:
+def _prepare(mounted: PodFiles, channel: Channel) -> _Prepared:
     job, key = mounted.job(), mounted.key()
     mounted.place()
-    spec, directory = job.spec, mounted.run / WORK
-    check_evaluation(job)
+    spec, directory = job.spec, mounted.run / WORK_FOLDER
+    check_evaluation_is_public(job)
     if channel.rank == 0:
         CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may fall into an outage
     source = resolve_model(spec.model.name, spec.model.revision)
