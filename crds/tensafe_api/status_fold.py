@@ -14,7 +14,7 @@ steps; none is copied from a record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +39,7 @@ _MIN_SPEED = 1e-3
 """Steps per second. A lower speed is not shown: four digits of it would say little."""
 
 
-class PublishedCheckpoint(Protocol):
+class RecordedCheckpoint(Protocol):
     """A checkpoint as either backend of the ledger records it."""
 
     @property
@@ -87,7 +87,7 @@ class JobRecords:
     progress: Progress
     evaluations: tuple[EvaluationResult, ...] = ()
     checkpoints: Sequence[KeptCheckpoint] = ()
-    published: Sequence[PublishedCheckpoint] = ()
+    published: Sequence[RecordedCheckpoint] = ()
     dataset_digest: str | None = None
 
 
@@ -166,9 +166,15 @@ def progress_at(step: int, total_steps: int, time: float, steps_per_second: floa
     )
 
 
-def evaluation_result(step: int, loss: float, accuracy: float | None) -> EvaluationResult:
-    """One evaluation: mean loss and accuracy (None for a task without one) with four decimals. `loss` is finite."""
-    return EvaluationResult(step=step, loss=f"{loss:.4f}", accuracy=None if accuracy is None else f"{accuracy:.4f}")
+def evaluation_result(step: int, loss: float, metrics: Mapping[str, float | None]) -> EvaluationResult:
+    """One evaluation after `step` steps, every figure with four decimals.
+
+    Args:
+        loss: mean loss; finite.
+        metrics: the other figures by name (`tensafe_api.tasks.METRICS`), from 0 to 1; None where one was not measured.
+    """
+    measured = {name: f"{value:.4f}" for name, value in metrics.items() if value is not None}
+    return EvaluationResult.model_validate({"step": step, "loss": f"{loss:.4f}", **measured})
 
 
 def conditions_of(
@@ -249,7 +255,7 @@ def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
     )
 
 
-def _final_model(published: Sequence[PublishedCheckpoint]) -> FinalModel | None:
+def _final_model(published: Sequence[RecordedCheckpoint]) -> FinalModel | None:
     final = next((each for each in reversed(published) if each.final), None)
     if final is None:
         return None

@@ -325,7 +325,9 @@ class Worker:
                 self._progress = progress_at(event.step, self.components.plan.steps, event.time)
                 self._ledger.set_progress(self._progress)
             case Evaluated() if math.isfinite(event.loss):
-                self._ledger.set_progress(self._progress, evaluation_result(event.step, event.loss, event.accuracy))
+                self._ledger.set_progress(
+                    self._progress, evaluation_result(event.step, event.loss, {"accuracy": event.accuracy})
+                )
 
 
 def statement_facts(components: StepComponents, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:
