@@ -91,9 +91,10 @@ def test_recharged_steps_never_fall(plan: Plan) -> None:
 def test_charges_of_a_lost_ledger_are_absent_and_not_zero(plan: Plan) -> None:
     status = fold_records(Status(), plan, replace(RECORDS, steps_charged=None))
     assert status.privacy == privacy_without_charges(plan)
-    spent = status.privacy.model_dump(exclude_none=True)
-    assert not spent.keys() & {"epsilon_spent", "epsilon_claimed", "epsilon_against_outsider", "steps_charged"}
-    assert spent["target_epsilon"] == "8"
+    spent = status.privacy.model_dump(by_alias=True, exclude_none=True)
+    unknown = {"epsilonSpent", "epsilonClaimed", "epsilonAgainstOutsider", "stepsCharged", "stepsRecharged"}
+    assert not spent.keys() & unknown
+    assert spent["targetEpsilon"] == "8"
     assert status.progress.step == 37
 
 
