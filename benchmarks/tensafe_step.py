@@ -31,12 +31,13 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks import corpora, memory, tensafe_job
 from benchmarks.peers.opacus_step import BATCH, StepCost, full_length_rows
+from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.keys import PairKey
+from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
 from tensorguard.models.self_test import SelfTest, settle_threads
 from tensorguard.training import setup as engine_build
-from tensorguard.training import step as engine_step
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import StepComponents
 from tensorguard.training.step import PrivateStep
@@ -156,14 +157,16 @@ def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, r
     worker = _worker(directory, full_length_rows(), 2, rank, 1, micro_batch)
     torch.set_num_threads(1)
     step: PrivateStep = worker.private_step
+    aggregator = step.aggregator
+    assert isinstance(aggregator, pairwise_masks.PairwiseMasks)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     step.run(0)
     for number in range(1, 2 * repeats + 1):
         guarded = number % 2 == 0
         # The mask of a step is made during the one before it: `number + 1` is the step that is prepared now.
         next_guarded = not guarded
-        step.verify = "Standard" if guarded else "Disabled"
-        with mock.patch.object(engine_step, "pairwise_mask", engine_step.pairwise_mask if next_guarded else _no_mask):
+        aggregator.verify_level = "Standard" if guarded else "Disabled"
+        with mock.patch.object(pairwise_masks, "pairwise_mask", pairwise_mask if next_guarded else _no_mask):
             started = time.perf_counter()
             step.run(number)
             seconds[guarded].append(time.perf_counter() - started)

@@ -27,14 +27,13 @@ _UNIT = {
 }
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "
-    "discrete Gaussian shares, pairwise masks"
+    "discrete Gaussian shares"
 )
 _ASSUMED = (
     "Readers of the adapter, the status, the ledger and this statement: nothing is assumed of them.",
-    "The network and the object store: may read everything that passes; what they change on the way is noticed.",
+    "The object store may read everything that is written to it; a change there is detected.",
     "Workers: run this code; up to `mechanism.colluders` of them may pool what they saw. A worker sees its own shard.",
     "The Ray head and driver: honest but curious. Whoever can run code on the workers reads all they hold.",
-    "On one machine masks protect nobody from its owner; they run all the same: what is tested is what is shipped.",
 )
 _NOT_COVERED = (
     "Step time, which tells something about how many records joined a step.",
@@ -42,8 +41,21 @@ _NOT_COVERED = (
     "Other runs on the same data or people, unless they were charged to this ledger.",
     "How many steps were charged beyond the planned ones: it is taken to follow from crashes, not from what was shown.",
     "A true number of units far above `unit.atLeast` enlarges batches and changes nothing in the claim.",
-    "Malicious workers: verification finds faults of transit and of libraries.",
 )
+
+
+@dataclass(frozen=True)
+class AggregationStatement:
+    """The aggregation protocol's own part of the statement. The trainer's protocol writes it, since only the protocol
+    knows on what its secrecy rests.
+    """
+
+    protocol: str
+    """The name of the protocol in words; ends the list of steps in `mechanism.run`."""
+    assumed: Sequence[str]
+    """Sentences on what the protocol assumes of the network and of other parties."""
+    not_covered: Sequence[str]
+    """Sentences on what the protocol does not protect against."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class StatementInputs:
     dimension: int
     noise_distance: float
     """Total variation of one draw of the noise sampler from the discrete Gaussian."""
+    aggregation: AggregationStatement
     adapter_digest: str
     ledger_head: str
     ledger_length: int
@@ -115,7 +128,7 @@ def build_statement(facts: StatementInputs) -> dict[str, Any]:
         ),
         "mechanism": {
             "assumed": "Poisson-sampled Gaussian; at this σ the discrete one differs by less than a float shows",
-            "run": _RUN,
+            "run": f"{_RUN}, {facts.aggregation.protocol}",
             **mechanism.model_dump(by_alias=True, mode="json"),
             "dimension": facts.dimension,
             "noiseDistancePerDraw": f"{facts.noise_distance:.3e}",
@@ -140,8 +153,8 @@ def build_statement(facts: StatementInputs) -> dict[str, Any]:
         "evaluation": facts.evaluation or "none",
         "privateMetrics": facts.private_metrics,
         "budget": NOT_KNOWN,
-        "assumed": list(_ASSUMED),
-        "notCovered": list(_NOT_COVERED),
+        "assumed": [*_ASSUMED, *facts.aggregation.assumed],
+        "notCovered": [*_NOT_COVERED, *facts.aggregation.not_covered],
         "remarks": list(facts.remarks),
     }
 

@@ -15,6 +15,7 @@ from dp_accounting import rdp
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events
 from tensafe_api.statement import (
     NOT_KNOWN,
+    AggregationStatement,
     StatementInputs,
     build_statement,
     canonical_json,
@@ -49,6 +50,7 @@ FACTS = StatementInputs(
     events=charged_events(MECHANISM, 1234),
     dimension=98_765,
     noise_distance=2.0**-102,
+    aggregation=AggregationStatement("pairwise masks", ("The network is trusted.",), ("Malicious workers.",)),
     adapter_digest="sha256:" + "ab" * 32,
     ledger_head="cd" * 32,
     ledger_length=77,
@@ -133,7 +135,11 @@ def test_every_fact_is_in_it() -> None:
         "delta": "0.00002",
         "model": {"name": "other"},
         "remarks": (),
+        "aggregation": AggregationStatement("", (), ()),
     }
+    for number, name in enumerate(("protocol", "assumed", "not_covered")):
+        part = replace(FACTS.aggregation, **{name: "masks" if number == 0 else ()})
+        assert build_statement(replace(FACTS, aggregation=part)) != build_statement(FACTS), name
     whole = build_statement(FACTS)
     for field in fields(StatementInputs):
         value = getattr(FACTS, field.name)

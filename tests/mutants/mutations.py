@@ -93,8 +93,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "self.noise.draw(self._dimension, self.noise_stream),",
-                "self.noise.draw(self._dimension, self.noise_stream) * (self.channel.rank != 1),",
+                "self.noise.draw(self._dimension, self.noise_stream)",
+                "self.noise.draw(self._dimension, self.noise_stream) * (self.aggregator.channel.rank != 1)",
             ),
         ),
         _NOISE_IN_SUMS,
@@ -104,8 +104,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "self.noise.draw(self._dimension, self.noise_stream),",
-                'self.noise.draw(self._dimension, self.noise_stream.derive("again")),',
+                "self.noise.draw(self._dimension, self.noise_stream)",
+                'self.noise.draw(self._dimension, self.noise_stream.derive("again"))',
             ),
         ),
         _NOISE_IN_SUMS,
@@ -220,8 +220,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _STEP,
-                "self._apply(reduce.to_signed(total), ",
-                "self._apply(reduce.to_signed(total) / max(1, len(units)), ",
+                "self._apply(total, ",
+                "self._apply(total / max(1, len(units)), ",
             ),
         ),
         (_AGGREGATION_TESTS + "test_whole_step.py::test_the_mean_is_over_the_public_batch_whoever_was_drawn",),
@@ -331,9 +331,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a stop that one worker alone has seen ignored",
         (
             Edit(
-                _STEP,
-                "if self.header_agreement.agree(header, bool(self.stop)):",
-                "if self.header_agreement.agree(header, bool(self.stop)) and False:",
+                _TRAINER + "aggregation/protocol.py",
+                "if self._agreement.agree(header, stop):",
+                "if self._agreement.agree(header, stop) and False:",
             ),
         ),
         (_TRAINING_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),

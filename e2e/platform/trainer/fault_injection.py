@@ -11,19 +11,18 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from tensorguard.aggregation import reduce
+from tensorguard.aggregation import pairwise_masks, reduce
 from tensorguard.aggregation.header import HeaderAgreement
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
 from tensorguard.privacy.noise import DiscreteGaussian
-from tensorguard.training import step as step_module
 from tensorguard.training import worker
 from tensorguard.training.budget_gate import BudgetGate
 from tensorguard.training.checkpointing import Checkpointer
@@ -41,7 +40,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "charge": (FileLedger, "charge"),
     "agree": (HeaderAgreement, "agree"),
     "reveal": (reduce, "reveal"),
-    "verify": (step_module, "verify_sum"),
+    "verify": (pairwise_masks, "verify_sum"),
     "apply": (PrivateStep, "_apply"),
     "write": (CheckpointStore, "write"),
     "sync": (store, "_sync"),
@@ -261,8 +260,8 @@ class OtherGrid:
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
             return
-        make = worker.PrivateStep
-        worker.PrivateStep = lambda **parts: make(**{**parts, "grid_bits": parts["grid_bits"] - 1})  # type: ignore[misc,assignment]
+        create = worker.create_aggregator
+        worker.create_aggregator = lambda config: create(replace(config, grid_bits=config.grid_bits - 1))
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tensafe_api.privacy_events import Mechanism
-from tensorguard.aggregation.header import HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.aggregation.keys import Session
+from tensorguard.aggregation.protocol import AggregationConfig
+from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
@@ -129,10 +130,9 @@ def steps(
     stream = SecretStream(None if keys is None else (keys * 100 + channel.rank).to_bytes(32, "big"))
     notebook = Notebook(parameters)
     unit_of_gradient = float(how.clip) / (how.grid * how.expected_batch_size)
+    config = AggregationConfig(channel, session, JOB_KEY, grid_bits=how.grid_bits, verify="Standard")
     step = PrivateStep(
-        channel=channel,
-        pair_keys=agree_pair_keys(channel, session, JOB_KEY),
-        header_agreement=HeaderAgreement(channel, session, JOB_KEY),
+        aggregator=create_aggregator(config),
         budget_gate=Counter(events, budget),  # type: ignore[arg-type]
         sampler=PoissonSampler(len(shard), how.sample_rate, stream.derive("sampling")),
         gradients=Rows(shard),
@@ -143,8 +143,6 @@ def steps(
         optimizer=notebook,  # type: ignore[arg-type]
         learning_rate=lambda step: 1.0,
         gradient_per_grid_step=unit_of_gradient,
-        grid_bits=how.grid_bits,
-        verify="Standard",
         stop=stop,
     )
     verdicts = []

@@ -16,12 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tensorguard.aggregation import reduce
-from tensorguard.aggregation.channel import Channel
-from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
-from tensorguard.aggregation.keys import PairKey
-from tensorguard.aggregation.masks import pairwise_mask
-from tensorguard.aggregation.verify import VerifyLevel, verify_sum
+from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
@@ -42,9 +37,7 @@ class UnitGradients(Protocol):
 class PrivateStep:
     """The parts of a step, and what they remember from one to the next."""
 
-    channel: Channel
-    pair_keys: dict[int, PairKey]
-    header_agreement: HeaderAgreement
+    aggregator: SecureAggregator
     budget_gate: BudgetGate
     sampler: PoissonSampler
     gradients: UnitGradients
@@ -56,50 +49,44 @@ class PrivateStep:
     learning_rate: Callable[[int], float]
     gradient_per_grid_step: float
     """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
-    grid_bits: int
-    verify: VerifyLevel
     stop: StopSignal
 
     def __post_init__(self) -> None:
         self._dimension = sum(parameter.numel() for parameter in self.parameters)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="noise-and-masks")
-        self._ahead: tuple[int, Future[tuple[np.ndarray, np.ndarray]]] | None = None
+        self._ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def run(self, step: int) -> Verdict:
         """Take step number `step` (from 0). Anything but CONTINUE means that it was not revealed and the model is as it
         was.
         """
-        hidden = self._noise_and_mask(step)
+        prepared = self._prepared(step)
         units = self.sampler.draw()  # 1
         self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
         local_sum = self.clipper.take().cpu().numpy()
         allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5
         if allowed.verdict is not Verdict.CONTINUE:
             return allowed.verdict
-        noise, masks = hidden.result()  # 4, 6
+        noise = prepared.result()  # 4
         self._prepare(step + 1)
-        masked = reduce.add_noise_and_mask(local_sum, noise, masks)
-        header = Header(
-            session=self.header_agreement.session,
-            step=step,
+        total = self.aggregator.sum(  # 6, 7, 8
+            step,
+            local_sum,
+            noise,
             charged_through=allowed.charged_through,
-            grid_bits=self.grid_bits,
-            dimension=self._dimension,
-            carrier_bits=CARRIER_BITS,
             ledger_head=allowed.head,
+            stop=bool(self.stop),
         )
-        if self.header_agreement.agree(header, bool(self.stop)):
+        if total is None:
             return Verdict.STOP
-        total = reduce.reveal(self.channel, masked)  # 7
-        verify_sum(self.channel, self.pair_keys, step, masked, total, self.verify)  # 8
-        self._apply(reduce.to_signed(total), self.learning_rate(step))  # 9
+        self._apply(total, self.learning_rate(step))  # 9
         return Verdict.CONTINUE
 
     def close(self) -> None:
         """Stop the thread that works ahead."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _noise_and_mask(self, step: int) -> Future[tuple[np.ndarray, np.ndarray]]:
+    def _prepared(self, step: int) -> Future[np.ndarray]:
         if self._ahead is None or self._ahead[0] != step:
             self._prepare(step)
         assert self._ahead is not None
@@ -108,11 +95,9 @@ class PrivateStep:
     def _prepare(self, step: int) -> None:
         """Draw noise and masks for `step` on the thread: they depend on no data."""
 
-        def make() -> tuple[np.ndarray, np.ndarray]:
-            return (
-                self.noise.draw(self._dimension, self.noise_stream),
-                pairwise_mask(self.pair_keys, self.channel.rank, step, self._dimension),
-            )
+        def make() -> np.ndarray:
+            self.aggregator.prepare(step, self._dimension)
+            return self.noise.draw(self._dimension, self.noise_stream)
 
         self._ahead = (step, self._pool.submit(make))
 

@@ -21,11 +21,12 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
-from tensafe_api.statement import StatementInputs
+from tensafe_api.statement import AggregationStatement, StatementInputs
 from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
-from tensorguard.aggregation.header import HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.aggregation.keys import Session
+from tensorguard.aggregation.protocol import AggregationConfig
+from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.training.budget_gate import BudgetGate, Verdict
@@ -129,12 +130,16 @@ class Worker:
         self._at = claim.step
         self._saved_at = claim.step
         self._began_sealed = claim.checkpoint == FINAL
-        job_key = self.config.job_key()
         mechanism = components.plan.mechanism
-        self.private_step = PrivateStep(
+        aggregation = AggregationConfig(
             channel=self._channel,
-            pair_keys=agree_pair_keys(self._channel, session, job_key),
-            header_agreement=HeaderAgreement(self._channel, session, job_key),
+            session=session,
+            job_key=self.config.job_key(),
+            grid_bits=mechanism.grid_bits,
+            verify=components.job.spec.aggregation.verify,
+        )
+        self.private_step = PrivateStep(
+            aggregator=create_aggregator(aggregation),
             budget_gate=BudgetGate(
                 self._channel, components.plan, self._ledger, claim.step, SuspendFlag(self.config.ledger_location)
             ),
@@ -147,8 +152,6 @@ class Worker:
             optimizer=components.optimizer,
             learning_rate=components.learning_rate,
             gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
-            grid_bits=mechanism.grid_bits,
-            verify=components.job.spec.aggregation.verify,
             stop=self._stop,
         )
         self._tell(Started(time.time(), self.config.attempt, claim.incarnation, claim.step))
@@ -297,14 +300,15 @@ class Worker:
         self._saved_at = self._at
         if self._ledger is None:
             return
-        components = self.components
+        assert self.private_step is not None
+        components, aggregation = self.components, self.private_step.aggregator.statement()
         saver = Checkpointer(
             store=components.store,
             ledger=self._ledger,
             source=components.source,
             model=components.model,
             optimizer=components.optimizer,
-            facts=lambda state, step, adapter: statement_facts(components, state, step, adapter),
+            facts=lambda state, step, adapter: statement_facts(components, aggregation, state, step, adapter),
             keep=components.job.spec.checkpoint.keep,
             claimed=self._claimed,
         )
@@ -330,7 +334,9 @@ class Worker:
                 )
 
 
-def statement_facts(components: StepComponents, state: LedgerState, step: int, adapter_digest: str) -> StatementInputs:
+def statement_facts(
+    components: StepComponents, aggregation: AggregationStatement, state: LedgerState, step: int, adapter_digest: str
+) -> StatementInputs:
     """What the statement of a checkpoint says."""
     spec = state.spec
     evaluation = components.job.spec.evaluation
@@ -350,6 +356,7 @@ def statement_facts(components: StepComponents, state: LedgerState, step: int, a
         events=state.events,
         dimension=components.dimension,
         noise_distance=components.noise.total_variation,
+        aggregation=aggregation,
         adapter_digest=adapter_digest,
         ledger_head=state.head,
         ledger_length=state.length,

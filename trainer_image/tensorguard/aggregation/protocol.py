@@ -1,0 +1,124 @@
+"""The interface between a training step and a secure aggregation protocol.
+
+In: each worker's integer sum of clipped gradients, and its share of the noise. Out: the noised sum over all workers,
+the same on every worker, or nothing at all. A protocol is one subclass of `SecureAggregator`; `aggregation.registry`
+finds it by name.
+
+The base class compares the header of a step (`aggregation.header`) before it calls the protocol. A protocol therefore
+cannot skip this check, and cannot reveal a sum that the ledger was not charged for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+
+from tensafe_api.statement import AggregationStatement
+from tensorguard.aggregation.channel import Channel
+from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
+from tensorguard.aggregation.keys import Session
+from tensorguard.aggregation.verify import VerifyLevel
+
+
+@dataclass(frozen=True)
+class AggregationConfig:
+    """Everything that a protocol receives when a worker group starts."""
+
+    channel: Channel
+    session: Session
+    job_key: bytes
+    """32 secret bytes that only the job's workers hold."""
+    grid_bits: int
+    """k: one clip norm is 2^k grid steps. All workers must agree on it."""
+    verify: VerifyLevel
+    """How thoroughly each sum is verified: `spec.aggregation.verify` of the manifest."""
+
+
+class SecureAggregator(ABC):
+    """One aggregation protocol on one worker, for one incarnation of the worker group.
+
+    Guarantees that every protocol gives, and on which the privacy statement relies:
+
+    - Only the noised sum of all workers is revealed. The messages of any proper subset of the workers reveal nothing
+      about the local sums of the others.
+    - The sum is exact modulo 2^32: integers in, integers out, with no rounding on the way. Local sums beyond an int32
+      saturate first (`reduce.saturate`), so that neighbouring sums stay equally close.
+    - A worker that is lost, or whose message is missing, aborts the step. No partial sum is revealed.
+    - What the workers receive is verified: a message that is not authentic, or a sum that is not the sum of its parts,
+      raises `AggregationError` on every worker.
+    - No key stream is used twice. A step number occurs once in each incarnation, and each incarnation has new keys.
+    """
+
+    name: ClassVar[str]
+    """The name under which `aggregation.registry` lists the protocol."""
+
+    def __init__(self, config: AggregationConfig) -> None:
+        """Agree with the other workers on what the protocol needs, such as keys. Every worker calls this once.
+
+        Raises:
+            AggregationError: when the workers cannot agree.
+        """
+        self.channel = config.channel
+        self._grid_bits = config.grid_bits
+        self._agreement = HeaderAgreement(config.channel, config.session, config.job_key)
+
+    def prepare(self, step: int, dimension: int) -> None:  # noqa: B027 - optional
+        """Do the work for `step` that depends on no data, such as drawing masks.
+
+        The training loop calls this on another thread, one step ahead, and waits for it before it calls `sum` for the
+        same step. The default does nothing.
+        """
+
+    @final
+    def sum(
+        self,
+        step: int,
+        local_sum: np.ndarray,
+        noise: np.ndarray,
+        *,
+        charged_through: int,
+        ledger_head: str,
+        stop: bool,
+    ) -> np.ndarray | None:
+        """The noised sum of all workers for `step`. The ledger must already be charged for the step.
+
+        Args:
+            step: the number of the step, from 0.
+            local_sum: this worker's sum of clipped gradients in grid steps, int64 [d].
+            noise: this worker's share of the noise in grid steps, int64 [d].
+            charged_through: the step below which all steps are charged.
+            ledger_head: hash (32 bytes, hex) of the ledger entry under which they are charged.
+            stop: whether this worker wants to stop before the step is revealed.
+
+        Returns:
+            int32 [d], the same on every worker; None when any worker wants to stop, and then nothing was revealed.
+
+        Raises:
+            AggregationError: when the workers differ on the step, or the sum cannot be verified.
+        """
+        header = Header(
+            session=self._agreement.session,
+            step=step,
+            charged_through=charged_through,
+            grid_bits=self._grid_bits,
+            dimension=len(local_sum),
+            carrier_bits=CARRIER_BITS,
+            ledger_head=ledger_head,
+        )
+        if self._agreement.agree(header, stop):
+            return None
+        return self.reveal(step, local_sum, noise)
+
+    @abstractmethod
+    def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Compute and verify the sum. Only `sum` calls this, after all workers have agreed on the step.
+
+        Arguments, result and errors are those of `sum`.
+        """
+
+    @abstractmethod
+    def statement(self) -> AggregationStatement:
+        """The protocol's own part of the privacy statement."""
