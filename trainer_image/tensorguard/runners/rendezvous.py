@@ -1,7 +1,7 @@
 """How the workers of one attempt find each other: rank 0 opens a store, Ray tells the others where, and all join.
 
 Ray Train's `TorchTrainer` would do it from its controller, and bring PyTorch into that and into the driver, one after
-the other, before a worker is even asked for. `docs/decisions/0016-workers-meet-by-themselves.md` has what that costs.
+the other, before a worker is even asked for. `docs/decisions/0016-worker-rendezvous.md` has what that costs.
 """
 
 from __future__ import annotations
