@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks import corpora, minilm
 from benchmarks.peers.opacus_trainer import Settings, train
 from tensafe_api.manifest import load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.values import parse_decimal
 
 EXAMPLE = corpora.ROOT / "examples" / "quickstart"
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
 
-    job, plan = resolve(load_manifest(EXAMPLE / "job.yaml", options.overrides))
+    job, plan = resolve_job(load_manifest(EXAMPLE / "job.yaml", options.overrides))
     spec = job.spec
     if spec.training.schedule != "Linear":
         parser.error("spec.training.schedule: the sweep knows only Linear")

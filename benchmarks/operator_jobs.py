@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.apiserver import Object
 from benchmarks.bed import MINIMAL, REFERENCE, changed
 from tensafe_api.problems import parse_job
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.rayjob import ray_job
 from tensafe_operator.settings import Settings
 
@@ -26,7 +26,7 @@ def job(namespace: str, number: int) -> Object:
 def reference(number: int) -> Object:
     """The RayJob that the operator makes for such a job, without its owner, who is not there."""
     manifest = changed(job(REFERENCE, number), {"metadata.uid": f"00000000-0000-0000-0000-{number:012}"})
-    completed, _ = resolve(parse_job(manifest))
+    completed, _ = resolve_job(parse_job(manifest))
     document = ray_job(completed, 1, Settings(), job_digest="0" * 64, key_secret="key")
     del document["metadata"]["ownerReferences"]
     return document

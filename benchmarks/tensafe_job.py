@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from benchmarks import corpora, minilm
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import Plan, ledger_spec, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.data.recipe import Recipe, columns_of
@@ -57,7 +57,7 @@ def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[
     """The job in ``directory``, changed by ``overrides`` (those of ``tensafe run --set``), on ``examples``."""
     directory.mkdir(parents=True)
     text = MANIFEST.replace("CHECKPOINTS", str(directory / "checkpoints"))
-    job, plan = resolve(load_manifest(text, overrides))
+    job, plan = resolve_job(load_manifest(text, overrides))
     (directory / JOB_KEY).write_bytes(secrets.token_bytes(32))
     FileLedger.create(directory, ledger_spec(job, plan, "benchmark"))
     config = WorkerConfig(

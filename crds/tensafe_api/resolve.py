@@ -1,6 +1,6 @@
 """From a manifest to the figures that a run is made of.
 
-A manifest leaves most things out. `resolve` fills every default that depends on another field, calibrates σ, and
+A manifest leaves most things out. `resolve_job` fills every default that depends on another field, calibrates σ, and
 returns the completed job together with its `Plan`: what `tensafe validate` prints, what a suspended job shows in its
 status, and what the ledger freezes when the job is admitted. It is pure (a manifest in, figures out), so the command
 line, the trainer and the operator cannot disagree about them.
@@ -117,7 +117,7 @@ class Plan(Claim):
         return Claim(**{each.name: getattr(self, each.name) for each in fields(Claim)})
 
 
-def resolve(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
+def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     """The job with every default filled in, and its plan.
 
     Raises:

@@ -18,7 +18,7 @@ from tensafe_api.accounting import epsilon, job_delta
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.resolve import MAX_GRID_BITS, Plan, _grid_bits, resolve, round_down_delta
+from tensafe_api.resolve import MAX_GRID_BITS, Plan, _grid_bits, resolve_job, round_down_delta
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.status_fold import privacy_status
 
@@ -44,7 +44,7 @@ def problem(error: pytest.ExceptionInfo[ManifestError]) -> tuple[str, str]:
 
 def test_the_shortest_manifest_resolves_to_the_designs_defaults(job: Job) -> None:
     """5,000 units, three epochs by default: B = min(512, 5000/20)."""
-    completed, plan = resolve(job(calibrated=True))
+    completed, plan = resolve_job(job(calibrated=True))
     assert plan.mechanism.expected_batch_size == 250
     assert plan.mechanism.sample_rate == "0.05"
     assert (plan.steps, plan.steps_per_epoch) == (60, 20)
@@ -71,10 +71,10 @@ def test_resolving_again_changes_nothing(job: Job) -> None:
         job({"spec.training": {"steps": 777}, "spec.lora": {"rank": 4, "alpha": 5}}),
         job({"spec.evaluation": {"uri": "s3://e/", "visibility": "Public"}}),
     ):
-        completed, plan = resolve(one)
-        assert resolve(completed) == (completed, plan)
+        completed, plan = resolve_job(one)
+        assert resolve_job(completed) == (completed, plan)
         written = load_manifest(dump_manifest(completed))
-        assert resolve(written) == (completed, plan)
+        assert resolve_job(written) == (completed, plan)
 
 
 def test_what_is_written_is_kept(job: Job) -> None:
@@ -88,7 +88,7 @@ def test_what_is_written_is_kept(job: Job) -> None:
         "spec.lora": {"rank": 4, "alpha": 99},
         "spec.dataset.lossOn": "All",
     }
-    completed, plan = resolve(job(written))
+    completed, plan = resolve_job(job(written))
     assert (plan.steps, plan.mechanism.expected_batch_size, plan.delta) == (123, 77, "1e-6")
     assert (plan.reserve_steps, plan.checkpoint_every, plan.evaluate_every, plan.warmup_steps) == (0, 9, 13, 13)
     assert plan.mechanism.noise_multiplier == "0.9"
@@ -100,7 +100,7 @@ def test_what_is_written_is_kept(job: Job) -> None:
     ("at_least", "batch"), [(1, 1), (19, 1), (40, 2), (5000, 250), (10_239, 511), (10_240, 512), (10**9, 512)]
 )
 def test_the_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: int, job: Job) -> None:
-    assert resolve(job({"spec.dataset.unit.atLeast": at_least}))[1].mechanism.expected_batch_size == batch
+    assert resolve_job(job({"spec.dataset.unit.atLeast": at_least}))[1].mechanism.expected_batch_size == batch
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: i
 )
 def test_the_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job: Job) -> None:
     changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"steps": 1, "expectedBatchSize": batch}}
-    found = resolve(job(changes))[1].mechanism.sample_rate
+    found = resolve_job(job(changes))[1].mechanism.sample_rate
     assert found == rate
     assert Fraction(found) >= Fraction(batch, at_least)
 
@@ -135,12 +135,12 @@ def test_the_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job
 )
 def test_epochs_are_of_the_public_bound(epochs: str, at_least: int, batch: int, steps: int, job: Job) -> None:
     changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"epochs": epochs, "expectedBatchSize": batch}}
-    assert resolve(job(changes))[1].steps == steps
+    assert resolve_job(job(changes))[1].steps == steps
 
 
 def test_more_epochs_than_can_be_counted_are_refused(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.training": {"epochs": "1e200"}}))
+        resolve_job(job({"spec.training": {"epochs": "1e200"}}))
     path, message = problem(error)
     assert path == "spec.training.epochs"
     assert "2147483647 steps" in message
@@ -166,26 +166,26 @@ def test_checkpoints_chunks_and_reserve(
         "spec.retry.maxAttempts": attempts,
         "spec.checkpoint.everySteps": every,
     }
-    plan = resolve(job(changes))[1]
+    plan = resolve_job(job(changes))[1]
     assert (plan.checkpoint_every, plan.chunk_steps, plan.reserve_steps) == expected
 
 
 def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "9e-9"}))
+        resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "9e-9"}))
     path, message = problem(error)
     assert path == "spec.privacy.accountant"
     assert "leave it out for RDP, or raise spec.privacy.targetDelta to 1e-08" in message
 
 
 def test_no_target_pays_for_more_steps_than_the_samplers_are_vouched_for(job: Job) -> None:
-    _, plan = resolve(job({"spec.privacy.targetEpsilon": "1e12"}))
+    _, plan = resolve_job(job({"spec.privacy.targetEpsilon": "1e12"}))
     assert plan.affordable_steps(0, 10**9) == plan.max_steps == 10 * (plan.steps + plan.reserve_steps)
 
 
 def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
     for training in ({}, {"learningRate": "5e-3"}):
-        plan = resolve(job({"spec.training": {**training, "expectedBatchSize": 100}}))[1]
+        plan = resolve_job(job({"spec.training": {**training, "expectedBatchSize": 100}}))[1]
         assert plan.steps == 3 * plan.steps_per_epoch
 
 
@@ -194,7 +194,7 @@ def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
 )
 def test_warm_up_is_rounded_up_but_not_by_a_float(ratio: str, steps: int, warmup: int, job: Job) -> None:
     """0.07 x 100 is 7.000000000000001 in floats."""
-    assert resolve(job({"spec.training": {"steps": steps, "warmupRatio": ratio}}))[1].warmup_steps == warmup
+    assert resolve_job(job({"spec.training": {"steps": steps, "warmupRatio": ratio}}))[1].warmup_steps == warmup
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_what_is_learned_follows_from_the_columns(columns: dict[str, str], task:
     changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model.task": task}
     if task == "SequenceClassification":
         changes["spec.model.numLabels"] = 2
-    assert resolve(job(changes))[0].spec.dataset.loss_on == expected
+    assert resolve_job(job(changes))[0].spec.dataset.loss_on == expected
 
 
 @given(st.integers(1, 2**40))
@@ -247,12 +247,12 @@ def test_a_batch_whose_worst_case_overflows_the_grid_is_refused(job: Job) -> Non
         "spec.training": {"steps": 10, "expectedBatchSize": 200_000},
     }
     with pytest.raises(ManifestError) as error:
-        resolve(job(changes))
+        resolve_job(job(changes))
     path, message = problem(error)
     assert path == "spec.training.expectedBatchSize"
     assert "overflows the integer grid" in message and "lower it" in message
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.privacy.noiseMultiplier": "20000"}))
+        resolve_job(job({"spec.privacy.noiseMultiplier": "20000"}))
     assert "or lower spec.privacy.noiseMultiplier" in problem(error)[1]
 
 
@@ -260,9 +260,9 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
     # 2^22 steps in a clip norm over two workers: σ must be above 64·√2/2^22.
     least = 64 * math.sqrt(2) / 2**22
     enough, too_little = f"{least * 1.01:.9f}", f"{least * 0.99:.9f}"
-    resolve(job({"spec.privacy.noiseMultiplier": enough, "spec.privacy.targetEpsilon": "1e12"}))
+    resolve_job(job({"spec.privacy.noiseMultiplier": enough, "spec.privacy.targetEpsilon": "1e12"}))
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.privacy.noiseMultiplier": too_little}))
+        resolve_job(job({"spec.privacy.noiseMultiplier": too_little}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
     assert "below 64 grid steps; raise it" in message
@@ -270,14 +270,14 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
 
 def test_noise_under_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.privacy.noiseMultiplier": "0.2", "spec.privacy.targetEpsilon": "1"}))
+        resolve_job(job({"spec.privacy.noiseMultiplier": "0.2", "spec.privacy.targetEpsilon": "1"}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
     assert "the first step alone passes spec.privacy.targetEpsilon" in message
 
 
 def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job) -> None:
-    _, plan = resolve(job({"spec.privacy.noiseMultiplier": "0.9", "spec.privacy.targetEpsilon": "4"}))
+    _, plan = resolve_job(job({"spec.privacy.noiseMultiplier": "0.9", "spec.privacy.targetEpsilon": "4"}))
     assert plan.epsilon(plan.steps) > 4
     assert 0 < plan.claimed_steps(0) < plan.steps
     assert plan.epsilon_claimed(0) <= 4
@@ -286,7 +286,7 @@ def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job
 
 def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
-        resolve(job({"spec.privacy.targetEpsilon": "1e-9"}, calibrated=True))
+        resolve_job(job({"spec.privacy.targetEpsilon": "1e-9"}, calibrated=True))
     path, message = problem(error)
     assert path == "spec.privacy.targetEpsilon"
     assert "raise it, or lower spec.training.steps" in message
@@ -294,7 +294,7 @@ def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> Non
 
 def test_colluders_are_paid_for_with_larger_shares(job: Job) -> None:
     changes = {"spec.cluster.workers": 4, "spec.aggregation.colludingWorkers": 3}
-    plan = resolve(job(changes))[1]
+    plan = resolve_job(job(changes))[1]
     assert (plan.mechanism.workers, plan.mechanism.colluders) == (4, 3)
     assert plan.mechanism.share_sigma == plan.mechanism.grid
     assert plan.mechanism.outsider_noise_multiplier == 2.0
@@ -316,7 +316,7 @@ def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, 
             "cluster": {"workers": 1},
         },
     }
-    plan = resolve(parse_job(manifest))[1]
+    plan = resolve_job(parse_job(manifest))[1]
     whole = plan.steps + plan.reserve_steps
     assert plan.epsilon(whole) <= float(target)
     assert plan.affordable_steps(0, whole) == whole
@@ -330,14 +330,14 @@ def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, 
 
 
 def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
-    plan: Plan = resolve(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
+    plan: Plan = resolve_job(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
     assert plan.epsilon(60) == epsilon(sample_rate=0.05, noise_multiplier=0.9, steps=60, delta=job_delta("0.00002"))
     assert plan.epsilon(0) == 0.0
 
 
 def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
     """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
-    plan = resolve(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
+    plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
     spent = [privacy_status(plan, charged=charged, recharged=0) for charged in (reach, reach + 1, far)]
     for figure in ("epsilon_spent", "epsilon_claimed", "epsilon_against_outsider"):
@@ -348,7 +348,7 @@ def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) 
 
 
 def test_an_epsilon_out_of_its_reach_is_rdps_too(job: Job) -> None:
-    plan = resolve(job({"spec.privacy.accountant": "PLD"}))[1]
+    plan = resolve_job(job({"spec.privacy.accountant": "PLD"}))[1]
     events = [PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
     by_rdp = accounting.epsilon_of_events(events, 1e-5)
     assert by_rdp > accounting.PLD_EPSILON_LIMIT

@@ -11,7 +11,7 @@ import pytest
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.problems import parse_job
 from tensafe_api.reasons import ConditionType, Phase
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.status import Condition, Progress, Resolved, Status, WorkerCount
 from tensafe_api.status_fold import (
     JobRecords,
@@ -49,7 +49,7 @@ RECORDS = JobRecords(
 
 @pytest.fixture
 def plan(manifest_with: ManifestWith) -> Plan:
-    return resolve(parse_job(manifest_with({"spec.privacy.noiseMultiplier": "1"})))[1]
+    return resolve_job(parse_job(manifest_with({"spec.privacy.noiseMultiplier": "1"})))[1]
 
 
 def test_every_figure_is_computed_from_charged_steps(plan: Plan) -> None:

@@ -12,7 +12,7 @@ import yaml
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 
 pytestmark = pytest.mark.cluster
 
@@ -55,7 +55,7 @@ def test_an_overlay_is_a_job_of_its_own(
 ) -> None:
     folder = EXAMPLES / "overlays" / overlay
     documents = built(control_plane, folder)
-    job, plan = resolve(load_manifest(json.dumps(documents["TenSafeTrainingJob"])))
+    job, plan = resolve_job(load_manifest(json.dumps(documents["TenSafeTrainingJob"])))
     assert plan.steps > 0
     assert (job.metadata.name, job.spec.suspend) == (name, overlay == "dry-run")
     assert documents["ServiceAccount"]["metadata"]["name"] == job.spec.cluster.service_account_name == account

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tensafe_api.manifest import load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensorguard.cli.main import main
 
 README = Path(__file__).parents[2] / "README.md"
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 def test_its_manifest_is_right() -> None:
     (manifest,) = blocks("yaml")
-    job, plan = resolve(load_manifest(manifest))
+    job, plan = resolve_job(load_manifest(manifest))
     assert plan.steps == 60
     assert job.spec.dataset.unit.kind == "User"
 

@@ -13,7 +13,7 @@ from e2e.platform.fixtures.manifests import changed
 from e2e.platform.fixtures.team_namespace import BUCKET, JOB, TeamNamespace
 from e2e.platform.trainer.adapters import accuracy, download_final_model
 from tensafe_api.problems import parse_job
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 def budget_of(steps: int) -> dict[str, Any]:
     """Changes to the job under which so many steps can be paid for, and not the next one."""
     given = {"spec.privacy.noiseMultiplier": "1"}
-    plan = resolve(parse_job(changed(JOB, given)))[1]
+    plan = resolve_job(parse_job(changed(JOB, given)))[1]
     return {**given, "spec.privacy.targetEpsilon": f"{(plan.epsilon(steps) + plan.epsilon(steps + 1)) / 2:.6f}"}
 
 

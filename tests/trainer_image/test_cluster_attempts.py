@@ -25,7 +25,7 @@ from e2e.platform.fixtures.ledger_objects import make_pod
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST, free_port, make_model, records
 from tensafe_api.manifest import load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import digest
 from tensafe_operator.children import configuration
@@ -118,7 +118,7 @@ class Clinic:
         make_model(place / "model")
         (place / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
         overrides = ("spec.cluster.workers=1", f"spec.training.steps={steps}")
-        self.job, plan = resolve(load_manifest(self._text(place), overrides))
+        self.job, plan = resolve_job(load_manifest(self._text(place), overrides))
         plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(place))
         uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
         metadata = self.job.metadata.model_copy(update={"uid": uid, "namespace": namespace})

@@ -35,7 +35,7 @@ from transformers import (
 
 from e2e.platform.trainer.fault_injection import Instrument, Journal
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import Plan, ledger_spec, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroupChannel
@@ -168,7 +168,7 @@ class Job:
         (make_causal_model if causal else make_model)(model)
         text = CAUSAL if causal else MANIFEST
         text = text.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
-        job, plan = resolve(load_manifest(text, overrides))
+        job, plan = resolve_job(load_manifest(text, overrides))
         key = secrets.token_bytes(32)
         (directory / JOB_KEY).write_bytes(key)
         shards, digest = shard_records(directory, job, rows or (completions if causal else records)(240), key)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Claim, Plan, resolve
+from tensafe_api.resolve import Claim, Plan, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
@@ -63,7 +63,7 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
 def _admitted(text: str) -> Admitted | Refused:
     """The same of a job as JSON text: it is asked several times while a job begins, and the answer takes arithmetic."""
     try:
-        completed, plan = resolve(parse_job(json.loads(text)))
+        completed, plan = resolve_job(parse_job(json.loads(text)))
     except ManifestError as error:
         return Refused(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
     if told := _local(completed):

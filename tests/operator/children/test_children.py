@@ -13,7 +13,7 @@ from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.job_harness import install_kuberay_crds
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
 from tensafe_operator.settings import Settings
@@ -57,7 +57,7 @@ OWN = {"spec.cluster": {"workers": 2}}
 def admitted(changes: dict[str, Any], namespace: str = "clinic", uid: str = "11111111-2222") -> TenSafeTrainingJob:
     """A completed job as the API server knows it."""
     manifest = changed(MINIMAL, {**changes, "metadata.namespace": namespace, "metadata.uid": uid})
-    return resolve(parse_job(manifest))[0]
+    return resolve_job(parse_job(manifest))[0]
 
 
 def ray_job_of(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> Manifest:
@@ -165,7 +165,7 @@ def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
     job = admitted(OWN)
     assert children(job)[0]["kind"] == "ServiceAccount"
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
-    made = ledger.ledger(job, resolve(job)[1], access.job_key(job))
+    made = ledger.ledger(job, resolve_job(job)[1], access.job_key(job))
     assert "ownerReferences" not in made["metadata"]
     assert made["metadata"]["name"] == "claims-triage-11111111"
 
@@ -215,7 +215,7 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatc
     other, third = access.job_key(job), access.job_key(admitted(OWN, uid="11111111-3333"))
     assert len({each["data"]["job.key"] for each in (one, other, third)}) == 3
     assert len({each["metadata"]["name"] for each in (one, other, third)}) == 3
-    spec = ledger.ledger(job, resolve(job)[1], one)["spec"]
+    spec = ledger.ledger(job, resolve_job(job)[1], one)["spec"]
     assert spec["keySecretName"] == one["metadata"]["name"]
     assert spec["keyDigest"] == access.key_digest(one) != access.key_digest(other)
 
@@ -235,7 +235,7 @@ def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay
     job = admitted(changes, namespace)
     with_kuberay.kubectl("-n", namespace, "create", "clusterrole", "tensafe-trainer", "--verb=get", "--resource=pods",
                          check=False)  # fmt: skip
-    made = [*children(job), ledger.ledger(job, resolve(job)[1], access.job_key(job))]
+    made = [*children(job), ledger.ledger(job, resolve_job(job)[1], access.job_key(job))]
     for child in made:
         with_kuberay.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(child))
     for template in pods(job):

@@ -14,7 +14,7 @@ import yaml
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.gotools import program
 from tensafe_api.problems import parse_job
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import network, rayjob
 from tensafe_operator.settings import Settings
@@ -27,7 +27,7 @@ GLOO, DASHBOARD, GCS, S3 = 34567, 8265, 6379, 9000
 
 def admitted(namespace: str, name: str, uid: str) -> TenSafeTrainingJob:
     own = {"metadata.namespace": namespace, "metadata.name": name, "metadata.uid": uid, "spec.cluster": {"workers": 2}}
-    return resolve(parse_job(changed(MINIMAL, own)))[0]
+    return resolve_job(parse_job(changed(MINIMAL, own)))[0]
 
 
 OURS = admitted("clinic", "triage", "uid-1")

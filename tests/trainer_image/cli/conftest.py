@@ -15,7 +15,7 @@ import yaml
 
 import tensorguard.runners.local
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensafe_api.resources.status import (
@@ -78,7 +78,7 @@ def write_ledger() -> Callable[..., Path]:
 
     def write(path: str, directory: Path, *, charged: int) -> Path:
         directory.mkdir()
-        ledger = FileLedger.create(directory, ledger_spec(*resolve(load_manifest(Path(path)))))
+        ledger = FileLedger.create(directory, ledger_spec(*resolve_job(load_manifest(Path(path)))))
         ledger.acquire(attempt=1, from_step=0)
         ledger.charge(charged)
         ledger.close()
@@ -125,7 +125,7 @@ class FakeEngine:
             refused = sys.modules["tensorguard.runners.local.driver"].RunRefused(": ".join(filter(None, self.refusal)))
             refused.path = self.refusal[0]
             raise refused
-        completed, plan = resolve(job)
+        completed, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "job.yaml").write_text(dump_manifest(completed))
         ledger = FileLedger.create(output_dir, ledger_spec(completed, plan))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
 from tensorguard.ledger.contract import PublishedCheckpoint
@@ -38,7 +38,7 @@ class FakeEngine:
         self.calls.append({"job": job, "output_dir": output_dir, "stop": stop, **others})
         if self.refusal:
             raise self.refusal
-        job, plan = resolve(job)
+        job, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         if not others["resume"]:
             FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))

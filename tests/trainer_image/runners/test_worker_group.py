@@ -13,7 +13,7 @@ from ray.train import WorkerGroupError
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.runners import worker_group as module
 from tensorguard.runners.worker_group import RankFailed, WorkerGroup, WorkersFailed, run_workers
@@ -49,7 +49,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
 
 def test_it_asks_for_what_the_job_asks_for(trainer: type[Trainer], tmp_path: Path) -> None:
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
-    job, _ = resolve(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
+    job, _ = resolve_job(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
     run_workers(lambda loop: None, {"a": 1}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
     scaling, run = trainer.asked["scaling_config"], trainer.asked["run_config"]
     assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.5})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensafe_api.manifest import ManifestError, load_manifest
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.exit_codes import Refused
@@ -38,7 +38,7 @@ def load(path: str, overrides: Sequence[str]) -> Loaded:
     """Read the manifest at `path` and resolve it. Raises Refused with one line for each problem."""
     try:
         job = load_manifest(Path(path), overrides)
-        completed, plan = resolve(job)
+        completed, plan = resolve_job(job)
     except ManifestError as error:
         raise Refused(str(error)) from error
     job, completed = (each.model_copy(update={"status": None}) for each in (job, completed))  # that is ours to write

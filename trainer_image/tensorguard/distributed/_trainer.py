@@ -15,7 +15,7 @@ from typing import Any
 from tensafe_api.accounting import job_epsilon
 from tensafe_api.manifest import ManifestError
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.distributed._audit import AuditLog
@@ -105,7 +105,7 @@ class TenSafeTrainer:
         if resume_from_checkpoint is not None:
             _check_resumes(job, output_dir, str(resume_from_checkpoint))
         try:
-            _, plan = resolve(job)
+            _, plan = resolve_job(job)
         except ManifestError as error:
             raise ConfigurationError(in_python(str(error))) from None
         self._plan, self._stop, self._output_dir, self.step = plan, StopSignal(), output_dir, 0

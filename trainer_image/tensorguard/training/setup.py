@@ -18,7 +18,7 @@ from torch import nn
 
 from tensafe_api import accounting
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, resolve
+from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.values import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
@@ -77,7 +77,7 @@ class StepComponents:
 def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepComponents:
     """Load, attach, check. Raises what the parts raise; `run_on_all_ranks` makes a sentence of it on every rank."""
     job = config.parse_job()
-    _, plan = resolve(job)
+    _, plan = resolve_job(job)
     spec, mechanism = job.spec, plan.mechanism
     source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(

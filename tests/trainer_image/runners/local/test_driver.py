@@ -15,7 +15,7 @@ import torch
 
 from e2e.platform.trainer.rank_harness import MANIFEST, SingleRankChannel, make_model, records, shard_records
 from tensafe_api.manifest import dump_manifest, load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.statement import digest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.ledger.file import NAME as LEDGER
@@ -141,7 +141,7 @@ def test_a_run_goes_from_the_manifest_to_a_status(folder: Folder) -> None:
 def test_the_manifest_in_the_folder_resumes_the_run(folder: Folder) -> None:
     stopped(folder)
     job = load_manifest(folder.output / "job.yaml")
-    resolved, plan = resolve(job)
+    resolved, plan = resolve_job(job)
     assert resolved == job
     assert plan.mechanism == folder.ledger().read().spec.mechanism
     result = engine.run(

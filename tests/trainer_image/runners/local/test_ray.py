@@ -15,7 +15,7 @@ import pytest
 
 from e2e.platform.trainer.command import OVERRIDES, RunCommand, assert_nothing_is_left, write_job
 from tensafe_api.manifest import load_manifest
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_api.statement import recompute_epsilon
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
@@ -113,6 +113,6 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     claim = json.loads(CheckpointStore(str(tmp_path / "checkpoints")).read(name, sealed.digest)["statement.json"])
     assert recompute_epsilon(claim) == status["privacy"]["epsilonSpent"]
     assert float(status["privacy"]["epsilonClaimed"]) > float(status["privacy"]["epsilonSpent"])
-    _, plan = resolve(load_manifest(tmp_path / "out" / "job.yaml"))
+    _, plan = resolve_job(load_manifest(tmp_path / "out" / "job.yaml"))
     assert float(status["privacy"]["epsilonSpent"]) >= plan.epsilon(sealed.step + ledger.steps_recharged)
     assert_nothing_is_left(tmp_path / "out", temporary)

@@ -16,7 +16,7 @@ from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.runners.pod import attempt as module
 from tensorguard.runners.pod.attempt import RayUnavailable, joined_ray, raise_stop_flag, read_result, run_attempt
@@ -54,7 +54,7 @@ class Workers:
 def head(tmp_path: Path) -> PodFiles:
     """A head pod's mounts: the job and the place, and no key."""
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
-    job, _ = resolve(load_manifest(text))
+    job, _ = resolve_job(load_manifest(text))
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})})
     for folder in ("etc/tensafe/job", "var/run/tensafe"):
         (tmp_path / folder).mkdir(parents=True)

@@ -12,7 +12,7 @@ import pytest
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
 from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
@@ -25,7 +25,7 @@ from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesE
 def mounted(tmp_path: Path) -> PodFiles:
     """The mounts of a worker pod, from the operator's own builders."""
     text = MANIFEST.replace("MODEL", "/models/tiny").replace("CHECKPOINTS", "pvc://models/tiny/checkpoints")
-    job, _ = resolve(load_manifest(text, ("spec.dataset.uri=pvc://notes", "spec.cluster.workers=1")))
+    job, _ = resolve_job(load_manifest(text, ("spec.dataset.uri=pvc://notes", "spec.cluster.workers=1")))
     metadata = job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})
     job = job.model_copy(update={"metadata": metadata})
     key = job_key(job)
@@ -53,7 +53,7 @@ def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted:
     assert mounted.place() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
     assert len(mounted.key()) == 32
     assert mounted.run == mounted.root / RUN_PATH.removeprefix("/")
-    assert resolve(job)[1].steps == 12
+    assert resolve_job(job)[1].steps == 12
 
 
 def test_claims_are_read_where_they_are_mounted(mounted: PodFiles) -> None:

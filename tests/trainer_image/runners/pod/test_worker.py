@@ -23,7 +23,7 @@ import torch
 from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import resolve
+from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard
 from tensorguard.runners.pod import worker
@@ -85,7 +85,7 @@ class Pods:
 
     def mount(self, *overrides: str) -> None:
         text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", str(self.place / "saved"))
-        job, _ = resolve(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
+        job, _ = resolve_job(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
         job = job.model_copy(
             update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
         )

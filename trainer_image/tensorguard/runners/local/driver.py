@@ -27,7 +27,7 @@ from typing import Any
 
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, ledger_spec, resolve
+from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerState
@@ -108,7 +108,7 @@ def run(
         ManifestError: where the manifest does not resolve.
         RunRefused: where the run cannot begin as asked; nothing was changed or spent.
     """
-    completed, plan = resolve(with_absolute_paths(job, base_dir))
+    completed, plan = resolve_job(with_absolute_paths(job, base_dir))
     check_local_resources(completed)
     if sources is None:
         check_evaluation_is_public(completed)
