@@ -20,7 +20,7 @@ from pathlib import Path
 from mutations import MUTATIONS, Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("crds", "trainer_image", "tests", "pyproject.toml")
+PARTS = ("crds", "trainer_image", "tests", "e2e", "pyproject.toml")
 _RED = re.compile(r"^FAILED (.+?)(?:\[.*)?(?: - .*)?$", re.MULTILINE)
 """A line of pytest's summary: the test's node id, without its parameters."""
 

@@ -38,3 +38,28 @@ def test_a_mutation_is_of_this_source(mutation: Any) -> None:
 def test_names_are_names() -> None:
     names = [mutation.name for mutation in MUTATIONS]
     assert len(set(names)) == len(names)
+
+
+def imported_folders(path: Path) -> set[str]:
+    """The folders at the project's root that a file imports from."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+    return {root for module in modules if (ROOT / (root := module.partition(".")[0])).is_dir()}
+
+
+def test_copied_tree_has_every_folder_that_the_tests_import() -> None:
+    source = ast.parse(Path(__file__).with_name("run.py").read_text())
+    (parts,) = (
+        ast.literal_eval(node.value)
+        for node in source.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "PARTS"
+    )
+    files = {ROOT / test.partition("::")[0] for mutation in MUTATIONS for test in mutation.tests}
+    files |= {parent / "conftest.py" for file in files for parent in file.parents if parent.is_relative_to(ROOT)}
+    for file in files:
+        if file.exists():
+            assert imported_folders(file) <= set(parts), file
