@@ -13,7 +13,7 @@ from e2e.platform.fixtures.argocd import ACTIONS, CONFIG_MAP, argocd, config_map
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status
-from tensafe_operator.plan.conditions import set_conditions
+from tensafe_operator.plan.conditions import JobState, set_conditions
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ def job(status: Status | None, **changes: Any) -> dict[str, Any]:
 def status(phase: Phase, reason: Reason, message: str = "", *, seen: int = GENERATION, **flags: bool) -> Status:
     """What the operator writes of a phase."""
     written = Status(observed_generation=seen)
-    set_conditions(written, phase, reason, message, NOW, **flags)
+    set_conditions(written, JobState(phase, reason, message, **flags), NOW)
     return written
 
 

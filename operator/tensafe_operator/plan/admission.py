@@ -35,14 +35,14 @@ class Admitted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Rejected:
     """Why a job cannot be run as it is."""
 
     reason: Reason
     message: str
 
 
-def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Refused:
+def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Rejected:
     """The job completed, or why it is not accepted.
 
     Args:
@@ -51,7 +51,7 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
             must go on being counted.
     """
     if opened is None and (dropped := _dropped(job)):
-        return Refused(Reason.UNKNOWN_FIELD, dropped)
+        return Rejected(Reason.UNKNOWN_FIELD, dropped)
     plain = _plain(job)
     if opened is not None:
         privacy = {**plain["spec"]["privacy"], "noiseMultiplier": opened.mechanism.noise_multiplier}
@@ -60,14 +60,14 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
 
 
 @functools.lru_cache(maxsize=64)
-def _admitted(text: str) -> Admitted | Refused:
+def _admitted(text: str) -> Admitted | Rejected:
     """The same of a job as JSON text: it is asked several times while a job begins, and the answer takes arithmetic."""
     try:
         completed, plan = resolve_job(parse_job(json.loads(text)))
     except ManifestError as error:
-        return Refused(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
+        return Rejected(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
     if told := _local(completed):
-        return Refused(Reason.INVALID_MANIFEST, told)
+        return Rejected(Reason.INVALID_MANIFEST, told)
     return Admitted(completed, plan)
 
 
@@ -96,7 +96,7 @@ def _kept(path: str, spec: Spec) -> bool:
     return nearest is not None and nearest.pvc is not None and not nearest.read_only
 
 
-def frozen(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
+def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
     """The same with the values that the job's ledger was opened with: a newer release of the operator may have other
     defaults, and what a job was admitted with never changes.
     """

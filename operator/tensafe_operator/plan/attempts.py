@@ -1,34 +1,38 @@
-"""How one attempt stands: from its RayJob and the ledger to a verdict.
+"""Attempts: find the state of one from its RayJob and the ledger, and number the next.
 
-Success is only what both say: Ray that the job SUCCEEDED, and the ledger that it is Completed with a final release.
-KubeRay's message is repeated only where it is KubeRay's own: for a job that failed it is the end of the driver's log,
-which may carry records. Of that nothing but the exit code is read.
+An attempt succeeds only when both agree: Ray reports SUCCEEDED, and the ledger records a final outcome with a final
+checkpoint. KubeRay's message is repeated only where KubeRay wrote it: for a failed driver it is the end of the driver's
+log, which may quote records. Of that text only the exit code is read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tensafe_api.reasons import Reason, reason_for_exit_code
-from tensafe_api.resources.ledger import LedgerStatus
-from tensafe_api.timestamps import parse_time
+from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
+from tensafe_api.resources.status import Attempt
+from tensafe_api.timestamps import format_time, parse_time
+from tensafe_operator import names
 from tensafe_operator.plan.observed import Object
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
-_MORE = "The driver's last lines are in its RayJob's status.message."
-"""They may quote records, so they are read there, by whoever may, and never copied."""
+_WHERE_TO_READ_MORE = "The driver's last lines are in its RayJob's status.message."
+"""They may quote records: a user with the right to read RayJobs reads them there, and they are never copied."""
 _LONGEST_MESSAGE = 512
-_OF_KUBERAY = {
+_LONGEST_NAME = 253
+_KUBERAY_REASONS = {
     "ValidationFailed": Reason.VALIDATION_FAILED,
     "PreRunningDeadlineExceeded": Reason.RESOURCES_MISSING,
     "DeadlineExceeded": Reason.DEADLINE_EXCEEDED,
 }
 
 
-class State(StrEnum):
-    """Where an attempt is."""
+class AttemptState(StrEnum):
+    """The state of an attempt."""
 
     QUEUED = "Queued"
     STARTING = "Starting"
@@ -40,82 +44,130 @@ class State(StrEnum):
 
     @property
     def over(self) -> bool:
-        return self in (State.SUCCEEDED, State.EXHAUSTED, State.SUSPENDED, State.FAILED)
+        """Whether the attempt has ended."""
+        return self in (AttemptState.SUCCEEDED, AttemptState.EXHAUSTED, AttemptState.SUSPENDED, AttemptState.FAILED)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How an attempt stands, why, and when to look again at the latest."""
+class Assessment:
+    """The state of an attempt, the reason, and the latest time at which to assess it again (seconds since the epoch;
+    None: when its RayJob or the ledger changes).
+    """
 
-    state: State
+    state: AttemptState
     reason: Reason
     message: str = ""
     exit_code: int | None = None
     wake: float | None = None
 
 
-def judge(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float, stall_seconds: int) -> Verdict:
-    """How attempt `number` stands, by its RayJob and the ledger."""
+def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float, stall_seconds: int) -> Assessment:
+    """Find the state of attempt `number` from its RayJob and the ledger.
+
+    Args:
+        now: seconds since the epoch.
+        stall_seconds: an attempt that charges no step for so many seconds has failed.
+    """
     status = ray_job.get("status") or {}
-    claimed = ledger is not None and ledger.attempt == number
+    acquired = ledger is not None and ledger.attempt == number
     if status.get("jobStatus") == "SUCCEEDED":
-        return _ended_well(ledger if claimed else None)
+        return _assess_success(ledger if acquired else None)
     deployment = status.get("jobDeploymentStatus") or ""
     if status.get("jobStatus") in ("FAILED", "STOPPED") or deployment in ("Failed", "ValidationFailed"):
-        if claimed and ledger is not None and ledger.outcome == "Suspended":
-            return Verdict(State.SUSPENDED, Reason.INTERRUPTED)  # its pods were gone before the driver had heard so
-        return _failed(status)
+        if acquired and ledger is not None and ledger.outcome == "Suspended":
+            # The pods terminated before the driver received the end of the workers, so Ray reports a failure.
+            return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED)
+        return _assess_failure(status)
     if (ray_job.get("spec") or {}).get("suspend"):
-        return Verdict(State.QUEUED, Reason.QUEUED)
-    if claimed and ledger is not None and _charged(ledger, number):
-        return _running(ledger, now, stall_seconds)
-    return _starting(status, deployment, now, stall_seconds)
+        return Assessment(AttemptState.QUEUED, Reason.QUEUED)
+    if acquired and ledger is not None and _steps_charged(ledger, number):
+        return _assess_running(ledger, now, stall_seconds)
+    return _assess_starting(status, deployment, now, stall_seconds)
 
 
-def _ended_well(ledger: LedgerStatus | None) -> Verdict:
+def refresh(attempt: Attempt, ray_job: Object, record: LedgerStatus | None, now: float) -> Attempt:
+    """Return the status entry of an open attempt with its start, its restarts and its RayCluster."""
+    started = ray_job["metadata"].get("creationTimestamp") or format_time(now)
+    charges = record.charges if record is not None else ()
+    restarts = next((charge.incarnation - 1 for charge in charges if charge.attempt == attempt.number), 0)
+    changes = {"start_time": attempt.start_time or started, "restarts": restarts}
+    if cluster := (ray_job.get("status") or {}).get("rayClusterName"):
+        changes["ray_cluster_name"] = cluster[:_LONGEST_NAME]
+    return attempt.model_copy(update=changes)
+
+
+def close(attempt: Attempt, assessment: Assessment, now: float) -> Attempt:
+    """Return the status entry of an attempt that ends now."""
+    ended = {
+        "end_time": format_time(now),
+        "reason": assessment.reason.value,
+        "message": assessment.message or assessment.reason.sentence,
+        "exit_code": assessment.exit_code,
+    }
+    return attempt.model_copy(update=ended)
+
+
+def next_attempt(
+    job: str, attempts: Iterable[Attempt], ray_jobs: Iterable[Object], record: LedgerStatus | None
+) -> Attempt | None:
+    """Return the next attempt of a job, numbered above every attempt that the status, a RayJob or the ledger knows.
+
+    Returns:
+        None where the ledger can record no further attempt.
+    """
+    recorded = [attempt.number for attempt in attempts]
+    existing = [names.attempt_named(job, each["metadata"]["name"]) for each in ray_jobs]
+    number = 1 + max([0, *recorded, *existing, record.attempt if record is not None else 0])
+    return Attempt(number=number, ray_job_name=names.ray_job_name(job, number)) if number <= MAX_ATTEMPTS else None
+
+
+def _assess_success(ledger: LedgerStatus | None) -> Assessment:
     final = ledger is not None and any(release.final for release in ledger.releases)
     match ledger.outcome if ledger is not None else None:
         case "Completed" if final:
-            return Verdict(State.SUCCEEDED, Reason.COMPLETED)
+            return Assessment(AttemptState.SUCCEEDED, Reason.COMPLETED)
         case "BudgetExhausted" if final:
-            return Verdict(State.EXHAUSTED, Reason.BUDGET_EXHAUSTED)
+            return Assessment(AttemptState.EXHAUSTED, Reason.BUDGET_EXHAUSTED)
         case "Suspended":
-            return Verdict(State.SUSPENDED, Reason.INTERRUPTED)
-    return Verdict(State.FAILED, Reason.INTERNAL_ERROR, "Ray says that the job succeeded, and its ledger does not")
+            return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED)
+    message = "Ray says that the job succeeded, and its ledger does not"
+    return Assessment(AttemptState.FAILED, Reason.INTERNAL_ERROR, message)
 
 
-def _failed(status: Object) -> Verdict:
-    said, message = str(status.get("reason") or ""), str(status.get("message") or "")
+def _assess_failure(status: Object) -> Assessment:
+    cause, message = str(status.get("reason") or ""), str(status.get("message") or "")
     found = _EXIT_CODE.search(message)
     exit_code = int(found[1]) if found else None
     if exit_code is not None and (reason := reason_for_exit_code(exit_code)):
-        return Verdict(State.FAILED, reason, f"{reason.sentence} {_MORE}", exit_code)
+        return Assessment(AttemptState.FAILED, reason, f"{reason.sentence} {_WHERE_TO_READ_MORE}", exit_code)
     if status.get("jobDeploymentStatus") == "ValidationFailed":
-        said = "ValidationFailed"
-    if reason := _OF_KUBERAY.get(said):
-        return Verdict(State.FAILED, reason, f"KubeRay: {message}"[:_LONGEST_MESSAGE] if message else reason.sentence)
-    words = f"KubeRay says {said}" if said else f"Ray says {status.get('jobStatus')}"
-    return Verdict(State.FAILED, Reason.WORKER_LOST, words, exit_code)
+        cause = "ValidationFailed"
+    if reason := _KUBERAY_REASONS.get(cause):
+        text = f"KubeRay: {message}"[:_LONGEST_MESSAGE] if message else reason.sentence
+        return Assessment(AttemptState.FAILED, reason, text)
+    text = f"KubeRay says {cause}" if cause else f"Ray says {status.get('jobStatus')}"
+    return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text, exit_code)
 
 
-def _starting(status: Object, deployment: str, now: float, stall_seconds: int) -> Verdict:
-    """Before the first charge the model and the data are fetched and read: that may take as long as a charge may."""
-    began = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
-    if deployment != "Running" or began is None:
-        return Verdict(State.STARTING, Reason.STARTING)
-    if now >= began + stall_seconds:
-        return Verdict(State.FAILED, Reason.WORKER_LOST, f"no step was charged within {stall_seconds} s of the start")
-    return Verdict(State.STARTING, Reason.STARTING, wake=began + stall_seconds)
+def _assess_starting(status: Object, deployment: str, now: float, stall_seconds: int) -> Assessment:
+    """Before the first charge the model and the data are loaded, which may take as long as a charge may."""
+    started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
+    if deployment != "Running" or started is None:
+        return Assessment(AttemptState.STARTING, Reason.STARTING)
+    if now >= started + stall_seconds:
+        message = f"no step was charged within {stall_seconds} s of the start"
+        return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, message)
+    return Assessment(AttemptState.STARTING, Reason.STARTING, wake=started + stall_seconds)
 
 
-def _running(ledger: LedgerStatus, now: float, stall_seconds: int) -> Verdict:
+def _assess_running(ledger: LedgerStatus, now: float, stall_seconds: int) -> Assessment:
     last = parse_time(ledger.progress.last_update_time)
     if last is None:
-        return Verdict(State.RUNNING, Reason.TRAINING)
+        return Assessment(AttemptState.RUNNING, Reason.TRAINING)
     if now >= last + stall_seconds:
-        return Verdict(State.FAILED, Reason.WORKER_LOST, f"no step was charged for {stall_seconds} s")
-    return Verdict(State.RUNNING, Reason.TRAINING, wake=last + stall_seconds)
+        return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"no step was charged for {stall_seconds} s")
+    return Assessment(AttemptState.RUNNING, Reason.TRAINING, wake=last + stall_seconds)
 
 
-def _charged(ledger: LedgerStatus, number: int) -> int:
+def _steps_charged(ledger: LedgerStatus, number: int) -> int:
     return next((charge.steps for charge in ledger.charges if charge.attempt == number), 0)

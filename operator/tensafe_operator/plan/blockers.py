@@ -1,7 +1,7 @@
-"""Why does nothing run? What stands in the way of an attempt that starts, in the words of whoever refuses.
+"""Blockers: find what keeps the pods of an attempt from running, in the words of the component that refuses.
 
-The first thing that a person would have to mend is told: what KubeRay needs, what the API server refuses, then what
-the pods wait for. The job goes on by itself once it is mended.
+The first blocker that a user has to remove is reported: first KubeRay, then what the API server refuses, then what the
+pods wait for. The job continues without another step of the user once the blocker is removed.
 """
 
 from __future__ import annotations
@@ -10,85 +10,109 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tensafe_api.reasons import Reason
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import WorkerCount
+from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 
-_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-_CONFIG = "CreateContainerConfigError"
-_MISSING = re.compile(
+POLL_SECONDS = 10.0
+"""Polling interval for changes that no watch event reports."""
+_IMAGE_PULL_REASONS = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+)
+_CONFIG_ERROR = "CreateContainerConfigError"
+_MISSING_OBJECT = re.compile(
     r'(secret|configmap)s? "[^"]*" not found|find key .* in (Secret|ConfigMap)|references non-existent'
 )
-"""How a kubelet says that a Secret or ConfigMap is not there, or lacks a key: for a variable, and for a volume."""
-_ROOT = re.compile("runAsNonRoot|non-root")
+"""How a kubelet reports a Secret or ConfigMap that is missing or lacks a key: for a variable, and for a volume."""
+_ROOT_USER = re.compile("runAsNonRoot|non-root")
 _QUOTA = re.compile("exceeded quota|failed quota")
-"""How the API server says that a quota has no room, or that it counts what a container does not name."""
-_NOT_MADE = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
+"""How the API server reports a quota that has no room, or that counts a resource which a container does not set."""
+_PODS_REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
 _LONGEST = 400
 
 
 @dataclass(frozen=True)
-class Obstacle:
-    """What stands in the way: the reason, and a sentence that names the object."""
+class Blocker:
+    """What keeps an attempt from running: the reason, and a sentence that names the object."""
 
     reason: Reason
     message: str
 
 
-def obstacle(seen: Observed) -> Obstacle | None:
-    """What stands in the way of the pods, or None."""
-    if not seen.kuberay:
-        return Obstacle(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
-    return next(_obstacles(seen), None)
+def find_blocker(observed: Observed) -> Blocker | None:
+    """Return what keeps the pods from running, or None."""
+    if not observed.kuberay:
+        return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
+    return next(_blockers(observed), None)
 
 
-def ready(pods: Iterable[Object]) -> int:
-    """How many workers are ready."""
+def starting_state(observed: Observed, phase: Phase) -> JobState:
+    """Return the state of a job that starts: stalled where a blocker was found."""
+    blocker = find_blocker(observed)
+    if blocker is None:
+        return JobState(phase, Reason.STARTING)
+    message = f"{blocker.message.rstrip('.')}: {blocker.reason.fix}"
+    return JobState(phase, blocker.reason, message, stalled=True)
+
+
+def are_workers_blocked(observed: Observed, workers: WorkerCount | None) -> bool:
+    """Return whether workers of a running attempt are missing and a blocker keeps them from starting again."""
+    return workers is not None and workers.ready < workers.desired and find_blocker(observed) is not None
+
+
+def count_ready_workers(pods: Iterable[Object]) -> int:
+    """Return how many worker pods are ready."""
     workers = (pod for pod in pods if (pod["metadata"].get("labels") or {}).get("ray.io/node-type") == "worker")
     return sum(_condition(pod, "Ready") == "True" for pod in workers)
 
 
-def _obstacles(seen: Observed) -> Iterator[Obstacle]:
-    for warned in seen.warnings:
-        yield from _of_warning(warned)
-    for pod in seen.pods:
-        yield from _of_pod(pod)
+def _blockers(observed: Observed) -> Iterator[Blocker]:
+    for warning in observed.warnings:
+        yield from _blockers_of_warning(warning)
+    for pod in observed.pods:
+        yield from _blockers_of_pod(pod)
 
 
-def _of_warning(warned: ClusterWarning) -> Iterator[Obstacle]:
-    place = f"{warned.kind} {warned.name}"
-    if warned.reason == "FailedMount" and _MISSING.search(warned.message):
-        yield Obstacle(Reason.SECRET_MISSING, f"{place}: {warned.message[:_LONGEST]}")
-    elif _QUOTA.search(warned.message):
-        yield Obstacle(Reason.QUOTA_EXCEEDED, f"{place}: {warned.message[:_LONGEST]}")
-    elif warned.reason == Reason.NAME_TAKEN:
-        yield Obstacle(Reason.NAME_TAKEN, f"{place}: {warned.message[:_LONGEST]}")
-    elif warned.reason == Reason.FORBIDDEN or warned.reason in _NOT_MADE:
-        yield Obstacle(Reason.FORBIDDEN, f"{place}: {warned.message[:_LONGEST]}")
+def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:
+    message = f"{warning.kind} {warning.name}: {warning.message[:_LONGEST]}"
+    if warning.reason == "FailedMount" and _MISSING_OBJECT.search(warning.message):
+        yield Blocker(Reason.SECRET_MISSING, message)
+    elif _QUOTA.search(warning.message):
+        yield Blocker(Reason.QUOTA_EXCEEDED, message)
+    elif warning.reason == Reason.NAME_TAKEN:
+        yield Blocker(Reason.NAME_TAKEN, message)
+    elif warning.reason == Reason.FORBIDDEN or warning.reason in _PODS_REFUSED:
+        yield Blocker(Reason.FORBIDDEN, message)
 
 
-def _of_pod(pod: Object) -> Iterator[Obstacle]:
+def _blockers_of_pod(pod: Object) -> Iterator[Blocker]:
     name = f"pod {pod['metadata']['name']}"
     status = pod.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            yield Obstacle(Reason.UNSCHEDULABLE, f"{name}: {str(condition.get('message'))[:_LONGEST]}")
+            yield Blocker(Reason.UNSCHEDULABLE, f"{name}: {str(condition.get('message'))[:_LONGEST]}")
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        said, message = waiting.get("reason"), str(waiting.get("message") or "")[:_LONGEST]
-        if said in _PULL:
-            yield Obstacle(Reason.IMAGE_PULL_FAILED, f"{name}: {container.get('image')}: {said}")
-        elif said == _CONFIG:
-            yield Obstacle(_of_config(message), f"{name}: {message}")
-        elif said == "CrashLoopBackOff":
-            yield Obstacle(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} ends again and again")
+        reason, message = waiting.get("reason"), str(waiting.get("message") or "")[:_LONGEST]
+        if reason in _IMAGE_PULL_REASONS:
+            yield Blocker(Reason.IMAGE_PULL_FAILED, f"{name}: {container.get('image')}: {reason}")
+        elif reason == _CONFIG_ERROR:
+            yield Blocker(_reason_of_config_error(message), f"{name}: {message}")
+        elif reason == "CrashLoopBackOff":
+            yield Blocker(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} ends again and again")
 
 
-def _of_config(message: str) -> Reason:
-    """Why a container cannot be made as the pod describes it."""
-    if _MISSING.search(message):
+def _reason_of_config_error(message: str) -> Reason:
+    """Return why the kubelet cannot create a container from its pod's specification."""
+    if _MISSING_OBJECT.search(message):
         return Reason.SECRET_MISSING
-    return Reason.ROOT_IMAGE if _ROOT.search(message) else Reason.CONTAINER_REFUSED
+    return Reason.ROOT_IMAGE if _ROOT_USER.search(message) else Reason.CONTAINER_REFUSED
 
 
 def _condition(pod: Object, kind: str) -> str:

@@ -1,62 +1,131 @@
-"""A job's phase as conditions: what `kubectl wait`, kstatus and people look at.
+"""Turn the state of a job into the conditions of its status.
 
-A condition's transition time is that of its last change of status, so it is kept from before where nothing changed.
+`kubectl wait`, kstatus and Argo CD read these conditions. `RULES` holds one rule for each condition type, in the order
+in which the status shows them. docs/extending.md ("A status condition") describes how to add a rule.
+
+A condition's transition time is the time of the last change of its status; a change of reason or message keeps it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
-from tensafe_api.resources.status import Status
-from tensafe_api.status_fold import condition_of, conditions_of
+from tensafe_api.resources.status import Condition, Status
+from tensafe_api.status_fold import condition_of
 
 _LONGEST = 1024
 
 
-def set_conditions(
-    status: Status,
-    phase: Phase,
-    reason: Reason,
-    message: str,
-    now: float,
-    *,
-    accepted: bool = True,
-    stalled: bool = False,
-) -> None:
-    """Let `status` say that the job is in `phase`, and why."""
-    status.phase = phase.value
-    status.conditions = conditions_of(
-        phase,
-        reason.value,
-        message[:_LONGEST] or reason.sentence,
-        now,
-        before=status.conditions,
-        workers=status.workers,
-        generation=status.observed_generation,
-        accepted=accepted,
-        stalled=stalled,
-    )
+@dataclass(frozen=True)
+class JobState:
+    """The state that a reconcile finds for a job.
+
+    Attributes:
+        message: one sentence with the object and the fix; empty: the sentence of the reason.
+        accepted: whether the manifest can be run.
+        stalled: whether the job is blocked until a user acts.
+    """
+
+    phase: Phase
+    reason: Reason
+    message: str = ""
+    accepted: bool = True
+    stalled: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a rule.
+
+    Attributes:
+        holds: whether the condition is True.
+        reason: the reason of this condition alone; None: the reason and the message of the job's state.
+        message: the message to that reason; empty: the sentence of the reason.
+    """
+
+    holds: bool
+    reason: Reason | None = None
+    message: str = ""
+
+
+Rule = Callable[[JobState, Status], bool | Finding]
+"""A pure function from the state of a job and its new status to one condition. The privacy figures and the worker count
+of the status are those of the present reconcile; its conditions are those of the reconcile before.
+"""
+
+
+def _is_good(state: JobState, status: Status) -> bool:
+    """The job has ended with an adapter that can be used."""
+    return state.phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+
+
+def _is_reconciling(state: JobState, status: Status) -> bool:
+    """The job moves on without a user's action."""
+    return not (state.phase.final or state.phase is Phase.SUSPENDED or state.stalled)
+
+
+def _are_pods_ready(state: JobState, status: Status) -> bool:
+    """All workers are ready. While the job runs, the ledger's charges show it."""
+    workers = status.workers
+    all_ready = workers is not None and workers.ready >= workers.desired
+    return state.phase is Phase.RUNNING or (state.phase is Phase.STARTING and all_ready)
+
+
+RULES: dict[ConditionType, Rule] = {
+    ConditionType.ACCEPTED: lambda state, status: state.accepted,
+    ConditionType.READY: _is_good,
+    ConditionType.RECONCILING: _is_reconciling,
+    ConditionType.STALLED: lambda state, status: state.stalled or state.phase is Phase.FAILED,
+    ConditionType.QUEUED: lambda state, status: state.phase is Phase.QUEUED,
+    ConditionType.PODS_READY: _are_pods_ready,
+    ConditionType.RUNNING: lambda state, status: state.phase is Phase.RUNNING,
+    ConditionType.SUCCEEDED: _is_good,
+    ConditionType.FAILED: lambda state, status: state.phase is Phase.FAILED,
+}
+
+
+def set_conditions(status: Status, state: JobState, now: float) -> None:
+    """Set the phase and all conditions of `status` to those of `state`, at the time `now`."""
+    status.phase = state.phase.value
+    before = {condition.type: condition for condition in status.conditions}
+    conditions = []
+    for kind, rule in RULES.items():
+        found = rule(state, status)
+        finding = found if isinstance(found, Finding) else Finding(found)
+        conditions.append(_condition(kind, finding, state, now, before.get(kind.value), status.observed_generation))
+    status.conditions = tuple(conditions)
 
 
 def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status | None:
-    """The status `before`, which says now that the operator fails at the job with an `error` of this type; None for a
-    job that has ended: nobody waits for it. The next pass that ends well takes it back, as any other condition.
+    """Return the status `before` with the condition Stalled set, because the reconcile failed with an exception.
+
+    The next reconcile that succeeds sets all conditions again.
+
+    Args:
+        error: the type of the exception. Its text may quote records and is not shown.
+
+    Returns:
+        None for a job that has ended: no user waits for it.
     """
     status = Status.model_validate(before, by_alias=True, by_name=False)
     if status.phase is not None and Phase(status.phase).final:
         return None
-    message = f"The operator failed with {error}, and tries again; its log tells more. {Reason.INTERNAL_ERROR.fix}"
+    reason = Reason.INTERNAL_ERROR
+    message = f"The operator failed with {error}, and tries again; its log tells more. {reason.fix}"
     earlier = {condition.type: condition for condition in status.conditions}
-    stalled = condition_of(
-        ConditionType.STALLED,
-        True,
-        Reason.INTERNAL_ERROR.value,
-        message,
-        now,
-        before=earlier.get(ConditionType.STALLED.value),
-        generation=status.observed_generation,
-    )
-    status.conditions = tuple({**earlier, stalled.type: stalled}.values())
+    kind, generation = ConditionType.STALLED, status.observed_generation
+    before_stalled = earlier.get(kind.value)
+    stalled = condition_of(kind, True, reason.value, message, now, before=before_stalled, generation=generation)
+    status.conditions = tuple({**earlier, kind.value: stalled}.values())
     return status
+
+
+def _condition(
+    kind: ConditionType, finding: Finding, state: JobState, now: float, before: Condition | None, generation: int
+) -> Condition:
+    reason, message = (state.reason, state.message) if finding.reason is None else (finding.reason, finding.message)
+    text = message[:_LONGEST] or reason.sentence
+    return condition_of(kind, finding.holds, reason.value, text, now, before=before, generation=generation)

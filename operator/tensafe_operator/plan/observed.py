@@ -1,7 +1,8 @@
-"""What one reconcile sees of a job, and what it may decide: plain values, in and out of `plan`.
+"""The input and the output of one decision: what a reconcile observes of a job, and what it decides to do.
 
-Objects are as the API server has them, possibly stale, missing or repeated. Whatever cannot be undone (a new attempt,
-the end of one, a job's end) is `irreversible`: `reconcile` looks again at the API server itself before it is done.
+All are plain values. Objects have the form in which the API server returns them. Each may be stale, missing or present
+twice. A decision that cannot be undone (a new attempt, the end of an attempt, the end of the job) is marked
+`irreversible`: `reconcile` then reads the API server itself and decides again before it acts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ClusterWarning:
-    """A warning that the cluster gave about an object of the job: an Event, trimmed."""
+    """A warning about an object of the job: a Kubernetes Event without the fields that no policy reads, or an object
+    that the API server refused to create.
+    """
 
     kind: str
     name: str
@@ -28,15 +31,15 @@ class ClusterWarning:
 
 @dataclass(frozen=True)
 class Observed:
-    """A job and everything of its own.
+    """A job and the objects that belong to it.
 
     Attributes:
         job: the TenSafeTrainingJob.
-        ledger: the PrivacyLedger of the name that belongs to the job's UID, or None.
-        ray_jobs: that the job owns.
-        pods: of this UID, by label.
-        warnings: about those pods and RayJobs, and what the API server refused to make.
-        kuberay: whether the cluster knows RayJobs.
+        ledger: the PrivacyLedger with the name that belongs to the job's UID, or None.
+        ray_jobs: the RayJobs that the job owns.
+        pods: the pods whose label holds the job's UID.
+        warnings: warnings about those pods and RayJobs, and about objects that the API server refused to create.
+        kuberay: whether the API server serves RayJobs.
     """
 
     job: Object
@@ -49,18 +52,19 @@ class Observed:
 
 @dataclass(frozen=True)
 class Create:
-    """Make an object that must not be there yet. One that is there already, and the job's own, is as good."""
+    """Create an object. If the job already owns an object of that name, the action succeeds without a change."""
 
     manifest: Manifest
 
     @property
     def kind(self) -> str:
+        """The kind of the object."""
         return str(self.manifest["kind"])
 
 
 @dataclass(frozen=True)
 class DeleteRayJob:
-    """Remove a RayJob of this name and UID, and with it its cluster and pods."""
+    """Delete the RayJob with this name and UID, and with it its RayCluster and pods."""
 
     name: str
     uid: str
@@ -71,13 +75,13 @@ Action = Create | DeleteRayJob
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from an observation.
+    """What one reconcile does.
 
     Attributes:
-        actions: to be taken in this order; a crash after any of them loses nothing.
-        status: what the job's status is to say, written after the actions.
-        wake: when to look again though nothing has changed, in seconds since the epoch; None: never.
-        irreversible: whether this must rest on what the API server itself says, not on a cache.
+        actions: the actions, in this order. A crash after any of them loses nothing.
+        status: the new status of the job, written after the actions.
+        wake: when to reconcile again although nothing has changed, in seconds since the epoch. None: only on a change.
+        irreversible: whether the decision must rest on the API server's own answer and not on a cache.
     """
 
     actions: tuple[Action, ...]

@@ -1,4 +1,4 @@
-"""What an object of the API server says, in the words of the plan."""
+"""Read the parts of an API object that several policies need."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from tensafe_api.resources.ledger import LedgerStatus, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
 _UNREADABLE = "unreadable"
-_ENDED = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
+_FINAL_OUTCOMES = (Reason.COMPLETED.value, Reason.BUDGET_EXHAUSTED.value)
 
 
-def terminal(ray_job: Object) -> bool:
-    """Whether KubeRay ends it by itself."""
+def is_terminal(ray_job: Object) -> bool:
+    """Return whether the RayJob has ended: KubeRay then removes its pods without a request from the operator."""
     status = ray_job.get("status") or {}
     ended = status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED")
     return ended or status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
 
 
-def has_ended(record: LedgerStatus) -> bool:
-    """Whether the job's last word is recorded."""
-    return record.outcome in _ENDED and any(release.final for release in record.releases)
+def has_final_outcome(record: LedgerStatus) -> bool:
+    """Return whether the ledger records the end of the job: a final outcome and a final checkpoint."""
+    return record.outcome in _FINAL_OUTCOMES and any(release.final for release in record.releases)
 
 
-def ledger_spec(made: Object | None) -> PrivacyLedgerSpec | None:
-    """What a ledger was opened with; None where another release has written what this one cannot read."""
+def parse_ledger_spec(ledger: Object | None) -> PrivacyLedgerSpec | None:
+    """Return the values that a ledger was opened with; None without a ledger, or where another release of the operator
+    wrote fields that this one cannot read.
+    """
     try:
-        return PrivacyLedgerSpec.model_validate(made["spec"], by_alias=True, by_name=False) if made else None
+        return PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False) if ledger else None
     except ValueError:
         return None
 
 
-def ledger_status(made: Object | None) -> LedgerStatus | None:
-    """What a ledger records; None before the first claim. Of a record that cannot be read whole, what was charged: that
-    must go on being counted.
+def parse_ledger_status(ledger: Object | None) -> LedgerStatus | None:
+    """Return what a ledger records; None before the first acquisition. If the record cannot be read as a whole, return
+    its charges alone, because those must still be counted.
     """
-    status = made.get("status") if made else None
+    status = ledger.get("status") if ledger else None
     if not status:
         return None
     try:
         return LedgerStatus.model_validate(status, by_alias=True, by_name=False)
     except ValueError:
-        told = {name: status[name] for name in ("attempt", "chargedThrough", "length")}
+        counts = {name: status[name] for name in ("attempt", "chargedThrough", "length")}
         charges = [{**charge, "podUID": _UNREADABLE} for charge in status["charges"]]
         return LedgerStatus.model_validate(
-            {**told, "charges": charges, "head": _UNREADABLE}, by_alias=True, by_name=False
+            {**counts, "charges": charges, "head": _UNREADABLE}, by_alias=True, by_name=False
         )

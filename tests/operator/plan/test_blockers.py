@@ -8,7 +8,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster
 from tensafe_api.reasons import Reason
-from tensafe_operator.plan.blockers import obstacle, ready
+from tensafe_operator.plan.blockers import count_ready_workers, find_blocker
 from tensafe_operator.plan.observed import ClusterWarning, Observed
 
 
@@ -99,7 +99,7 @@ _LACKS = {"reason": "CreateContainerConfigError", "message": 'secret "later" not
     ids=lambda value: value.value if isinstance(value, Reason) else "",
 )
 def test_what_stands_in_the_way(observed: Observed, reason: Reason, says: str) -> None:
-    found = obstacle(observed)
+    found = find_blocker(observed)
     assert found is not None
     assert found.reason is reason
     assert says in found.message
@@ -109,7 +109,7 @@ def test_a_volume_that_cannot_be_mounted_is_no_missing_secret() -> None:
     told = ClusterWarning(
         "Pod", "w-1", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers"
     )
-    assert obstacle(seen(warnings=(told,))) is None
+    assert find_blocker(seen(warnings=(told,))) is None
 
 
 def test_who_may_not_run_as_root_is_told_the_field() -> None:
@@ -118,5 +118,5 @@ def test_who_may_not_run_as_root_is_told_the_field() -> None:
 
 def test_nothing_stands_in_the_way_of_pods_that_run() -> None:
     running = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
-    assert obstacle(seen(running)) is None
-    assert ready([running, pod(phase="Pending")]) == 1
+    assert find_blocker(seen(running)) is None
+    assert count_ready_workers([running, pod(phase="Pending")]) == 1

@@ -19,6 +19,7 @@ from tensafe_api.resolve import Plan
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import PrivacyStatus, Status
 from tensafe_operator.plan import decide
+from tensafe_operator.plan.predecessors import Predecessors
 from tensafe_operator.plan.privacy_status import fold_ledger
 
 HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
@@ -145,10 +146,10 @@ def of_the_ledger_alone(status: Status, plan: Plan, ledger: LedgerStatus | None)
 @pytest.mark.parametrize(
     ("name", "broken", "says"),
     [
-        ("tensafe_operator.plan._Reconcile._in_the_way", never, "pods were left"),
+        ("tensafe_operator.plan.starting.find_predecessors", lambda *_: Predecessors(alive=False), "pods were left"),
         ("tensafe_operator.plan.Decision.irreversible", False, "run again|two RayJobs|pods were left|fell"),
-        ("tensafe_operator.plan.fold_ledger", of_the_ledger_alone, "ε fell"),
-        ("tensafe_operator.plan._over_for_good", never, "over|final"),
+        ("tensafe_operator.plan.ledger.fold_ledger", of_the_ledger_alone, "ε fell"),
+        ("tensafe_operator.plan.is_final", never, "over|final"),
     ],
     ids=["pods are not waited for", "caches are believed", "a late ledger is believed", "an end is no end"],
 )

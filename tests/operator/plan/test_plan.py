@@ -19,8 +19,9 @@ from e2e.platform.fixtures.fake_cluster import (
 )
 from tensafe_api.reasons import Reason
 from tensafe_operator import names
-from tensafe_operator.plan import FORGOTTEN_SECONDS, KEPT_SECONDS
-from tensafe_operator.plan.admission import Refused
+from tensafe_operator.plan.admission import Rejected
+from tensafe_operator.plan.cleanup import KEPT_SECONDS
+from tensafe_operator.plan.predecessors import FORGOTTEN_SECONDS
 
 
 def test_a_ledger_then_a_record_then_a_ray_job() -> None:
@@ -201,7 +202,7 @@ def test_a_field_that_a_later_apply_dropped_does_not_stop_the_counting() -> None
 def test_a_manifest_that_a_newer_release_refuses_does_not_stop_the_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     world, operator = running_job()
     spent = float(world.status["privacy"]["epsilonSpent"])
-    refused = Refused(Reason.INVALID_MANIFEST, "spec.privacy.accountant: is not known any more")
+    refused = Rejected(Reason.INVALID_MANIFEST, "spec.privacy.accountant: is not known any more")
     monkeypatch.setattr("tensafe_operator.plan.admit", lambda job, begun: refused)
     world.charge(5)
     operator.settle()
@@ -234,7 +235,7 @@ def test_a_lost_ledger_leaves_what_was_known_of_the_spending(monkeypatch: pytest
     world, operator = running_job()
     before = world.status["privacy"]
     world.ledger = None
-    monkeypatch.setattr("tensafe_operator.plan.fold_ledger", lambda *_: pytest.fail("nothing is folded"))
+    monkeypatch.setattr("tensafe_operator.plan.ledger.fold_ledger", lambda *_: pytest.fail("nothing is folded"))
     operator.settle()
     assert (world.status["phase"], world.status["privacy"]) == ("Failed", before)
 

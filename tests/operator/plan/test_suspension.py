@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
-from tensafe_operator.plan import SUSPEND_SECONDS
+from tensafe_operator.plan.suspension import SUSPEND_SECONDS
 
 
 def test_a_suspended_job_shows_its_plan_and_begins_nothing() -> None:

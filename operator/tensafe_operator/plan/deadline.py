@@ -1,0 +1,39 @@
+"""Deadline: `activeDeadlineSeconds` limits the time of all attempts together.
+
+KubeRay's own deadline counts for one RayJob, so the operator counts over all of them. Time in which no attempt is open
+does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tensafe_api.reasons import Reason
+from tensafe_api.resources.status import Attempt
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.attempts import Assessment, AttemptState
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The deadline of a job with an open attempt.
+
+    Attributes:
+        exceeded: how the open attempt ends, where the deadline has passed.
+        at: when the deadline passes, in seconds since the epoch, where it has not passed.
+    """
+
+    exceeded: Assessment | None = None
+    at: float | None = None
+
+
+def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -> Deadline:
+    """Return the deadline at the time `now`. A `limit` of None is no deadline."""
+    if limit is None:
+        return Deadline()
+    used = sum((parse_time(each.end_time) or now) - (parse_time(each.start_time) or now) for each in attempts)
+    if used >= limit:
+        message = f"all attempts together took {limit} s"
+        return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.DEADLINE_EXCEEDED, message))
+    return Deadline(at=now + limit - used)

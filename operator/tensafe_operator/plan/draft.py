@@ -1,0 +1,75 @@
+"""The decision while it is being made: the policies of `plan` read and change one draft.
+
+A draft starts with the observed status. Policies set the new status, add actions, and register times at which to
+reconcile again. `finish` returns the decision.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tensafe_api.resources.status import Attempt, Status
+from tensafe_operator.children import Manifest
+from tensafe_operator.plan.conditions import JobState, set_conditions
+from tensafe_operator.plan.observed import Action, Create, Decision, DeleteRayJob, Object, Observed
+from tensafe_operator.settings import Settings
+
+
+@dataclass
+class Draft:
+    """A decision under construction.
+
+    Attributes:
+        observed: what the reconcile observed; never changed.
+        now: the time, in seconds since the epoch.
+        status: the new status; it starts as the observed one.
+    """
+
+    observed: Observed
+    now: float
+    settings: Settings
+    status: Status = field(init=False)
+    actions: list[Action] = field(default_factory=list)
+    wakes: list[float] = field(default_factory=list)
+    irreversible: bool = False
+
+    def __post_init__(self) -> None:
+        before = self.observed.job.get("status") or {}
+        self.status = Status.model_validate(before, by_alias=True, by_name=False)
+        self.status.observed_generation = int(self.observed.job["metadata"].get("generation") or 0)
+
+    def set_state(self, state: JobState) -> None:
+        """Set the phase and the conditions of the new status."""
+        set_conditions(self.status, state, self.now)
+
+    def create(self, manifest: Manifest) -> None:
+        """Create an object of an attempt."""
+        self.irreversible = True
+        self.actions.append(Create(manifest))
+
+    def delete(self, ray_job: Object) -> None:
+        """Delete a RayJob, unless its deletion has started."""
+        metadata = ray_job["metadata"]
+        if metadata.get("deletionTimestamp") is None:
+            self.irreversible = True
+            self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
+
+    def wake_at(self, *times: float) -> None:
+        """Reconcile again at the earliest of these times, in seconds since the epoch."""
+        self.wakes.extend(times)
+
+    def record(self, attempt: Attempt) -> None:
+        """Add the attempt to the status, or replace the entry of the same number."""
+        others = [each for each in self.status.attempts if each.number != attempt.number]
+        self.status.attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
+
+    def ray_job_of(self, attempt: Attempt) -> Object | None:
+        """Return the RayJob of an attempt, or None where none was observed."""
+        ray_jobs = self.observed.ray_jobs
+        return next((each for each in ray_jobs if each["metadata"]["name"] == attempt.ray_job_name), None)
+
+    def finish(self) -> Decision:
+        """Return the decision."""
+        ahead = [wake for wake in self.wakes if wake > self.now and math.isfinite(wake)]
+        return Decision(tuple(self.actions), self.status, min(ahead, default=None), self.irreversible)

@@ -1,0 +1,112 @@
+"""Ledger: a job has one ledger for its whole life, created once and known by its UID before anything is charged.
+
+A ledger that is missing or has another UID ends the job: what was spent is unknown, so nothing may be added. A ledger
+that is not the job's is never used. Whatever else happens, the charges of the job's ledger are counted in its status.
+"""
+
+from __future__ import annotations
+
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resolve import Claim
+from tensafe_api.resources.ledger import LedgerStatus
+from tensafe_api.resources.status import Status, WorkerCount
+from tensafe_operator import names
+from tensafe_operator.children import access, ledger
+from tensafe_operator.plan.admission import Admitted, Rejected, with_ledger_values
+from tensafe_operator.plan.blockers import count_ready_workers, starting_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.observed import Create, Object
+from tensafe_operator.plan.parsing import has_final_outcome, is_terminal, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.privacy_status import fold_ledger
+from tensafe_operator.plan.suspension import SUSPENDED
+
+
+def is_lost(known_uid: str | None, found: Object | None) -> bool:
+    """Return whether the ledger that the status names is missing or was replaced by another one."""
+    return known_uid is not None and (found is None or found["metadata"]["uid"] != known_uid)
+
+
+def fail_for_lost_ledger(draft: Draft) -> None:
+    """End the job: delete its RayJobs, and leave the privacy figures of the status unchanged."""
+    draft.irreversible = True
+    for ray_job in draft.observed.ray_jobs:
+        if not is_terminal(ray_job):
+            draft.delete(ray_job)
+    reason = Reason.LEDGER_LOST
+    message = f"PrivacyLedger {draft.status.ledger_name}: {reason.sentence} {reason.fix}"
+    draft.set_state(JobState(Phase.FAILED, reason, message))
+
+
+def keep_counting(draft: Draft, rejected: Rejected) -> None:
+    """Start nothing for a rejected manifest, but count what its ledger has been charged: the job may have started under
+    an older release of the operator, which accepted the manifest.
+    """
+    phase = Phase.PENDING
+    opened, record = parse_ledger_spec(draft.observed.ledger), parse_ledger_status(draft.observed.ledger)
+    if draft.status.ledger_uid is not None and opened is not None:
+        draft.status = fold_ledger(draft.status, Claim.of(opened), record)
+        if record is not None and has_final_outcome(record):
+            end_by_ledger(draft, record)
+            return
+        phase = Phase(draft.status.phase or phase)
+    draft.set_state(JobState(phase, rejected.reason, rejected.message, accepted=False, stalled=True))
+
+
+def open_ledger(draft: Draft, admitted: Admitted) -> None:
+    """Show the planned privacy figures, and create the job's ledger unless the job is suspended.
+
+    The ledger names the Secret with the job's key, which is created with it. This decision is not irreversible: the
+    ledger's name belongs to the job's UID, and an existing ledger of that name stays unchanged.
+    """
+    draft.status = fold_ledger(draft.status, admitted.plan, None)
+    if admitted.job.spec.suspend:
+        draft.set_state(SUSPENDED)
+        return
+    key = access.job_key(admitted.job)
+    draft.actions += [Create(key), Create(ledger.ledger(admitted.job, admitted.plan, key))]
+    draft.set_state(starting_state(draft.observed, Phase.PENDING))
+
+
+def find_conflict(admitted: Admitted, found: Object, status: Status) -> JobState | None:
+    """Return the state of a job that cannot use the ledger with its name; None where it can."""
+    job = admitted.job.metadata
+    name = names.ledger_name(job.name, job.uid or "")
+    spec = parse_ledger_spec(found)
+    if spec is None:
+        message = f"PrivacyLedger {name} is of another release: run the release of the operator that made it"
+        return JobState(Phase(status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
+    if spec.job_uid != job.uid:
+        return JobState(Phase.PENDING, Reason.NAME_TAKEN, f"PrivacyLedger {name} is of another job", stalled=True)
+    unused = status.ledger_uid is None and parse_ledger_status(found) is None
+    if unused and Claim.of(spec) != admitted.plan.claim:
+        # The operator creates the ledger with the figures of the job, so another client created this one.
+        message = f"PrivacyLedger {name} was made by somebody else, with other figures than the job's"
+        return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
+    return None
+
+
+def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
+    """Record the ledger's UID, count its charges, and return the job with the values that the ledger fixed."""
+    spec = parse_ledger_spec(found)
+    assert spec is not None, "a ledger that cannot be read is a conflict"
+    admitted = with_ledger_values(admitted, spec)
+    status, desired = (
+        fold_ledger(draft.status, admitted.plan, parse_ledger_status(found)),
+        admitted.job.spec.cluster.workers,
+    )
+    status.ledger_name, status.ledger_uid = found["metadata"]["name"], found["metadata"]["uid"]
+    desired = admitted.job.spec.cluster.workers
+    status.workers = WorkerCount(desired=desired, ready=min(count_ready_workers(draft.observed.pods), desired))
+    draft.status = status
+    return admitted
+
+
+def end_by_ledger(draft: Draft, record: LedgerStatus) -> None:
+    """End a job whose ledger records the end. The status lacks it where a user has cleared the status, or where the
+    driver was lost before it could report.
+    """
+    draft.irreversible = True
+    exhausted = record.outcome == Reason.BUDGET_EXHAUSTED.value
+    state = (Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED) if exhausted else (Phase.SUCCEEDED, Reason.COMPLETED)
+    draft.set_state(JobState(*state))

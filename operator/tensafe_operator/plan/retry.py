@@ -1,0 +1,78 @@
+"""Retry: what the end of an attempt means for the job, and when the next attempt may start.
+
+An attempt that failed is repeated after a backoff, at most `retry.maxAttempts` times. An attempt that a user or the
+cluster interrupted is not a failure: it is repeated at once and not counted. A failure that every attempt would repeat
+ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.job import Spec
+from tensafe_api.resources.status import Attempt
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.attempts import Assessment, AttemptState, close
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.parsing import is_terminal
+
+_FIRST_BACKOFF = 10.0
+_LONGEST_BACKOFF = 300.0
+_NOT_FAILURES = (Reason.INTERRUPTED.value, Reason.COMPLETED.value)
+"""Reasons of attempts that ended without a failure."""
+
+
+def has_failed(attempt: Attempt) -> bool:
+    """Return whether an attempt that has ended failed."""
+    return attempt.end_time is not None and attempt.reason not in _NOT_FAILURES
+
+
+def backoff_end(attempts: Iterable[Attempt], last: Attempt) -> float:
+    """Return when the attempt after `last` may start, in seconds since the epoch.
+
+    The backoff doubles with each failure, from 10 s to 300 s.
+    """
+    failures = sum(map(has_failed, attempts))
+    backoff = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** max(0, failures - 1)) if has_failed(last) else 0.0
+    return (parse_time(last.end_time) or 0.0) + backoff
+
+
+def state_after(assessment: Assessment, attempts: Sequence[Attempt], max_attempts: int, *, suspend: bool) -> JobState:
+    """Return the state of a job whose last attempt has ended.
+
+    Args:
+        attempts: all attempts, the one that has just ended last.
+        suspend: whether the manifest asks for suspension.
+    """
+    match assessment.state:
+        case AttemptState.SUCCEEDED:
+            return JobState(Phase.SUCCEEDED, Reason.COMPLETED)
+        case AttemptState.EXHAUSTED:
+            return JobState(Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED)
+        case AttemptState.SUSPENDED if suspend:
+            return JobState(Phase.SUSPENDED, Reason.SUSPENDED)
+        case AttemptState.SUSPENDED:
+            return JobState(Phase.STARTING, Reason.RETRYING)
+    return _state_after_failure(assessment, attempts, max_attempts)
+
+
+def end_attempt(draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment) -> None:
+    """Record the end of an attempt, delete a RayJob that still runs, and set what the end means for the job."""
+    draft.irreversible = True
+    draft.record(close(attempt, assessment, draft.now))
+    ray_job = draft.ray_job_of(attempt)
+    if ray_job is not None and not is_terminal(ray_job):
+        draft.delete(ray_job)
+    draft.set_state(state_after(assessment, draft.status.attempts, spec.retry.max_attempts, suspend=spec.suspend))
+
+
+def _state_after_failure(assessment: Assessment, attempts: Sequence[Attempt], max_attempts: int) -> JobState:
+    reason = assessment.reason
+    message = f"attempt {attempts[-1].number}: {assessment.message or reason.sentence}"
+    if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
+        return JobState(Phase.FAILED, reason, f"{message} {reason.fix}")
+    if sum(map(has_failed, attempts)) >= max_attempts:
+        return JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message} (the last of {max_attempts})")
+    return JobState(Phase.STARTING, Reason.RETRYING, message)

@@ -1,0 +1,47 @@
+"""Starting: create what an attempt needs, its RayJob last, once nothing of an earlier attempt is left."""
+
+from __future__ import annotations
+
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import Attempt
+from tensafe_operator.children import Manifest, access, configuration, network, rayjob
+from tensafe_operator.plan.admission import Admitted
+from tensafe_operator.plan.blockers import POLL_SECONDS, starting_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.parsing import is_terminal
+from tensafe_operator.plan.predecessors import find_predecessors
+
+
+def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
+    """Start an attempt that the status records and that has no RayJob yet, or wait until it may start."""
+    for ray_job in draft.observed.ray_jobs:
+        if not is_terminal(ray_job):
+            draft.delete(ray_job)  # the status does not list it: a user has cleared the status
+    predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
+    draft.wake_at(*predecessors.wakes)
+    if predecessors.alive:
+        message = "waiting until the pods of the last attempt are gone"
+        draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, message))
+        return  # the pods terminate
+    if not draft.observed.kuberay:
+        missing = Reason.KUBERAY_MISSING
+        draft.set_state(JobState(Phase.PENDING, missing, f"{missing.sentence} {missing.fix}", stalled=True))
+        draft.wake_at(draft.now + POLL_SECONDS)
+        return  # the cluster administrator installs KubeRay
+    for manifest in children_of(draft, admitted, attempt):
+        draft.create(manifest)
+    draft.set_state(starting_state(draft.observed, Phase.STARTING))
+    # KubeRay creates the RayCluster.
+
+
+def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Manifest]:
+    """Return the manifests of everything that an attempt needs, its RayJob last."""
+    job, opened, status = admitted.job, admitted.opened, draft.status
+    assert opened is not None, "an attempt is recorded after the ledger's UID"
+    name, uid = status.ledger_name or "", status.ledger_uid or ""
+    parameters = configuration.config_map(job, attempt.number, name, uid, opened.key_digest)
+    digest, key = configuration.digest(parameters), opened.key_secret_name
+    ray_job = rayjob.ray_job(job, attempt.number, draft.settings, job_digest=digest, key_secret=key)
+    children = [access.account(job), access.role_binding(job), network.policy(job, draft.settings), parameters, ray_job]
+    return [each for each in children if each is not None]
