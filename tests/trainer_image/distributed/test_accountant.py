@@ -95,12 +95,12 @@ def test_what_remains() -> None:
 @pytest.mark.parametrize(
     ("figures", "sentence"),
     [
-        ({"noise_multiplier": 0}, "noise_multiplier must be a finite number above 0, not 0"),
-        ({"noise_multiplier": math.nan}, "noise_multiplier must be a finite number"),
-        ({"sample_rate": 1.1}, "sample_rate must be above 0 and at most 1"),
-        ({"sample_rate": 0}, "sample_rate must be above 0"),
-        ({"steps": -1}, "steps must be from 0"),
-        ({"steps": 1.5}, "steps must be a whole number"),
+        ({"noise_multiplier": 0}, "noise_multiplier: must be a finite number above 0, not 0"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier: must be a finite number"),
+        ({"sample_rate": 1.1}, "sample_rate: must be above 0 and at most 1"),
+        ({"sample_rate": 0}, "sample_rate: must be above 0"),
+        ({"steps": -1}, "steps: must be from 0"),
+        ({"steps": 1.5}, "steps: must be a whole number"),
     ],
 )
 def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, float], sentence: str) -> None:
@@ -112,5 +112,5 @@ def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, flo
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), (8, 1e-320), ("8", 1e-5)])
 def test_targets_that_cannot_be_are_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"target_(epsilon|delta) must be"):
+    with pytest.raises(ConfigurationError, match=r"target_(epsilon|delta): must be"):
         DistributedRDPAccountant(epsilon, delta)

@@ -19,7 +19,7 @@ from tensorguard.distributed import (
     SecureAggregationConfig,
     TenSafeTrainingConfig,
 )
-from tensorguard.distributed._manifests import job_of, run_folder
+from tensorguard.distributed._manifests import build_job, run_folder
 from tensorguard.training.config import counted_records_remark
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
@@ -27,7 +27,7 @@ Make = Callable[..., TenSafeTrainingConfig]
 
 
 def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates: bool = False) -> dict[str, Any]:
-    return job_of(config, records, evaluates=evaluates).model_dump(by_alias=True)["spec"]
+    return build_job(config, records, evaluates=evaluates).model_dump(by_alias=True)["spec"]
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,23 @@ def test_evaluation_is_asked_for_where_there_is_a_data_set(config: Make) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"lora_rnk": 8}, "TenSafeTrainingConfig has no field lora_rnk: did you mean lora_rank?"),
-        ({"tokenizer_name": "other"}, "tokenizer_name is 'other'"),
-        ({"mixed_precision": "bf61"}, "mixed_precision does not know 'bf61': did you mean bf16?"),
-        ({"secure_aggregation": SecureAggregationConfig(enabled=False)}, "secure_aggregation.enabled is False"),
-        ({"use_gpu": 1}, "use_gpu must be True or False, not 1"),
-        ({"resources_per_worker": {"GPU": 1}}, "asks for 1 GPUs, but use_gpu is False"),
-        ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "resources_per_worker['GPU'] is 0"),
+        ({"lora_rnk": 8}, "TenSafeTrainingConfig: has no field lora_rnk: did you mean lora_rank?"),
+        ({"tokenizer_name": "other"}, "tokenizer_name: a model is trained with its own tokenizer, not with 'other'"),
+        ({"mixed_precision": "bf61"}, "mixed_precision: 'bf61' is not known: did you mean bf16?"),
+        (
+            {"secure_aggregation": SecureAggregationConfig(enabled=False)},
+            "enabled: several workers always mask",
+        ),
+        ({"use_gpu": 1}, "use_gpu: must be True or False, not 1"),
+        ({"resources_per_worker": {"GPU": 1}}, "requests 1 GPUs, but use_gpu is False"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "resources_per_worker['GPU']: it is 0"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "must be a whole number, not 0.5"),
-        ({"resources_per_worker": {"cpu": 1}}, "resources_per_worker does not know 'cpu': did you mean CPU?"),
-        ({"columns": {"texts": "a"}}, "columns does not know 'texts': did you mean text?"),
-        ({"ray_timeout": 0}, "ray_timeout must be at least 1 second, not 0"),
-        ({"ray_timeout": math.nan}, "ray_timeout must be at least 1 second"),
-        ({"dp_config": {"target_epsilon": 8}}, "dp_config must be a DistributedDPConfig"),
-        ({"secure_aggregation": True}, "secure_aggregation must be a SecureAggregationConfig"),
+        ({"resources_per_worker": {"cpu": 1}}, "resources_per_worker: 'cpu' is not known: did you mean CPU?"),
+        ({"columns": {"texts": "a"}}, "columns: 'texts' is not known: did you mean text?"),
+        ({"ray_timeout": 0}, "ray_timeout: must be at least 1 second, not 0"),
+        ({"ray_timeout": math.nan}, "ray_timeout: must be at least 1 second"),
+        ({"dp_config": {"target_epsilon": 8}}, "dp_config: must be a DistributedDPConfig"),
+        ({"secure_aggregation": True}, "secure_aggregation: must be a SecureAggregationConfig"),
     ],
 )
 def test_configuration_is_refused_at_once(config: Make, changes: dict[str, Any], sentence: str) -> None:
@@ -140,11 +143,11 @@ def test_configuration_is_refused_at_once(config: Make, changes: dict[str, Any],
         (lambda: DistributedDPConfig(target_epsilon=8, acountant_type="rdp"), "did you mean accountant_type?"),
         (
             lambda: DistributedDPConfig(target_epsilon=8, accountant_type="gdp"),
-            "'gdp': did you mean rdp?",
+            "'gdp' is not known: did you mean rdp?",
         ),
         (lambda: DistributedDPConfig(target_epsilon=8, stop_on_budget_exceeded="no"), "must be True or False"),
         (lambda: SecureAggregationConfig(protocol="pairwise"), "did you mean pairwise_masking?"),
-        (lambda: SecureAggregationConfig(key_exchange="rsa"), "there is diffie_hellman"),
+        (lambda: SecureAggregationConfig(key_exchange="rsa"), "known are diffie_hellman"),
     ],
 )
 def test_parts_are_refused_at_once(make: Callable[[], object], sentence: str) -> None:
@@ -162,21 +165,21 @@ def test_one_worker_needs_no_masks(config: Make) -> None:
     ("changes", "sentence"),
     [
         ({"lora_rank": 0}, "lora_rank: must be at least 1, not 0"),
-        ({"lora_rank": True}, "lora_rank must be a whole number, not True"),
-        ({"lora_alpha": 1.5}, "lora_alpha must be a whole number, not 1.5"),
+        ({"lora_rank": True}, "lora_rank: must be a whole number, not True"),
+        ({"lora_alpha": 1.5}, "lora_alpha: must be a whole number, not 1.5"),
         ({"learning_rate": math.nan}, 'learning_rate: "nan" is not a decimal number'),
         ({"learning_rate": math.inf}, 'learning_rate: "inf" is not a decimal number'),
         ({"learning_rate": -0.1}, 'learning_rate: "-0.1" must be above 0'),
-        ({"learning_rate": "fast"}, "learning_rate must be a number, not 'fast'"),
+        ({"learning_rate": "fast"}, "learning_rate: must be a number, not 'fast'"),
         ({"num_epochs": 0}, 'num_epochs: "0.0" must be above 0'),
         ({"num_workers": 17}, "num_workers: must be at most 16, not 17"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1, not 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: must be at least 1, not 0"),
         ({"per_device_batch_size": 100}, "per_device_batch_size x gradient_accumulation_steps x num_workers"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 2}}, "resources_per_worker['GPU'] must be 0 or 1"),
         ({"resources_per_worker": {"CPU": 0}}, "resources_per_worker['CPU']: \"0\" must be above 0"),
         ({"num_labels": None}, "num_labels belongs to SequenceClassification"),
         ({"task": "CausalML"}, 'task: "CausalML" is none of'),
-        ({"columns": {"text": "a", "label": "b", "user": "c"}, "unit_at_least": None}, "number of users"),
+        ({"columns": {"text": "a", "label": "b", "user": "c"}, "unit_at_least": None}, "users are not counted"),
         (
             {"dp_config": DistributedDPConfig(target_epsilon=8, target_delta=0.1)},
             "dp_config.target_delta must be",
@@ -186,7 +189,7 @@ def test_one_worker_needs_no_masks(config: Make) -> None:
 )
 def test_job_is_refused_in_the_words_of_python(config: Make, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        job_of(config(**changes), RECORDS, evaluates=False)
+        build_job(config(**changes), RECORDS, evaluates=False)
     assert sentence in str(refused.value)
     assert "spec." not in str(refused.value)
 
@@ -207,7 +210,7 @@ class Endless(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize("dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch()], ids=type)
 def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config: Make, dataset: Any) -> None:
     with pytest.warns(UserWarning, match="200.*makes it public"):
-        job = job_of(config(unit_at_least=None), dataset, evaluates=False)
+        job = build_job(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
     (said,) = counted_records_remark(job.metadata.annotations)
     assert "makes it public" in said
@@ -215,7 +218,7 @@ def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config:
 
 
 def test_given_number_is_not_remarked_on(config: Make) -> None:
-    assert job_of(config(), RECORDS, evaluates=False).metadata.annotations == {}
+    assert build_job(config(), RECORDS, evaluates=False).metadata.annotations == {}
 
 
 @pytest.mark.parametrize(
@@ -227,31 +230,31 @@ def test_given_number_is_not_remarked_on(config: Make) -> None:
     ],
 )
 def test_columns_by_their_names(config: Make, names: tuple[str, ...], columns: dict[str, str]) -> None:
-    found = job_of(config(num_labels=None), [dict.fromkeys(names, "a")], evaluates=False).spec.dataset.columns
+    found = build_job(config(num_labels=None), [dict.fromkeys(names, "a")], evaluates=False).spec.dataset.columns
     assert found.model_dump(exclude_none=True) == columns
 
 
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ([], "train_dataset is empty"),
-        ([{"a": 1, "b": 2}], "train_dataset has 'a', 'b': write which of them is what"),
-        ([("a", 1)], "train_dataset must hold dicts, not tuple"),
-        ({"train": RECORDS}, "not dict; of a dict of splits, give one"),
+        ([], "train_dataset: it is empty"),
+        ([{"a": 1, "b": 2}], "train_dataset has 'a', 'b': write the role of each"),
+        ([("a", 1)], "train_dataset: must hold dicts, not tuple"),
+        ({"train": RECORDS}, "not dict; of a dict of splits, pass one"),
         ("notes.jsonl", "not str"),
-        (Endless(), "train_dataset (Endless) does not tell its columns"),
+        (Endless(), "train_dataset (Endless) does not list its columns"),
     ],
     ids=["empty", "two columns", "tuples", "splits", "a name", "endless"],
 )
 def test_data_set_without_telling_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        job_of(config(), dataset, evaluates=False)
+        build_job(config(), dataset, evaluates=False)
     assert sentence in str(refused.value)
 
 
 def test_number_of_an_endless_data_set_is_not_guessed(config: Make) -> None:
     with pytest.raises(ConfigurationError, match="has no length"):
-        job_of(config(unit_at_least=None, columns={"text": "text", "label": "label"}), Endless(), evaluates=False)
+        build_job(config(unit_at_least=None, columns={"text": "text", "label": "label"}), Endless(), evaluates=False)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,7 @@ def test_number_of_an_endless_data_set_is_not_guessed(config: Make) -> None:
     ],
 )
 def test_job_is_called_after_its_model(config: Make, model: str, name: str) -> None:
-    assert job_of(config(model_name=model), RECORDS, evaluates=False).metadata.name == name
+    assert build_job(config(model_name=model), RECORDS, evaluates=False).metadata.name == name
 
 
 def test_run_folder(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

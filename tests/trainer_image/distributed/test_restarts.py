@@ -62,7 +62,7 @@ def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_p
             TenSafeTrainer(config, [fails]).fit(records(240))
     finally:
         signal.signal(signal.SIGTERM, handler)
-    assert "sealed what it had" in ended.value.__notes__[0]
+    assert "saved a checkpoint" in ended.value.__notes__[0]
     ledger = FileLedger(run_folder).read()
     release = ledger.checkpoints[-1]
     assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)

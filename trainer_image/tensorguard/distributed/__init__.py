@@ -1,7 +1,10 @@
-"""The Python API: the same training as `tensafe run`, from a program or a notebook (`docs/python-api.md`)."""
+"""The Python API: the same training as `tensafe run`, from a program or a notebook (`docs/python-api.md`).
+
+This package's names are the public surface. Its modules are private.
+"""
 
 from tensorguard.distributed._accountant import DistributedRDPAccountant
-from tensorguard.distributed._callbacks import TenSafeCallback
+from tensorguard.distributed._callbacks import RunningTrainer, TenSafeCallback
 from tensorguard.distributed._config import DistributedDPConfig, SecureAggregationConfig, TenSafeTrainingConfig
 from tensorguard.distributed._errors import ConfigurationError, PrivacyBudgetExceeded, RayTimeoutError, TrainingFailed
 from tensorguard.distributed._trainer import TenSafeResult, TenSafeTrainer
@@ -12,6 +15,7 @@ __all__ = [
     "DistributedRDPAccountant",
     "PrivacyBudgetExceeded",
     "RayTimeoutError",
+    "RunningTrainer",
     "SecureAggregationConfig",
     "TenSafeCallback",
     "TenSafeResult",
@@ -19,3 +23,6 @@ __all__ = [
     "TenSafeTrainingConfig",
     "TrainingFailed",
 ]
+
+for _error in (ConfigurationError, PrivacyBudgetExceeded, TrainingFailed):
+    _error.__module__ = __name__  # tracebacks print the path to import from

@@ -1,8 +1,8 @@
-"""ε of steps that need not all be alike, for whoever plans or recounts a training by hand.
+"""ε of steps with different noise or sampling, for planning a training or checking its figures by hand.
 
-The very accountant of a job's status: dp-accounting's Rényi accountant, under add-or-remove-one adjacency, at a δ less
-the share that pays for the noise sampler. Steps add up at each Rényi order; their ε themselves do not add, nor do
-their squares.
+This is the accountant of a job's status: dp-accounting's Rényi accountant, under add-or-remove-one adjacency, at a δ
+from which the noise sampler's share is subtracted. Steps add up at each Rényi order. Their ε do not add up, and
+neither do the squares of their ε.
 
 >>> accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=1e-5)
 >>> accountant.step(noise_multiplier=1.5, sample_rate=0.04, steps=2250)
@@ -19,20 +19,24 @@ from collections import Counter
 from tensafe_api import accounting
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
-from tensorguard.distributed._config import number, whole
+from tensorguard.distributed._config import require_float, require_int
 from tensorguard.distributed._errors import ConfigurationError
 
-_MOST_STEPS = 2**31 - 1
+_MAX_STEPS = 2**31 - 1
 
 
 class DistributedRDPAccountant:
-    """Counts steps of Poisson sampling with Gaussian noise. How many workers share a step makes no difference to it."""
+    """Counts steps of Poisson sampling with Gaussian noise. The number of workers that share a step does not matter."""
 
     def __init__(self, target_epsilon: float, target_delta: float) -> None:
-        """Args: target_epsilon: above 0; target_delta: at least 1e-300 and below 1.
+        """Start with no steps.
+
+        Args:
+            target_epsilon: above 0.
+            target_delta: at least 1e-300 and below 1.
 
         Raises:
-            ConfigurationError: where one of them is not.
+            ConfigurationError: if one of them is out of its range.
         """
         self.target_epsilon = _above_zero("target_epsilon", target_epsilon)
         self.target_delta = _delta(target_delta)
@@ -43,32 +47,32 @@ class DistributedRDPAccountant:
         deviation is `noise_multiplier` clip norms.
 
         Raises:
-            ConfigurationError: where a figure is none of such a step; nothing was counted.
+            ConfigurationError: if a figure is out of its range; nothing was counted.
         """
         mechanism = _mechanism(noise_multiplier, sample_rate)
-        count = whole("steps", steps)
-        if not 0 <= count <= _MOST_STEPS:
-            raise ConfigurationError(f"steps must be from 0 to {_MOST_STEPS}, not {steps}")
+        count = require_int("steps", steps)
+        if not 0 <= count <= _MAX_STEPS:
+            raise ConfigurationError(f"steps: must be from 0 to {_MAX_STEPS}, not {steps}")
         self._steps[mechanism] += count
 
     def get_epsilon(self, target_delta: float | None = None) -> tuple[float, float]:
-        """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite where no bound is finite."""
+        """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite if no bound is finite."""
         delta = self.target_delta if target_delta is None else _delta(target_delta)
         return _epsilon(self._steps, delta), delta
 
     @property
     def remaining_epsilon(self) -> float:
-        """target_epsilon less what was spent; 0 where it was passed. ε do not add: see `remaining_steps`."""
+        """target_epsilon minus the ε spent; 0 if that is negative. ε do not add up: use `remaining_steps` to plan."""
         return max(0.0, self.target_epsilon - self.get_epsilon()[0])
 
     def remaining_steps(self, *, noise_multiplier: float, sample_rate: float, at_most: int = 1_000_000) -> int:
-        """How many further steps of this kind, up to `at_most`, keep target_epsilon."""
+        """The number of further steps of this kind, up to `at_most`, that keep target_epsilon."""
         mechanism = _mechanism(noise_multiplier, sample_rate)
 
         def fits(steps: int) -> bool:
             return _epsilon(self._steps + Counter({mechanism: steps}), self.target_delta) <= self.target_epsilon
 
-        low, high = 0, whole("at_most", at_most) + 1
+        low, high = 0, require_int("at_most", at_most) + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
@@ -84,26 +88,26 @@ def _epsilon(counted: Counter[tuple[float, float]], delta: float) -> float:
 
 
 def _mechanism(noise_multiplier: float, sample_rate: float) -> tuple[float, float]:
-    rate = number("sample_rate", sample_rate)
+    rate = require_float("sample_rate", sample_rate)
     if not 0 < rate <= 1:
-        raise ConfigurationError(f"sample_rate must be above 0 and at most 1, not {sample_rate!r}")
+        raise ConfigurationError(f"sample_rate: must be above 0 and at most 1, not {sample_rate!r}")
     sigma = _above_zero("noise_multiplier", noise_multiplier)
     if not MIN_SIGMA <= sigma <= MAX_SIGMA:
         raise ConfigurationError(
-            f"noise_multiplier must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}, not {noise_multiplier!r}"
+            f"noise_multiplier: must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}, not {noise_multiplier!r}"
         )
     return sigma, rate
 
 
 def _delta(value: float) -> float:
-    delta = number("target_delta", value)
+    delta = require_float("target_delta", value)
     if not MIN_DELTA <= delta < 1:
-        raise ConfigurationError(f"target_delta must be at least {MIN_DELTA} and below 1, not {value!r}")
+        raise ConfigurationError(f"target_delta: must be at least {MIN_DELTA} and below 1, not {value!r}")
     return delta
 
 
 def _above_zero(name: str, value: float) -> float:
-    found = number(name, value)
+    found = require_float(name, value)
     if not 0 < found < math.inf:
-        raise ConfigurationError(f"{name} must be a finite number above 0, not {value!r}")
+        raise ConfigurationError(f"{name}: must be a finite number above 0, not {value!r}")
     return found

@@ -1,8 +1,8 @@
-"""The audit log: what was spent and released, as it happens, for whoever collects logs.
+"""The audit log: what a run spends and publishes, while it runs, as records of Python's logging.
 
-In come the run's events; out goes one JSON object for each charge, checkpoint, evaluation, start and end, to the
-standard logger `tensafe.audit` at level INFO. Where it goes is the program's logging configuration's business. The
-record that counts is the ledger in the run's folder, which is always kept and cannot be turned off.
+In come the run's log records. Out goes one JSON object for each charge, checkpoint, evaluation, start and end, to the
+standard logger `tensafe.audit` at level INFO. The program's logging configuration decides where they are written. The
+authoritative record is the ledger in the run's folder, which cannot be turned off.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ LOGGER = logging.getLogger("tensafe.audit")
 
 
 class AuditLog:
-    """Tells one run's events to the logger."""
+    """Writes one run's log records to the logger."""
 
     def __init__(self, job_name: str, plan: Plan) -> None:
         self._job = job_name
         self._plan = plan
         self._charged = 0
 
-    def hear(self, event: LogRecord) -> None:
-        """Log `event`, if it is one of those that matter to an audit."""
-        if isinstance(event, Stepped):
-            if event.charged > self._charged:
-                self._charged = event.charged
-                spent = accounting.format_epsilon(self._plan.epsilon(event.charged))
-                self._log("charged", event, {"stepsCharged": event.charged, "epsilonSpent": spent})
-        elif isinstance(event, Started | Saved | Evaluated | Ended):
-            self._log(event.kind, event, {name: value for name, value in asdict(event).items() if name != "time"})
+    def log(self, record: LogRecord) -> None:
+        """Write `record` to the audit log, if it is of a kind that an audit needs."""
+        if isinstance(record, Stepped):
+            if record.charged > self._charged:
+                self._charged = record.charged
+                spent = accounting.format_epsilon(self._plan.epsilon(record.charged))
+                self._write("charged", record, {"stepsCharged": record.charged, "epsilonSpent": spent})
+        elif isinstance(record, Started | Saved | Evaluated | Ended):
+            self._write(record.kind, record, {name: value for name, value in asdict(record).items() if name != "time"})
 
-    def _log(self, kind: str, event: LogRecord, facts: dict[str, object]) -> None:
-        LOGGER.info(json.dumps({"event": kind, "job": self._job, "time": event.time, **facts}))
+    def _write(self, kind: str, record: LogRecord, fields: dict[str, object]) -> None:
+        LOGGER.info(json.dumps({"event": kind, "job": self._job, "time": record.time, **fields}))

@@ -1,7 +1,7 @@
-"""What must be known of a data set in memory before it is read: the names of its columns, and its length.
+"""The column names and the length of a data set in memory.
 
 In comes whatever `tensorguard.data.read.from_memory` takes: a Ray, Hugging Face or torch data set, or a list of dicts.
-No record's content is looked at, only the names in the first one. `jobs` acts next.
+Only the keys of the first record are read, never a value. `_manifests` uses the results.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _SHAPES = (("prompt", "completion"), ("messages",), ("text", "label"), ("text",)
 
 
 def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
-    """Role to column, by the columns' own names: prompt and completion, or messages, or text and label, or text.
+    """Role to column, by the columns' names: prompt and completion, or messages, or text and label, or text.
 
     Raises:
-        ConfigurationError: where no column is called so.
+        ConfigurationError: if no columns have these names.
     """
     names = _names(dataset)
     for shape in _SHAPES:
@@ -26,16 +26,16 @@ def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
         if not unfit and set(shape) <= set(names):
             return {role: role for role in shape}
     raise ConfigurationError(
-        f"columns is missing, and train_dataset has {', '.join(map(repr, names[:12])) or 'no columns'}: write which of "
-        "them is what, such as columns={'prompt': 'question', 'completion': 'answer'}, or {'text': ..., 'label': ...}"
+        f"columns: missing, and train_dataset has {', '.join(map(repr, names[:12])) or 'no columns'}: write the "
+        "role of each, such as columns={'prompt': 'question', 'completion': 'answer'}, or {'text': ..., 'label': ...}"
     )
 
 
 def length_of(dataset: Any) -> int:
-    """How many records there are.
+    """The number of records.
 
     Raises:
-        ConfigurationError: where that cannot be told.
+        ConfigurationError: if the data set does not know it.
     """
     if _is_ray(dataset):
         _quiet()
@@ -44,7 +44,7 @@ def length_of(dataset: Any) -> int:
         return len(dataset)
     except TypeError:
         raise ConfigurationError(
-            f"unit_at_least is missing, and train_dataset ({type(dataset).__name__}) has no length: "
+            f"unit_at_least: missing, and train_dataset ({type(dataset).__name__}) has no length: "
             "write a public lower bound of the number of its records"
         ) from None
 
@@ -52,8 +52,8 @@ def length_of(dataset: Any) -> int:
 def _names(dataset: Any) -> list[str]:
     if isinstance(dataset, str | bytes | Mapping):
         raise ConfigurationError(
-            f"train_dataset must be a Ray, Hugging Face or torch data set of dicts, or a list of dicts, not "
-            f"{type(dataset).__name__}; of a dict of splits, give one"
+            "train_dataset: must be a Ray, Hugging Face or torch data set of dicts, or a list of dicts, not "
+            f"{type(dataset).__name__}; of a dict of splits, pass one split"
         )
     if _is_ray(dataset):
         _quiet()
@@ -63,17 +63,17 @@ def _names(dataset: Any) -> list[str]:
         return names
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
-            f"columns is missing, and train_dataset ({type(dataset).__name__}) does not tell its columns: "
-            "write which is what, such as columns={'text': 'note', 'label': 'department'}"
+            f"columns: missing, and train_dataset ({type(dataset).__name__}) does not list its columns: write "
+            "the role of each, such as columns={'text': 'note', 'label': 'department'}"
         )
     return _names_in(dataset)
 
 
 def _names_in(records: Sequence[Any]) -> list[str]:
     if not len(records):
-        raise ConfigurationError("train_dataset is empty")
+        raise ConfigurationError("train_dataset: it is empty: pass at least one record")
     if not isinstance(records[0], Mapping):
-        raise ConfigurationError(f"train_dataset must hold dicts, not {type(records[0]).__name__}")
+        raise ConfigurationError(f"train_dataset: must hold dicts, not {type(records[0]).__name__}")
     return list(records[0])
 
 

@@ -1,7 +1,7 @@
-"""What `fit` raises, and in whose words.
+"""The exceptions of `fit`, with messages that name the fields of the Python configuration.
 
-The engine speaks of the manifest's fields, but who calls from Python never wrote a manifest. `in_python` puts the
-names of this package's configuration in the place of the manifest's, in any sentence; the caller mends what it names.
+The runner's messages name fields of the manifest, but a caller from Python never wrote a manifest.
+`with_python_names` replaces the manifest's names by those of the configuration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.runners.worker_group import RayTimeoutError
 
-__all__ = ["ConfigurationError", "PrivacyBudgetExceeded", "RayTimeoutError", "TrainingFailed", "in_python"]
+__all__ = ["ConfigurationError", "PrivacyBudgetExceeded", "RayTimeoutError", "TrainingFailed", "with_python_names"]
 
 _FIELDS = {
     "model.name": "model_name",
@@ -60,11 +60,14 @@ _OTHER_NAME = re.compile("(" + "|".join(map(re.escape, _OTHERS)) + r")(?![\w.])"
 
 
 class ConfigurationError(ValueError):
-    """Training cannot begin as asked: a sentence for each reason, with the field and the mend. Nothing was spent."""
+    """Training cannot start with this configuration: one line for each fault, with the field and the fix.
+
+    Nothing was spent.
+    """
 
 
 class TrainingFailed(RuntimeError):
-    """Training ended in failure: a sentence that says why. `job` is the job with its status: what was spent by then."""
+    """The training failed; the message gives the reason. `job` is the job with its status: what was spent so far."""
 
     def __init__(self, message: str, job: TenSafeTrainingJob) -> None:
         super().__init__(message)
@@ -72,10 +75,10 @@ class TrainingFailed(RuntimeError):
 
 
 class PrivacyBudgetExceeded(TrainingFailed):
-    """The next step would have passed `target_epsilon`, and `stop_on_budget_exceeded` is False. It was not taken."""
+    """The next step would have passed `target_epsilon`, and `stop_on_budget_exceeded` is False. It did not run."""
 
 
-def in_python(sentence: str) -> str:
-    """`sentence` with the names of the Python configuration instead of the manifest's and the command line's."""
+def with_python_names(sentence: str) -> str:
+    """Replace the field names of the manifest and the options of the command line by those of the configuration."""
     named = _MANIFEST_NAME.sub(lambda found: _FIELDS[found[1]], sentence)
     return _OTHER_NAME.sub(lambda found: _OTHERS[found[1]], named)

@@ -1,8 +1,8 @@
-"""From the Python configuration to the manifest that everything else reads.
+"""From the Python configuration to the manifest that all other parts read.
 
-In: a `TenSafeTrainingConfig` and what the data set tells of itself. Out: a `TenSafeTrainingJob`, checked by the same
-rules as one from a file. The numbers become decimal strings digit by digit (the shortest that gives the float again),
-so what is claimed is what was written. The trainer acts next.
+In: a `TenSafeTrainingConfig`, and the data set's column names and length. Out: a `TenSafeTrainingJob`, checked by the
+same rules as one from a file. A number becomes the shortest decimal string that gives the same float again, so that the
+privacy claim is computed from exactly the number that the user wrote.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
-from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, number, whole
+from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
 from tensorguard.distributed._datasets import columns_of, length_of
-from tensorguard.distributed._errors import ConfigurationError, in_python
+from tensorguard.distributed._errors import ConfigurationError, with_python_names
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
 
 TRAIN_URI = "memory://train_dataset"
 EVAL_URI = "memory://eval_dataset"
 FP16_LOSS_SCALE = "1024"
-_MOST_NAME = 40
+_MAX_NAME = 40
 
 
-def job_of(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool) -> TenSafeTrainingJob:
-    """The job that `config` asks for on `train_dataset`; `evaluates`: whether there is a data set to evaluate on.
+def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool) -> TenSafeTrainingJob:
+    """The job for `config` and `train_dataset`. evaluates: whether there is an evaluation set.
 
     Raises:
-        ConfigurationError: with one line for each thing that is wrong.
+        ConfigurationError: with one line for each fault.
     """
     columns = dict(config.columns or columns_of(train_dataset, config.task))
     task = config.task or ("SequenceClassification" if "label" in columns else "CausalLM")
@@ -42,18 +42,18 @@ def job_of(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": name_of(config), "annotations": annotations},
+        "metadata": {"name": job_name(config), "annotations": annotations},
         "spec": {
-            "model": {"name": str(config.model_name), "task": task, "numLabels": _whole(config, "num_labels")},
+            "model": {"name": str(config.model_name), "task": task, "numLabels": _int(config, "num_labels")},
             "lora": _lora(config),
             "dataset": {"uri": TRAIN_URI, "columns": columns, "unit": unit},
             "evaluation": evaluation,
             "training": _training(config),
             "privacy": _privacy(config),
             "aggregation": {"verify": "Standard" if config.secure_aggregation.verify_aggregation else "Disabled"},
-            "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _whole(config, "checkpoint_frequency")},
+            "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _int(config, "checkpoint_frequency")},
             "cluster": {
-                "workers": _whole(config, "num_workers"),
+                "workers": _int(config, "num_workers"),
                 "worker": {"cpus": f"{config.cpus_per_worker:.12g}", "gpus": config.gpus_per_worker},
             },
         },
@@ -61,17 +61,17 @@ def job_of(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool
     try:
         return parse_job(manifest)
     except ManifestError as error:
-        raise ConfigurationError(in_python(str(error))) from None
+        raise ConfigurationError(with_python_names(str(error))) from None
 
 
-def name_of(config: TenSafeTrainingConfig) -> str:
-    """The job's name: the last part of the model's, as Kubernetes writes names."""
+def job_name(config: TenSafeTrainingConfig) -> str:
+    """The job's name: the last part of the model's name, as a valid Kubernetes name."""
     word = re.sub(r"[^a-z0-9]+", "-", Path(config.model_name).name.lower())
-    return re.sub(r"^[^a-z]+", "", word)[:_MOST_NAME].strip("-") or "job"
+    return re.sub(r"^[^a-z]+", "", word)[:_MAX_NAME].strip("-") or "job"
 
 
 def checkpoint_uri(config: TenSafeTrainingConfig) -> str:
-    """Where checkpoints go: a URI as it is, a path made absolute."""
+    """The URI of checkpoints: a URI unchanged, a path as an absolute path."""
     place = str(config.checkpoint_dir)
     if place.startswith("file://"):
         place = place.removeprefix("file://")
@@ -79,26 +79,26 @@ def checkpoint_uri(config: TenSafeTrainingConfig) -> str:
 
 
 def run_folder(config: TenSafeTrainingConfig) -> Path:
-    """The folder of the run's ledger, events and keys."""
+    """The folder of the run's ledger, log records and keys."""
     if config.output_dir is not None:
         return Path(config.output_dir).expanduser().absolute()
     uri = checkpoint_uri(config)
     if "://" in uri:
-        return (Path("tensafe-runs") / name_of(config)).absolute()
+        return (Path("tensafe-runs") / job_name(config)).absolute()
     return Path(uri) / "run"
 
 
 def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) -> tuple[int, dict[str, str]]:
-    """The public lower bound of the number of units, and what the job must say of how it was come by."""
+    """The public lower bound of the number of units, and the annotation that reports if it was counted."""
     if config.unit_at_least is not None:
-        return whole("unit_at_least", config.unit_at_least), {}
+        return require_int("unit_at_least", config.unit_at_least), {}
     if by_user:
         raise ConfigurationError(
-            "unit_at_least is missing: write a public lower bound of the number of users, which nobody has counted"
+            "unit_at_least: missing, and users are not counted: write a public lower bound of their number"
         )
     count = length_of(train_dataset)
     if count == 0:
-        raise ConfigurationError("train_dataset is empty")
+        raise ConfigurationError("train_dataset: it is empty: pass at least one record")
     warnings.warn(COUNTED_RECORDS_REMARK.format(count=count), stacklevel=4)
     return count, {COUNTED_ANNOTATION: str(count)}
 
@@ -106,27 +106,27 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:
     targets = config.lora_target_modules
     return {
-        "rank": _whole(config, "lora_rank"),
-        "alpha": _whole(config, "lora_alpha"),
+        "rank": _int(config, "lora_rank"),
+        "alpha": _int(config, "lora_alpha"),
         "dropout": _decimal("lora_dropout", config.lora_dropout),
         "targetModules": [targets] if isinstance(targets, str) else list(targets or ()),
     }
 
 
 def _training(config: TenSafeTrainingConfig) -> dict[str, Any]:
-    rows = whole("per_device_batch_size", config.per_device_batch_size)
-    micro_batches = whole("gradient_accumulation_steps", config.gradient_accumulation_steps)
+    rows = require_int("per_device_batch_size", config.per_device_batch_size)
+    micro_batches = require_int("gradient_accumulation_steps", config.gradient_accumulation_steps)
     if micro_batches < 1:
-        raise ConfigurationError(f"gradient_accumulation_steps must be at least 1, not {micro_batches}")
+        raise ConfigurationError(f"gradient_accumulation_steps: must be at least 1, not {micro_batches}")
     precision = PRECISIONS[config.mixed_precision]
     return {
         "epochs": _decimal("num_epochs", config.num_epochs),
-        "expectedBatchSize": rows * micro_batches * whole("num_workers", config.num_workers),
+        "expectedBatchSize": rows * micro_batches * require_int("num_workers", config.num_workers),
         "microBatchSize": rows,
         "learningRate": _decimal("learning_rate", config.learning_rate),
         "weightDecay": _decimal("weight_decay", config.weight_decay),
         "warmupRatio": _decimal("warmup_ratio", config.warmup_ratio),
-        "maxLength": _whole(config, "max_seq_length"),
+        "maxLength": _int(config, "max_seq_length"),
         "precision": precision,
         "lossScale": FP16_LOSS_SCALE if precision == "fp16" else None,
         "gradientCheckpointing": config.gradient_checkpointing,
@@ -145,11 +145,11 @@ def _privacy(config: TenSafeTrainingConfig) -> dict[str, Any]:
     }
 
 
-def _whole(config: TenSafeTrainingConfig, name: str) -> int | None:
+def _int(config: TenSafeTrainingConfig, name: str) -> int | None:
     value = getattr(config, name)
-    return None if value is None else whole(name, value)
+    return None if value is None else require_int(name, value)
 
 
 def _decimal(name: str, value: float | None) -> str | None:
-    """The shortest decimal string that gives the float again."""
-    return None if value is None else repr(number(name, value))
+    """The shortest decimal string that gives the same float again."""
+    return None if value is None else repr(require_float(name, value))

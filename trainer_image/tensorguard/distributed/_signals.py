@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM during `fit`: first a checkpoint, then what they always do.
+"""Ctrl-C and SIGTERM during `fit`: a checkpoint is saved first, then the signal has its usual effect.
 
-The first signal asks the run to stop; when it has sealed its checkpoint, `pass_on` sends the same signal again to the
-handlers that were there before `fit`, so that Ctrl-C ends in KeyboardInterrupt and SIGTERM ends the program, only a
-little later. A second signal has its usual effect at once. Handlers belong to the main thread: on any other, and for a
-signal that the program ignores, nothing is changed.
+The first signal requests a stop. After the checkpoint, `pass_on` sends the same signal to the handlers that were
+installed before `fit`: Ctrl-C raises KeyboardInterrupt, and SIGTERM ends the program. A second signal has its usual
+effect immediately. Python runs handlers on the main thread: on any other thread, and for a signal that the program
+ignores, nothing is changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorguard.training.stop_signal import StopSignal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupts:
+class StopOnSignal:
     """A context in which a signal requests `stop`."""
 
     def __init__(self, stop: StopSignal) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
         self._restore()
 
     def pass_on(self, note: str) -> None:
-        """Send the signal that was received, if any, to the handlers from before; what that raises carries `note`."""
+        """Send the received signal, if any, to the handlers from before `fit`. `note` is added to what they raise."""
         if self._received is None:
             return
         try:

@@ -1,8 +1,8 @@
-"""`TenSafeTrainer.fit`: the guide's face of the engine that `tensafe run` is the other face of.
+"""`TenSafeTrainer.fit`: the local runner behind `tensafe run`, called from Python.
 
-In: a configuration, callbacks, and data in memory. It becomes a `TenSafeTrainingJob` (`jobs`), and
-`tensorguard.runners.local.driver` trains it, on workers of its own; this module listens on the caller's thread, calls
-the callbacks, and makes of the job's final status a result or an exception. Nothing about privacy is decided here.
+In: a configuration, callbacks, and data in memory. `_manifests` makes a `TenSafeTrainingJob` of them, and
+`tensorguard.runners.local.driver` trains it in worker processes. Out: a result, or an exception, made from the job's
+final status. Callbacks run on the caller's thread. Nothing about privacy is decided here.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.distributed._audit import AuditLog
-from tensorguard.distributed._callbacks import Dispatcher, TenSafeCallback
+from tensorguard.distributed._callbacks import TenSafeCallback
 from tensorguard.distributed._config import TenSafeTrainingConfig
+from tensorguard.distributed._dispatch import CallbackDispatcher
 from tensorguard.distributed._errors import (
     ConfigurationError,
     PrivacyBudgetExceeded,
     RayTimeoutError,
     TrainingFailed,
-    in_python,
+    with_python_names,
 )
-from tensorguard.distributed._manifests import job_of, run_folder
-from tensorguard.distributed._signals import Interrupts
+from tensorguard.distributed._manifests import build_job, run_folder
+from tensorguard.distributed._signals import StopOnSignal
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
-from tensorguard.runners.local import driver as engine
+from tensorguard.runners.local import driver
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
 
 
 @dataclass(frozen=True)
 class TenSafeResult:
-    """What became of a training.
+    """The result of a training.
 
-    job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
-    metrics: dp_epsilon (to sign off: of the planned steps at least), dp_epsilon_spent (of the charged ones), both
-        rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss, final_eval_loss and
-        best_eval_accuracy, None where nothing was evaluated (accuracy: for classification only).
-    checkpoint: path or URI of the final adapter, else of the last one saved, else None.
-    output_dir: the run's folder.
+    Attributes:
+        job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
+        metrics: dp_epsilon (the ε to sign off: of the planned steps at least) and dp_epsilon_spent (of the charged
+            steps), both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss,
+            final_eval_loss and best_eval_accuracy, which are None where nothing was evaluated (accuracy: for
+            classification only).
+        checkpoint: path or URI of the final adapter, else of the last saved one, else None.
+        output_dir: the run's folder.
     """
 
     job: TenSafeTrainingJob
@@ -56,7 +59,10 @@ class TenSafeResult:
 
     @property
     def phase(self) -> str:
-        """Succeeded; BudgetExhausted where the budget ended before the steps; Suspended after `trainer.stop()`."""
+        """How the training ended.
+
+        Succeeded; BudgetExhausted if the budget ended before the planned steps; Suspended after `trainer.stop()`.
+        """
         return _status(self.job).phase or Phase.FAILED.value
 
 
@@ -64,8 +70,8 @@ class TenSafeTrainer:
     """Trains a LoRA adapter under differential privacy.
 
     Attributes:
-        config: as given.
-        step: steps done, as the callbacks have heard; 0 before.
+        config: the configuration that was passed.
+        step: steps done, as reported to the callbacks; 0 before the first.
     """
 
     def __init__(self, config: TenSafeTrainingConfig, callbacks: Sequence[TenSafeCallback] = ()) -> None:
@@ -79,73 +85,73 @@ class TenSafeTrainer:
     def fit(
         self, train_dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
     ) -> TenSafeResult:
-        """Train, and wait for the end.
+        """Train, and return when the training has ended.
 
         Args:
             train_dataset: the private data: a Ray, Hugging Face or torch data set of dicts, or a list of dicts.
-            eval_dataset: a *public* one, with the same columns: what is measured on it is shown, and costs no ε.
-            resume_from_checkpoint: go on with an earlier run: its checkpoint_dir or its output_dir, or its newest
+            eval_dataset: a *public* data set with the same columns. What is measured on it is shown, and costs no ε.
+            resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, or its newest
                 checkpoint. The configuration and the data must be those of that run.
 
         Raises:
-            ConfigurationError: it cannot begin as asked; nothing was spent.
-            RayTimeoutError: there was no room for the workers within `ray_timeout`.
+            ConfigurationError: the training cannot start with this configuration; nothing was spent.
+            RayTimeoutError: Ray had no resources for the workers within `ray_timeout`.
             PrivacyBudgetExceeded: the next step would have passed target_epsilon, and stop_on_budget_exceeded is False.
-            TrainingFailed: it began, and failed.
-            KeyboardInterrupt: after Ctrl-C, once a checkpoint is sealed.
-            Exception: whatever a callback raised, once a checkpoint is sealed.
+            TrainingFailed: the training started, and failed.
+            KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
+            Exception: whatever a callback raised, once a checkpoint is saved.
         """
         if eval_dataset is train_dataset:
             raise ConfigurationError(
-                "eval_dataset is train_dataset, so exact losses of the private data would be shown: "
-                "give a public data set, or leave eval_dataset out"
+                "eval_dataset: it is train_dataset, so exact losses of the private data would be shown: "
+                "pass a public data set, or leave eval_dataset out"
             )
-        job = job_of(self.config, train_dataset, evaluates=eval_dataset is not None)
+        job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None)
         output_dir = run_folder(self.config)
         if resume_from_checkpoint is not None:
             _check_resumes(job, output_dir, str(resume_from_checkpoint))
         try:
             _, plan = resolve_job(job)
         except ManifestError as error:
-            raise ConfigurationError(in_python(str(error))) from None
+            raise ConfigurationError(with_python_names(str(error))) from None
         self._plan, self._stop, self._output_dir, self.step = plan, StopSignal(), output_dir, 0
-        calls = Dispatcher(self, self._callbacks, plan, job.spec.dataset.unit.at_least, self._stop)
+        dispatcher = CallbackDispatcher(self, self._callbacks, plan, job.spec.dataset.unit.at_least, self._stop)
         audit = AuditLog(job.metadata.name, plan) if self.config.enable_audit_logging else None
 
-        def hear(event: LogRecord) -> None:
+        def listen(event: LogRecord) -> None:
             if isinstance(event, Stepped):
                 self.step = event.step
             if audit is not None:
-                audit.hear(event)
-            calls.hear(event)
+                audit.log(event)
+            dispatcher.dispatch(event)
 
-        with Interrupts(self._stop) as interrupts:
+        with StopOnSignal(self._stop) as signals:
             try:
-                finished = engine.run(
+                finished = driver.run(
                     job,
                     output_dir=output_dir,
                     base_dir=Path.cwd(),
                     resume=resume_from_checkpoint is not None,
-                    listener=hear,
+                    listener=listen,
                     stop=self._stop,
-                    sources=engine.InMemoryData(train=train_dataset, evaluation=eval_dataset),
+                    sources=driver.InMemoryData(train=train_dataset, evaluation=eval_dataset),
                     timeout=self.config.ray_timeout,
                 ).job
-            except (ManifestError, engine.RunRefused) as error:
-                raise ConfigurationError(in_python(str(error))) from error
-            calls.end()
-        note = _ending(finished, output_dir)
-        interrupts.pass_on(note)
-        if calls.error is not None:
-            calls.error.add_note(note)
-            raise calls.error
+            except (ManifestError, driver.RunRefused) as error:
+                raise ConfigurationError(with_python_names(str(error))) from error
+            dispatcher.end()
+        note = _end_note(finished, output_dir)
+        signals.pass_on(note)
+        if dispatcher.error is not None:
+            dispatcher.error.add_note(note)
+            raise dispatcher.error
         _raise_failure(finished)
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
 
     def stop(self) -> None:
-        """Ask the training to seal a checkpoint and end; for callbacks and other threads. `fit` then returns."""
+        """Request a checkpoint and the end of the training; `fit` then returns. For callbacks and other threads."""
         if self._stop is None:
-            raise ConfigurationError("there is no training to stop: call fit first")
+            raise ConfigurationError("stop: no training is running: call fit first")
         self._stop.request()
 
     @property
@@ -155,9 +161,9 @@ class TenSafeTrainer:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of all steps that the ledger has charged by now, those of earlier runs that were resumed among them.
+        """ε of all steps that the ledger has charged so far, including those of earlier runs that were resumed.
 
-        Charges come before their steps, so it is never too small.
+        A step is charged before it runs, so this ε is never too small.
         """
         if self._plan is None:
             return 0.0
@@ -165,34 +171,34 @@ class TenSafeTrainer:
             state = FileLedger(self._output_dir).read()
         except LedgerMissing:
             return 0.0
-        # By the ledger's own figures: it may be of a run that this configuration was refused to go on with.
+        # By the ledger's own figures: the ledger may belong to a run that this configuration was refused to resume.
         return job_epsilon(state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant)
 
 
 def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
-    """Refuse a place that is not where this configuration's run lies, or not its newest checkpoint."""
+    """Refuse a place that is neither the folder of this configuration's run nor its newest checkpoint."""
     from tensorguard.checkpoint.store import CheckpointStore
     from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
 
-    asked = place.removeprefix("file://").rstrip("/")
-    asked = asked if "://" in asked else str(Path(asked).expanduser().absolute())
+    requested = place.removeprefix("file://").rstrip("/")
+    requested = requested if "://" in requested else str(Path(requested).expanduser().absolute())
     root = job.spec.checkpoint.uri.rstrip("/")
-    if asked in (root, str(output_dir)):
+    if requested in (root, str(output_dir)):
         return
-    folder, _, name = asked.rpartition("/")
+    folder, _, name = requested.rpartition("/")
     if folder != root:
         raise ConfigurationError(
-            f"resume_from_checkpoint is {asked}, which is neither checkpoint_dir ({root}) nor a checkpoint in it nor "
-            f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to go on with"
+            f"resume_from_checkpoint: {requested} is neither checkpoint_dir ({root}), nor a checkpoint in it, nor "
+            f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to resume"
         )
     try:
         newest = latest_checkpoint(CheckpointStore.for_job(job), FileLedger(output_dir).read())
     except LedgerError as error:
-        raise ConfigurationError(in_python(str(error))) from error
+        raise ConfigurationError(with_python_names(str(error))) from error
     if newest is None or checkpoint_name(newest) != name:
         raise ConfigurationError(
-            f"resume_from_checkpoint is {asked}, but the newest checkpoint of that run is "
-            f"{newest.uri if newest else 'none'}: a run goes on from its newest one, so give checkpoint_dir"
+            f"resume_from_checkpoint: {requested} is not the newest checkpoint of that run "
+            f"({newest.uri if newest else 'none'}), and a run resumes from its newest: pass checkpoint_dir"
         )
 
 
@@ -201,7 +207,7 @@ def _raise_failure(job: TenSafeTrainingJob) -> None:
     if status.phase != Phase.FAILED:
         return
     attempt = status.attempts[-1]
-    message = in_python(attempt.message or "the training failed without a reason")
+    message = with_python_names(attempt.message or "the training failed without a reason")
     if attempt.reason == Reason.PRIVACY_BUDGET_EXCEEDED:
         raise PrivacyBudgetExceeded(message, job)
     if attempt.reason == Reason.RESOURCES_MISSING:
@@ -209,15 +215,15 @@ def _raise_failure(job: TenSafeTrainingJob) -> None:
     raise TrainingFailed(f"{attempt.reason}: {message}", job)
 
 
-def _ending(job: TenSafeTrainingJob, output_dir: Path) -> str:
-    """What to say beside an exception that is not the training's own."""
+def _end_note(job: TenSafeTrainingJob, output_dir: Path) -> str:
+    """A note for an exception that the training itself did not cause: how the training ended, and how to resume it."""
     status = _status(job)
     if status.phase != Phase.SUSPENDED:
         return f"the training ended as {status.phase}; its folder is {output_dir}"
     if status.ledger_name is None:
         return "the training stopped before its first step; nothing was spent"
     return (
-        f"the training stopped after step {status.progress.step or 0} and sealed what it had; go on by "
+        f"the training stopped after step {status.progress.step or 0} and saved a checkpoint; resume with "
         f"fit(..., resume_from_checkpoint={str(output_dir)!r})"
     )
 
