@@ -23,8 +23,8 @@ from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
-from tensorguard.data.tokenise import tokeniser
 from tensorguard.ledger.file import FileLedger
+from tensorguard.models.tasks import task_of
 from tensorguard.training.config import JOB_KEY, WorkerConfig
 
 MANIFEST = """
@@ -77,7 +77,7 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
     split = partial(
         split_by_unit,
         columns=columns_of(job.spec),
-        tokenise=tokeniser(minilm.load_tokenizer(), Recipe.from_spec(job.spec)),
+        tokenise=task_of(job.spec).tokeniser(minilm.load_tokenizer(), Recipe.from_spec(job.spec)),
         key=(directory / JOB_KEY).read_bytes(),
         workers=job.spec.cluster.workers,
     )

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from e2e.platform.trainer.rank_harness import make_causal_model, make_model
-from tensorguard.data.shard import Shard, tokens_table, units_table
+from tensorguard.data.shard import Shard, Target, tokens_table, units_table
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import task_named
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.sampling import PoissonSampler
@@ -83,7 +84,8 @@ def pipeline(
     with TemporaryDirectory() as directory:
         (make_model if task == "SequenceClassification" else make_causal_model)(Path(directory))
         source = resolve_model(directory, None)
-        base = load_model(source, task, init_seed=1, num_labels=2, pad_token_id=0, precision=precision, device=CPU)
+        learned = task_named(task, labels=2 if task == "SequenceClassification" else 0)
+        base = load_model(source, learned, init_seed=1, pad_token_id=0, precision=precision, device=CPU)
     targets = ["query", "value"] if task == "SequenceClassification" else ["q_proj", "v_proj", "down_proj"]
     model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +94,7 @@ def pipeline(
         embeddings[POISON] = torch.finfo(embeddings.dtype).max
         for _, parameter in trainable_parameters(model):
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(task))
+    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(base.task))
     return Pipeline(task, model, gradients, rows)
 
 
@@ -100,9 +102,10 @@ def make_shard(units: Sequence[Unit], task: str) -> Shard:
     """A shard with `units` in this order: unit i has number i."""
     records = [record for unit in units for record in unit]
     starts = np.cumsum([0, *(len(unit) for unit in units)])[:-1].astype(np.int64)
-    labels = task == "SequenceClassification"
-    target = [label if labels else [0] + [1] * (len(tokens) - 1) for tokens, label in records]
-    table = tokens_table([list(tokens) for tokens, _ in records], target, labels)
+    kind = task_named(task).target
+    per_record = kind is Target.RECORD_LABEL
+    targets = [label if per_record else [0] + [1] * (len(tokens) - 1) for tokens, label in records]
+    table = tokens_table([list(tokens) for tokens, _ in records], targets, kind)
     return Shard(units_table(table, starts))
 
 

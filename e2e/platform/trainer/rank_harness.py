@@ -43,9 +43,9 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.data.shards import merge, split_by_unit
-from tensorguard.data.tokenise import tokeniser
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
+from tensorguard.models.tasks import task_of
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import JOB_KEY, RUN_LOG, TRACEBACKS, WorkerConfig
 from tensorguard.training.run_log import Ended, LogRecord, RunLogReader
@@ -279,7 +279,7 @@ def shard_records(
     split = partial(
         split_by_unit,
         columns=columns_of(job.spec),
-        tokenise=tokeniser(tokenizer, Recipe.from_spec(job.spec)),
+        tokenise=task_of(job.spec).tokeniser(tokenizer, Recipe.from_spec(job.spec)),
         key=key,
         workers=job.spec.cluster.workers,
     )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorguard.data.batches import buckets, evaluation_batches, micro_batches
-from tensorguard.data.shard import Shard, tokens_table, units_table
+from tensorguard.data.shard import Shard, Target, tokens_table, units_table
 
 PAD = 9
 lengths = st.integers(1, 70)
@@ -22,7 +22,9 @@ def shard_of(units, labels=False):
     tokens = [[1000 * r + i for i in range(n)] for r, n in enumerate(sizes)]
     target = list(range(len(sizes))) if labels else [[(i + 1) % 2 for i in range(n)] for n in sizes]
     starts = np.cumsum([0] + [len(unit) for unit in units])[:-1]
-    return Shard(units_table(tokens_table(tokens, target, labels), starts))
+    return Shard(
+        units_table(tokens_table(tokens, target, Target.RECORD_LABEL if labels else Target.LEARNED_TOKENS), starts)
+    )
 
 
 def batches(shard, units, size=4, max_length=70):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.tokenise import tokeniser
 
 MESSAGES = {"messages": "m"}
 # the last assistant turn gets a "tool" mark that it loses once another turn follows, as Qwen 3 does with reasoning

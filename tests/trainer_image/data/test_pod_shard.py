@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.listing import tables_at
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import Shard
-from tensorguard.data.tokenise import tokeniser
+from tensorguard.data.tokenise import Tokeniser
 
 KEY = b"0123456789abcdef"
 WORKERS = 3
@@ -39,15 +40,15 @@ def test_each_rank_makes_the_very_shard_that_a_preparation_for_all_would(
     make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], unit: dict[str, Any], tmp_path: Path
 ) -> None:
     uri = write_rows(tmp_path / "data.jsonl", rows)
-    spec, tokenizer = make_spec({"text": "t"}, unit=unit, uri=uri), make_tokenizer()
-    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    spec = make_spec({"text": "t"}, unit=unit, uri=uri)
+    tokenise = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
     for_all = [
         split_by_unit(table, columns=columns_of(spec), tokenise=tokenise, key=KEY, workers=WORKERS)
         for table in tables_at(uri, columns_of(spec), format=None, storage=None)
     ]
     units = 0
     for rank in range(WORKERS):
-        own = prepare_pod_shard(spec, tokenizer, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
+        own = prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
         batch, total = merge([parts[rank] for parts in for_all], spec.dataset.unit.max_examples_per_unit)
         mapped = Shard.open(own.shard)
         assert mapped._batch.equals(batch)
@@ -58,24 +59,20 @@ def test_each_rank_makes_the_very_shard_that_a_preparation_for_all_would(
 
 
 def test_others_records_are_not_tokenised(
-    make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     seen: list[str] = []
 
-    def counting(tokenizer: Any, recipe: Recipe) -> Any:
-        inner = tokeniser(tokenizer, recipe)
+    def counting(values: Any) -> Any:
+        seen.extend(values["text"])
+        return inner(values)
 
-        def tokenise(values: Any) -> Any:
-            seen.extend(values["text"])
-            return inner(values)
-
-        return tokenise
-
-    monkeypatch.setattr("tensorguard.data.pod_shard.tokeniser", counting)
     spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", rows))
+    inner = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
+    tokenise = Tokeniser(counting, inner.target)
     each = []
     for rank in range(WORKERS):
-        prepare_pod_shard(spec, make_tokenizer(), rank=rank, workers=WORKERS, key=KEY, directory=tmp_path)
+        prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path)
         each.append(len(seen) - sum(each))
     assert sum(each) == len(rows)
     assert max(each) < len(rows)
@@ -84,7 +81,9 @@ def test_others_records_are_not_tokenised(
 def test_a_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
     spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", [{"t": "a b"}]))
     found = [
-        prepare_pod_shard(spec, make_tokenizer(), rank=rank, workers=2, key=KEY, directory=tmp_path)
+        prepare_pod_shard(
+            spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=rank, workers=2, key=KEY, directory=tmp_path
+        )
         for rank in range(2)
     ]
     assert sorted(own.empty for own in found) == [False, True]
@@ -96,7 +95,10 @@ def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
 ) -> None:
     uri = write_rows(tmp_path / "public.jsonl", [{"t": "c d e"}, {"t": None}, {"t": "a"}])
     spec = make_spec({"text": "t"})
-    assert prepare_pod_evaluation(spec, make_tokenizer(), rank=0, directory=tmp_path) is None
+    assert (
+        prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, directory=tmp_path)
+        is None
+    )
     asked = (
         type(spec)
         .model_fields["evaluation"]
@@ -104,7 +106,10 @@ def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
         .model_validate({"uri": uri, "visibility": "Public"})
     )
     spec = spec.model_copy(update={"evaluation": asked})
-    paths = [prepare_pod_evaluation(spec, make_tokenizer(), rank=rank, directory=tmp_path) for rank in range(2)]
+    paths = [
+        prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=rank, directory=tmp_path)
+        for rank in range(2)
+    ]
     assert len(set(paths)) == 2
     for path in paths:
         assert path is not None
@@ -112,13 +117,15 @@ def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
         assert [len(shard.tokens(record)) for record in range(2)] == [4, 2]  # with the end token
     write_rows(tmp_path / "public.jsonl", [{"t": None}])
     with pytest.raises(DataError, match=r"spec\.evaluation: no record is usable"):
-        prepare_pod_evaluation(spec, make_tokenizer(), rank=0, directory=tmp_path)
+        prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, directory=tmp_path)
 
 
 def test_what_cannot_be_read_is_said_without_a_record(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"Jane Doe has diabetes")
     spec = make_spec({"text": "t"}, uri=str(tmp_path / "data.parquet"))
     with pytest.raises(UnreadableDataError) as caught:
-        prepare_pod_shard(spec, make_tokenizer(), rank=0, workers=1, key=KEY, directory=tmp_path)
+        prepare_pod_shard(
+            spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, workers=1, key=KEY, directory=tmp_path
+        )
     assert "Jane" not in str(caught.value)
     assert "spec.dataset.uri" in str(caught.value)

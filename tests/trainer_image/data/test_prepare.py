@@ -10,9 +10,10 @@ import pytest
 import ray
 import torch
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.read import from_memory, read
-from tensorguard.data.recipe import columns_of
+from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import Shard
 from tensorguard.data.shards import prepare, prepare_public
 
@@ -56,7 +57,12 @@ def test_from_files_to_shards_and_back_without_a_trace(source, spec, tokenizer, 
     directory = tmp_path / "shards"
     made = [
         prepare(
-            read(uri, columns_of(spec), base_dir=tmp_path), spec, tokenizer, workers=3, key=KEY, directory=directory
+            read(uri, columns_of(spec), base_dir=tmp_path),
+            spec,
+            tokeniser(tokenizer, Recipe.from_spec(spec)),
+            workers=3,
+            key=KEY,
+            directory=directory,
         )
         for uri in ("source", f"file://{source}/*.csv")
     ]
@@ -67,7 +73,12 @@ def test_from_files_to_shards_and_back_without_a_trace(source, spec, tokenizer, 
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert not list(session.glob("logs/ray-data*"))
 
-    public = prepare_public(read("source", columns_of(spec), base_dir=tmp_path), spec, tokenizer, directory=directory)
+    public = prepare_public(
+        read("source", columns_of(spec), base_dir=tmp_path),
+        spec,
+        tokeniser(tokenizer, Recipe.from_spec(spec)),
+        directory=directory,
+    )
     assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
 
 
@@ -88,7 +99,9 @@ def test_a_process_that_dies_halfway_duplicates_and_loses_no_record(spec, tokeni
         texts = ["a " * i for i in range(1, 30)] * 10
         table = pa.table({"text": texts, "label": [1] * len(texts)})
         dataset = ray.data.from_arrow(table).map_batches(die_once, batch_size=10, batch_format="pyarrow")
-        made = prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=directory)
+        made = prepare(
+            dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), workers=2, key=KEY, directory=directory
+        )
     assert int(died.read_text()) > 0
     assert Counter(text for text, _ in rows_in(tokenizer, *made.shards)) == Counter(text.strip() for text in texts)
 
@@ -108,7 +121,9 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
     columns = columns_of(spec)
     for data in (records, iter(records), Torch(), Dataset.from_list(records), ray.data.from_items(records)):
         dataset = from_memory(data, columns)
-        made = prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=tmp_path)
+        made = prepare(
+            dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), workers=2, key=KEY, directory=tmp_path
+        )
         assert sorted(rows_in(tokenizer, *made.shards)) == [("a b", 0), ("c d", 1), ("e f", 2)]
 
     for data, sentence in (
@@ -129,7 +144,14 @@ def test_users_are_units(make_spec, tokenizer, tmp_path):
     unit = {"kind": "User", "column": "id", "maxExamplesPerUnit": 2}
     spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)
     records = [{"p": "a", "c": "b " * (i + 1), "id": i % 5} for i in range(30)]
-    made = prepare(from_memory(records, columns_of(spec)), spec, tokenizer, workers=2, key=KEY, directory=tmp_path)
+    made = prepare(
+        from_memory(records, columns_of(spec)),
+        spec,
+        tokeniser(tokenizer, Recipe.from_spec(spec)),
+        workers=2,
+        key=KEY,
+        directory=tmp_path,
+    )
     shards = [Shard.open(path) for path in made.shards]
     assert sum(map(len, shards)) == 5
     assert all(len(shard.records(unit)) == 2 for shard in shards for unit in range(len(shard)))
@@ -139,7 +161,14 @@ def test_refusals_name_the_field_and_no_record(source, spec, make_spec, tokenize
     def sentence(columns=None, spec=spec, uri="source", **options):
         with pytest.raises(DataError) as error:
             dataset = read(uri, columns or columns_of(spec), base_dir=tmp_path, **options)
-            prepare(dataset, spec, tokenizer, workers=2, key=KEY, directory=tmp_path / "shards")
+            prepare(
+                dataset,
+                spec,
+                tokeniser(tokenizer, Recipe.from_spec(spec)),
+                workers=2,
+                key=KEY,
+                directory=tmp_path / "shards",
+            )
         assert "\n" not in str(error.value)
         assert isinstance(pickle.loads(pickle.dumps(error.value)), DataError)
         assert not (tmp_path / "shards" / "parts-dataset").exists()

@@ -8,11 +8,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.shard import Shard, write
-from tensorguard.data.tokenise import Example, tokeniser
+from tensorguard.data.shard import Shard, Target, write
+from tensorguard.data.tokenise import Example, Tokeniser
 
 KEY = b"0123456789abcdef"
 WORKERS = 3
@@ -31,7 +32,9 @@ def letters(values):
 def split(rows, workers=WORKERS, columns=COLUMNS, key=KEY):
     data = {"t": [t for t, _ in rows], "u": [u for _, u in rows]}
     table = pa.table({name: pa.array(values, pa.string()) for name, values in data.items()})
-    return split_by_unit(table, columns=columns, tokenise=letters, key=key, workers=workers)
+    return split_by_unit(
+        table, columns=columns, tokenise=Tokeniser(letters, Target.LEARNED_TOKENS), key=key, workers=workers
+    )
 
 
 def shards(rows, limit=None, batches=1, **options):
@@ -107,14 +110,20 @@ def test_a_record_that_makes_a_library_raise_is_dropped_alone():
         return letters(values)
 
     table = pa.table({"t": ["a", "b", "c"]})
-    [part] = split_by_unit(table, columns={"text": "t"}, tokenise=brittle, key=KEY, workers=1)
+    [part] = split_by_unit(
+        table, columns={"text": "t"}, tokenise=Tokeniser(brittle, Target.LEARNED_TOKENS), key=KEY, workers=1
+    )
     assert sorted(part.column("input_ids").to_pylist()) == [[ord("a")], [ord("c")]]
 
 
 def test_text_that_is_no_utf8_is_dropped_alone():
     broken = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
     [part] = split_by_unit(
-        pa.table({"t": broken}), columns={"text": "t"}, tokenise=tokeniser_of_none, key=KEY, workers=1
+        pa.table({"t": broken}),
+        columns={"text": "t"},
+        tokenise=Tokeniser(tokeniser_of_none, Target.LEARNED_TOKENS),
+        key=KEY,
+        workers=1,
     )
     assert part.column("input_ids").to_pylist() == [[ord("a")]]
 
@@ -176,7 +185,9 @@ def test_a_users_name_is_the_same_when_it_is_written_and_read_again(value):
 def test_ids_that_python_cannot_hold_are_one_unit():
     odd = pa.array([b"\xff", b"\xfe", b"ok", None], pa.binary()).view(pa.string())
     table = pa.table({"t": ["a", "b", "c", "d"], "u": odd})
-    [part] = split_by_unit(table, columns=COLUMNS, tokenise=letters, key=KEY, workers=1)
+    [part] = split_by_unit(
+        table, columns=COLUMNS, tokenise=Tokeniser(letters, Target.LEARNED_TOKENS), key=KEY, workers=1
+    )
     assert part.column("alone").to_pylist() == [False, False, False, True]
     assert [len(set(part.column("unit").to_pylist()[:n])) for n in (2, 3, 4)] == [1, 2, 3]
 
@@ -199,7 +210,7 @@ def test_a_shard_on_disk_is_mapped_and_says_what_was_written(tmp_path, make_toke
     before = pa.total_allocated_bytes()
     shard = Shard.open(tmp_path / "s.arrow")
     assert pa.total_allocated_bytes() == before
-    assert len(shard) == 2 and not shard.classification
+    assert len(shard) == 2 and shard.target is Target.LEARNED_TOKENS
     assert sorted(shard.unit_length(unit) for unit in range(2)) == [2, 3]
     assert all(shard.learned(r).tolist() == [1] * len(shard.tokens(r)) for u in range(2) for r in shard.records(u))
 
@@ -207,7 +218,10 @@ def test_a_shard_on_disk_is_mapped_and_says_what_was_written(tmp_path, make_toke
     table = pa.table({"t": ["a b", "c"], "l": [2, 1]})
     [part] = split_by_unit(table, columns={"text": "t", "label": "l"}, tokenise=encode, key=KEY, workers=1)
     shard = Shard(merge([part], None)[0])
-    assert shard.classification and {(len(shard.tokens(r)), shard.label(r)) for r in range(2)} == {(2, 2), (1, 1)}
+    assert shard.target is Target.RECORD_LABEL and {(len(shard.tokens(r)), shard.label(r)) for r in range(2)} == {
+        (2, 2),
+        (1, 1),
+    }
 
 
 def test_an_empty_shard_can_be_opened(tmp_path):

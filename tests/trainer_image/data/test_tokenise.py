@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.tokenise import label_or_none, tokeniser
+from tensorguard.data.tokenise import label_or_none
 
 PAIR = {"prompt": "p", "completion": "c"}
 
@@ -30,7 +31,7 @@ def test_recipe_resolves_the_loss(make_spec):
     for expected, columns in loss.items():
         assert Recipe.from_spec(make_spec(columns)).loss_on == expected
     recipe = Recipe.from_spec(make_spec({"text": "t", "label": "l"}, labels=2, label_names=["no", "yes"]))
-    assert (recipe.loss_on, recipe.kind, recipe.labels, recipe.label_names) == (None, "label", 2, ("no", "yes"))
+    assert (recipe.loss_on, recipe.labels, recipe.label_names) == (None, 2, ("no", "yes"))
     spec = make_spec(PAIR, unit={"kind": "User", "column": "id", "maxExamplesPerUnit": 2}, overLength="Drop")
     assert columns_of(spec) == {**PAIR, "user": "id"}
     assert not Recipe.from_spec(spec).truncate

@@ -22,6 +22,7 @@ from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.tasks import Task, task_named
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 ROWS, LENGTH, WORDS = 4, 16, 97
@@ -67,11 +68,11 @@ class Trained:
     """A tiny model with an adapter whose B is not zero, and its per-record gradients."""
 
     model: PeftModel
-    task: str
+    task: Task
     gradients: PerExampleGradients
 
     def batch(self, seed: int) -> Batch:
-        return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS, labels=3)(seed)
+        return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS)(seed)
 
     def rows(self, batch: Batch, seeds: list[int] | None = None) -> torch.Tensor:
         """The gradients of all rows, in memory of their own."""
@@ -101,7 +102,8 @@ def trained() -> Iterator[Callable[..., Trained]]:
         loss_scale: float = 1.0,
         **lora: Any,
     ) -> Trained:
-        maker, task, targets = MAKERS[kind]
+        maker, name, targets = MAKERS[kind]
+        task = task_named(name, labels=3 if name == "SequenceClassification" else 0)
         torch.manual_seed(0)
         base = prepare_base(maker().to(PRECISIONS[precision]), task, pad_token_id=0)
         if checkpointing:

@@ -24,10 +24,12 @@ from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import task_named
 from tensorguard.privacy.gradients import PerExampleGradients
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-CLASSES = "SequenceClassification"
+CLASSES = task_named("SequenceClassification", labels=3)
+TEXT = task_named("CausalLM")
 IDS = torch.arange(1, 13).reshape(2, 6)
 INPUT = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
 
@@ -39,8 +41,8 @@ BASES = {
         CLASSES,
     ),
     "llama-classes": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), CLASSES),
-    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), "CausalLM"),
-    "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2)), "CausalLM"),
+    "llama": (lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), TEXT),
+    "gpt2": (lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2)), TEXT),
 }
 
 
@@ -53,8 +55,7 @@ def make(tmp_path):
         if not (tmp_path / "base").exists():
             maker().save_pretrained(tmp_path / "base")
         source = resolve_model(str(tmp_path / "base"))
-        labels = 3 if task == CLASSES else None
-        base = load_model(source, task, init_seed=seed, num_labels=labels, pad_token_id=0)
+        base = load_model(source, task, init_seed=seed, pad_token_id=0)
         model = attach_lora(
             base, rank=rank, alpha=4, dropout=0.1, init_seed=seed, target_modules=["all-linear"], layers=[1]
         )

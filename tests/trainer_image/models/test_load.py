@@ -26,6 +26,7 @@ from transformers import (
 from tensorguard.models.attention import RECORD_SDPA
 from tensorguard.models.load import checkpoint_activations, load_model, prepare_base
 from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import task_named
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.models.unsupported import Unsupported, refuse_config
 
@@ -46,8 +47,9 @@ def bert_source(save):
     return save(BertModel(BertConfig(**SMALL)))
 
 
-def classifier(source, seed=7, **settings):
-    return load_model(source, "SequenceClassification", init_seed=seed, num_labels=3, **settings)
+def classifier(source, seed=7, label_names=(), **settings):
+    task = task_named("SequenceClassification", labels=3, label_names=label_names)
+    return load_model(source, task, init_seed=seed, **settings)
 
 
 def test_a_missing_head_is_drawn_from_the_seed_alone(bert_source):
@@ -80,17 +82,17 @@ def test_a_head_for_other_labels_is_made_anew(save):
 
 def test_a_checkpoint_without_the_tasks_weights_is_refused(bert_source):
     with pytest.raises(Unsupported, match=r"no weights for 'cls\..*made for CausalLM"):
-        load_model(bert_source, "CausalLM", init_seed=7)
+        load_model(bert_source, task_named("CausalLM"), init_seed=7)
 
 
 def test_label_names_reach_the_config(bert_source):
-    base = load_model(bert_source, "SequenceClassification", init_seed=7, label_names=("bad", "good"))
+    base = load_model(bert_source, task_named("SequenceClassification", label_names=("bad", "good")), init_seed=7)
     assert base.model.config.id2label == {0: "bad", 1: "good"}
     assert base.model.config.label2id == {"bad": 0, "good": 1}
     with pytest.raises(ValueError, match=r"labelNames has 2 names, but spec\.model\.numLabels is 3"):
         classifier(bert_source, label_names=("bad", "good"))
     with pytest.raises(ValueError, match="at least two labels"):
-        load_model(bert_source, "SequenceClassification", init_seed=7, num_labels=1)
+        load_model(bert_source, task_named("SequenceClassification", labels=1), init_seed=7)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,14 @@ def test_dropout_that_a_config_does_not_name_is_off():
     model = LlamaForCausalLM(config)
     model.model.layers[0].mlp.act_fn = nn.Sequential(nn.SiLU(), nn.Dropout(0.5))
     model.model.layers[1].self_attn.attention_dropout = 0.5
-    prepare_base(model, "CausalLM")
+    prepare_base(model, task_named("CausalLM"))
     assert model.model.layers[0].mlp.act_fn[1].p == 0.0
     assert model.model.layers[1].self_attn.attention_dropout == 0.0
 
 
 def test_attention_and_cache_and_padding_are_set(save):
     source = save(LlamaForCausalLM(LlamaConfig(**SMALL)))
-    base = load_model(source, "SequenceClassification", init_seed=7, num_labels=2, pad_token_id=3)
+    base = load_model(source, task_named("SequenceClassification", labels=2), init_seed=7, pad_token_id=3)
     assert base.model.config._attn_implementation == RECORD_SDPA
     assert base.model.config.use_cache is False
     assert base.model.config.pad_token_id == 3
@@ -130,7 +132,7 @@ def test_attention_and_cache_and_padding_are_set(save):
 def test_a_model_without_sdpa_attends_eagerly():
     model = LlamaForCausalLM(LlamaConfig(**SMALL))
     model._supports_sdpa = False
-    assert prepare_base(model, "CausalLM").model.config._attn_implementation == "eager"
+    assert prepare_base(model, task_named("CausalLM")).model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_batch_norm_is_refused():
     model = LlamaForCausalLM(LlamaConfig(**SMALL))
     model.model.norm = nn.BatchNorm1d(16)
     with pytest.raises(Unsupported, match=r"'model\.norm' is batch norm"):
-        prepare_base(model, "CausalLM")
+        prepare_base(model, task_named("CausalLM"))
 
 
 def test_a_model_that_cannot_recompute_its_layers_is_refused(save):
@@ -165,14 +167,14 @@ def test_code_that_comes_with_a_model_needs_trust(tmp_path):
     mapped = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": mapped}))
     with pytest.raises(Unsupported, match=r"brings code of its own: set spec\.model\.trustRemoteCode"):
-        load_model(resolve_model(str(tmp_path)), "CausalLM", init_seed=7)
+        load_model(resolve_model(str(tmp_path)), task_named("CausalLM"), init_seed=7)
 
 
 @pytest.mark.parametrize("kind", ("unheard-of", "bert"), ids=("kind", "weights"))
 def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(Unsupported, match="cannot be loaded: ") as raised:
-        load_model(resolve_model(str(tmp_path)), "CausalLM", init_seed=7)
+        load_model(resolve_model(str(tmp_path)), task_named("CausalLM"), init_seed=7)
     assert "\n" not in str(raised.value)
 
 

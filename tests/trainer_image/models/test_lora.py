@@ -20,21 +20,28 @@ from tensorguard.models.dropout import RecordDropout
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.targets import BadTarget
+from tensorguard.models.tasks import task_named
 from tensorguard.models.unsupported import Unsupported, refuse_trainable
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def bert():
-    return prepare_base(BertForSequenceClassification(BertConfig(**SMALL)), "SequenceClassification")
+    return prepare_base(
+        BertForSequenceClassification(BertConfig(**SMALL)), task_named("SequenceClassification", labels=2)
+    )
 
 
 def llama(dtype=torch.float32, **changes):
-    return prepare_base(LlamaForCausalLM(LlamaConfig(**SMALL, **changes)).to(dtype), "CausalLM", pad_token_id=0)
+    return prepare_base(
+        LlamaForCausalLM(LlamaConfig(**SMALL, **changes)).to(dtype), task_named("CausalLM"), pad_token_id=0
+    )
 
 
 def gpt2():
-    return prepare_base(GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2)), "CausalLM")
+    return prepare_base(
+        GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2)), task_named("CausalLM")
+    )
 
 
 def attach(base, **changes):
@@ -156,7 +163,7 @@ def test_a_model_that_peft_does_not_know_needs_names():
 def test_what_peft_itself_refuses_is_refused_by_field():
     config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(BadTarget, match=r"spec\.lora does not fit the model, says peft: .*out_proj"):
-        attach(prepare_base(MambaForCausalLM(config), "CausalLM"), target_modules=["out_proj"])
+        attach(prepare_base(MambaForCausalLM(config), task_named("CausalLM")), target_modules=["out_proj"])
 
 
 def test_an_embedding_as_target_is_refused():

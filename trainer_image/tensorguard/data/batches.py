@@ -20,11 +20,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from tensorguard.data.shard import Shard
+from tensorguard.data.shard import IGNORE_INDEX, Shard, Target
 
 MIN_BUCKET = 16
-IGNORE_INDEX = -100
-"""The label that cross entropy ignores."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +91,16 @@ def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -
     tokens = np.full((size, length), pad_id, dtype=np.int64)
     mask = np.zeros((size, length), dtype=np.int64)
     mask[:, 0] = 1  # a dummy row with no visible token would attend to nothing, which is NaN
-    labels = np.full(size if shard.classification else (size, length), IGNORE_INDEX, dtype=np.int64)
+    per_record = shard.target is Target.RECORD_LABEL
+    labels = np.full(size if per_record else (size, length), IGNORE_INDEX, dtype=np.int64)
     for i, (_, _, record) in enumerate(rows):
         ids = shard.tokens(record)
         tokens[i, : len(ids)] = ids
         mask[i, : len(ids)] = 1
-        if shard.classification:
-            labels[i] = shard.label(record)
+        if per_record:
+            labels[i] = shard.labels(record)
         else:
-            labels[i, : len(ids)] = np.where(shard.learned(record), ids, IGNORE_INDEX)
+            labels[i, : len(ids)] = shard.labels(record)
     return MicroBatch(
         torch.from_numpy(tokens),
         torch.from_numpy(mask),

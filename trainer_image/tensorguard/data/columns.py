@@ -17,8 +17,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from tensafe_api.tasks import COLUMNS, Content
 from tensorguard.data.errors import DataError
 
+_NEEDS: dict[Content, str] = {
+    "text": "strings",
+    "label": "integers or strings",
+    "conversation": "a list of objects, or their JSON text",
+    "words": "a list of strings, or their JSON text",
+    "word labels": "a list of integers or strings, or their JSON text",
+}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]{0,40}")
 
 
@@ -78,13 +86,10 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
         text = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)
         nested = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         scalar = text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-        if role in ("messages", "tools"):
-            fits, needs = text or nested, "a list of objects, or their JSON text"
-        elif role == "label":
-            fits, needs = scalar, "integers or strings"
-        elif role == "user":
+        if role == "user":
             fits, needs = scalar or not pa.types.is_nested(kind), "strings or integers"
         else:
-            fits, needs = text, "strings"
+            content = COLUMNS[role].content
+            fits, needs = {"text": text, "label": scalar}.get(content, text or nested), _NEEDS[content]
         if not fits:
             raise DataError(f"{where}: column {name!r} ({role}) is of type {kind}; it needs {needs}")

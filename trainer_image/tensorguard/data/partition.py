@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tensorguard.data import keys
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.shard import tokens_table, units_table
+from tensorguard.data.shard import Target, tokens_table, units_table
 from tensorguard.data.tokenise import Example, Tokeniser
 
 KEY = pa.binary(keys.WIDTH)
@@ -65,7 +65,7 @@ def split_by_unit(
     for (worker, unit, record, alone), example in zip(named, examples):
         if example is not None:
             found[worker].append((unit, record, alone, example))
-    return [_keyed_table(rows, labels="label" in columns) for rows in found]
+    return [_keyed_table(rows, tokenise.target) for rows in found]
 
 
 def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int]:
@@ -90,8 +90,8 @@ def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: To
     """Tokenise public records: one table of them all, in their order."""
     examples = _tokenised(tokenise, {role: _values(table.column(name)) for role, name in columns.items()})
     kept = [example for example in examples if example is not None]
-    labels = "label" in columns
-    return [tokens_table([example.input_ids for example in kept], [example.target for example in kept], labels)]
+    targets = [example.target for example in kept]
+    return [tokens_table([example.input_ids for example in kept], targets, tokenise.target)]
 
 
 def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:
@@ -100,9 +100,9 @@ def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:
     return units_table(pa.concat_tables(tables), np.arange(rows)) if rows else None
 
 
-def no_records(*, labels: bool) -> pa.Table:
+def no_records(target: Target) -> pa.Table:
     """A part without a record: what `merge` makes of it is the shard of a worker that holds no unit."""
-    return _keyed_table([], labels)
+    return _keyed_table([], target)
 
 
 def why_no_record_is_usable(recipe: Recipe) -> str:
@@ -113,8 +113,8 @@ def why_no_record_is_usable(recipe: Recipe) -> str:
     return reasons if recipe.truncate else f"{reasons} or is longer than training.maxLength"
 
 
-def _keyed_table(rows: list[Row], labels: bool) -> pa.Table:
-    tokens = tokens_table([row[3].input_ids for row in rows], [row[3].target for row in rows], labels)
+def _keyed_table(rows: list[Row], target: Target) -> pa.Table:
+    tokens = tokens_table([row[3].input_ids for row in rows], [row[3].target for row in rows], target)
     named = {
         "unit": pa.array([row[0] for row in rows], KEY),
         "record": pa.array([row[1] for row in rows], KEY),

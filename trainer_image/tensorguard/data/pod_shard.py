@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tensafe_api.resources.job import Spec
 from tensorguard.data.errors import DataError
@@ -28,7 +27,7 @@ from tensorguard.data.partition import (
 )
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
-from tensorguard.data.tokenise import tokeniser
+from tensorguard.data.tokenise import Tokeniser
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,15 @@ class PodShard:
     total: int
 
 
-def prepare_pod_shard(spec: Spec, tokenizer: Any, *, rank: int, workers: int, key: bytes, directory: Path) -> PodShard:
+def prepare_pod_shard(
+    spec: Spec, tokenise: Tokeniser, *, rank: int, workers: int, key: bytes, directory: Path
+) -> PodShard:
     """Write the shard of `rank` into `directory`, which is made with mode 0700.
 
     key: secret, at least 16 bytes, the same for all ranks and attempts of a job. Raises DataError.
     """
     columns, data = columns_of(spec), spec.dataset
-    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
-    parts = [no_records(labels="label" in columns)]
+    parts = [no_records(tokenise.target)]
     for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
         split = split_by_unit(table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank)
         parts.append(split[rank])
@@ -57,13 +57,12 @@ def prepare_pod_shard(spec: Spec, tokenizer: Any, *, rank: int, workers: int, ke
     return PodShard(path, batch.num_rows == 0, total)
 
 
-def prepare_pod_evaluation(spec: Spec, tokenizer: Any, *, rank: int, directory: Path) -> Path | None:
+def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, directory: Path) -> Path | None:
     """Write the whole evaluation set into `directory`, for `rank`; None where the job has none. Raises DataError."""
     asked = spec.evaluation
     if asked is None:
         return None
     recipe = Recipe.from_spec(spec)
-    tokenise = tokeniser(tokenizer, recipe)
     tables = tables_at(asked.uri, recipe.columns, format=asked.format, storage=spec.storage, where="spec.evaluation")
     parts = [part for table in tables for part in tokenise_public(table, columns=recipe.columns, tokenise=tokenise)]
     batch = concatenate(parts)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensafe_api.resources.job import Spec
-
-DEFAULT_LOSS = {"prompt": "Completion", "messages": "Assistant", "text": "All"}
+from tensafe_api.tasks import shape_for
 
 
 @dataclass(frozen=True)
@@ -20,8 +19,9 @@ class Recipe:
     """How one record becomes tokens.
 
     columns: role -> column name, without the user's. max_length: in tokens; truncate: longer records are cut there,
-    otherwise dropped. loss_on: Completion, Assistant or All; None for classification. chat_template: None for the
-    tokenizer's own. labels: number of classes, 0 for CausalLM. label_names: the classes' names in order; may be empty.
+    otherwise dropped. loss_on: Completion, Assistant or All; None where a column has the labels. chat_template: None
+    for the tokenizer's own. labels: number of classes, 0 where the task has none. label_names: the classes' names in
+    order; may be empty.
     """
 
     columns: Mapping[str, str]
@@ -32,21 +32,16 @@ class Recipe:
     labels: int = 0
     label_names: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """The role that decides how a record is read: label, prompt, messages or text."""
-        return next(role for role in ("label", *DEFAULT_LOSS) if role in self.columns)
-
     @classmethod
     def from_spec(cls, spec: Spec) -> Recipe:
         """The recipe that a job's spec asks for."""
-        named = spec.dataset.columns.model_dump(by_alias=False, exclude_none=True)
-        by_default = next(loss for role, loss in DEFAULT_LOSS.items() if role in named)
+        columns = spec.dataset.columns.given()
+        shape = shape_for(spec.model.task, columns)
         return cls(
-            columns=named,
+            columns=columns,
             max_length=spec.training.max_length,
             truncate=spec.dataset.over_length == "Truncate",
-            loss_on=None if "label" in named else spec.dataset.loss_on or by_default,
+            loss_on=spec.dataset.loss_on or (shape.loss_on if shape else None),
             chat_template=spec.model.chat_template,
             labels=spec.model.num_labels or 0,
             label_names=spec.model.label_names,

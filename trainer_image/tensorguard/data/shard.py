@@ -10,14 +10,30 @@ copied into memory to use them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 TOKENS = pa.large_list(pa.int32())
-LEARNED = pa.large_list(pa.int8())
-LABEL = pa.int32()
+IGNORE_INDEX = -100
+"""The label of a token that is not learned, and of a dummy row: cross entropy ignores it."""
+
+
+class Target(Enum):
+    """What a record's target is. A shard stores each kind under an Arrow type of its own (`arrow`)."""
+
+    LEARNED_TOKENS = "int8 for each token: 1 where the token itself is to be predicted, else 0"
+    RECORD_LABEL = "int32 for the record: its class"
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of one record's target."""
+        return _ARROW[self]
+
+
+_ARROW = {Target.LEARNED_TOKENS: pa.large_list(pa.int8()), Target.RECORD_LABEL: pa.int32()}
 
 
 class Shard:
@@ -29,8 +45,9 @@ class Shard:
         self._units = tokens.offsets.to_numpy()
         self._records = tokens.values.offsets.to_numpy()
         self._tokens = tokens.values.values.to_numpy()
-        self.classification = target.type.value_type == LABEL
-        self._target = (target.values if self.classification else target.values.values).to_numpy()
+        self.target = next(kind for kind in Target if kind.arrow == target.type.value_type)
+        per_record = self.target is Target.RECORD_LABEL
+        self._target = (target.values if per_record else target.values.values).to_numpy()
         self.lengths: np.ndarray = batch.column("length").to_numpy()
         """int32 [units]: tokens of each unit's longest record."""
 
@@ -54,6 +71,15 @@ class Shard:
         """The record's tokens, int32 [length]."""
         return self._tokens[self._records[record] : self._records[record + 1]]
 
+    def labels(self, record: int) -> np.ndarray | int:
+        """What the loss compares the record's logits with: int64 [length], -100 where nothing is learned; or a class.
+
+        It is a function of the record's own tokens and target alone.
+        """
+        if self.target is Target.RECORD_LABEL:
+            return self.label(record)
+        return np.where(self.learned(record), self.tokens(record), IGNORE_INDEX)
+
     def learned(self, record: int) -> np.ndarray:
         """CausalLM: 1 for each of the record's tokens that is learned, else 0; int8 [length]."""
         return self._target[self._records[record] : self._records[record + 1]]
@@ -76,11 +102,9 @@ def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({**columns, "length": pa.array(longest, pa.int32())})
 
 
-def tokens_table(input_ids: Sequence[Sequence[int]], target: Sequence[Sequence[int] | int], labels: bool) -> pa.Table:
-    """Records as the columns input_ids and target. labels: target holds classes, otherwise 0 or 1 for each token."""
-    return pa.table(
-        {"input_ids": pa.array(input_ids, TOKENS), "target": pa.array(target, LABEL if labels else LEARNED)}
-    )
+def tokens_table(input_ids: Sequence[Sequence[int]], targets: Sequence[Sequence[int] | int], kind: Target) -> pa.Table:
+    """Records as the columns input_ids and target. kind: what the targets are."""
+    return pa.table({"input_ids": pa.array(input_ids, TOKENS), "target": pa.array(targets, kind.arrow)})
 
 
 def write(batch: pa.RecordBatch, path: Path) -> None:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import ray
@@ -40,7 +39,7 @@ from tensorguard.data.partition import (
 from tensorguard.data.read import error_without_content, silence_ray_data
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
-from tensorguard.data.tokenise import tokeniser
+from tensorguard.data.tokenise import Tokeniser
 
 BATCH_ROWS = 4096
 
@@ -54,16 +53,17 @@ class PreparedShards:
 
 
 def prepare(
-    dataset: ray.data.Dataset, spec: Spec, tokenizer: Any, *, workers: int, key: bytes, directory: Path
+    dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, workers: int, key: bytes, directory: Path
 ) -> PreparedShards:
     """Write the private data set's shards into `directory` (made with mode 0700), tokenised as the spec says.
 
-    dataset: what `read` or `from_memory` gave for `columns_of(spec)`. key: secret, at least 16 bytes, the same for
-    all runs of one job. Raises DataError where no record is usable, and whatever `tokeniser` and reading raise.
+    dataset: what `read` or `from_memory` gave for `columns_of(spec)`. tokenise: that of the job's task. key: secret,
+    at least 16 bytes, the same for all runs of one job. Raises DataError where no record is usable, and whatever
+    reading raises.
     """
     columns = columns_of(spec)
     recipe = Recipe.from_spec(spec)
-    split = partial(split_by_unit, columns=columns, tokenise=tokeniser(tokenizer, recipe), key=key, workers=workers)
+    split = partial(split_by_unit, columns=columns, tokenise=tokenise, key=key, workers=workers)
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
     with _parts(dataset, split, directory, "dataset") as parts_of:
@@ -74,10 +74,10 @@ def prepare(
     return PreparedShards(shards, keys.dataset_digest(key, (total for _, total in results)))
 
 
-def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenizer: Any, *, directory: Path) -> Path:
+def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, directory: Path) -> Path:
     """Write the evaluation set as one file into `directory`, in its own order, each record a unit. See `prepare`."""
     recipe = Recipe.from_spec(spec)
-    split = partial(tokenise_public, columns=recipe.columns, tokenise=tokeniser(tokenizer, recipe))
+    split = partial(tokenise_public, columns=recipe.columns, tokenise=tokenise)
     path = directory / "evaluation.arrow"
     with _parts(dataset, split, directory, "evaluation") as parts_of:
         if ray.get(_concatenate.remote(parts_of(0), path)):

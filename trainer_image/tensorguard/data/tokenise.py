@@ -1,17 +1,9 @@
-"""One record to tokens, and which of them are learned.
+"""What every task needs to make tokens of a record: the forms of an example and of a tokeniser, and shared helpers.
 
-`tokeniser(tokenizer, recipe)` checks the tokenizer against the job once, on public examples, and returns a function
-from a batch of raw columns to one `Example` (or None: dropped) for each record. The batch is there for speed alone:
-an example depends on its own record and on nothing else, and no record makes it raise. `shards` calls it in Ray
-tasks, for the private and for the public data set alike.
-
-What is learned: with prompt and completion, the completion; with messages, the assistant's turns; with text,
-everything; with `lossOn: All`, everything in any case. The tokenizer's end token closes prompt/completion and text
-records (and a chat whose template closes its last turn with no special token), and is learned: padding is told by
-position, never by token id, since many tokenizers pad with the end token. The first token is never learned: there is
-nothing to predict it from. Prompt and completion are tokenised apart and put one after the other, with nothing
-between: exactly what a model sees that is given the prompt and continues. Records longer than maxLength keep their
-first maxLength tokens, or are dropped.
+A task (`tensorguard.models.tasks`) checks the tokenizer against the job once, on public examples, and returns a
+`Tokeniser`: a function from a batch of raw columns to one `Example` (or None: dropped) for each record. The batch is
+there for speed alone: an example depends on its own record and on nothing else, and no record makes it raise.
+`shards` calls it in Ray tasks, for the private and for the public data set alike.
 """
 
 from __future__ import annotations
@@ -20,127 +12,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorguard.data.chat import assistant_turns, conversation, renderer
-from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import Target
 
 
 class Example(NamedTuple):
-    """One record in tokens. target: for CausalLM 0 or 1 for each token (1: learned), for classification the class."""
+    """One record in tokens. target: one number for each token, or one for the record, as the task's `Target` says."""
 
     input_ids: list[int]
     target: list[int] | int
 
 
-Tokeniser = Callable[[Mapping[str, Sequence[Any]]], list[Example | None]]
-
-
-def tokeniser(tokenizer: Any, recipe: Recipe) -> Tokeniser:
-    """A function from columns (by role; equally long) to one Example or None for each record; it can be pickled.
-
-    Raises DataError where tokenizer and recipe cannot go together, found out on public examples.
-    """
-    if recipe.kind == "label":
-        return _Classification(tokenizer, recipe)
-    if recipe.kind == "messages":
-        renderer(tokenizer, recipe.chat_template)
-        return _Messages(tokenizer, recipe)
-    if tokenizer.eos_token_id is None:
-        raise DataError(
-            "spec.model.name: this model's tokenizer has no end token (eos_token), so a completion could not end"
-        )
-    return _Texts(tokenizer, recipe)
+Encode = Callable[[Mapping[str, Sequence[Any]]], list[Example | None]]
+"""From columns (by role; equally long) to one Example, or None, for each record."""
 
 
 @dataclass(frozen=True)
-class _Classification:
-    tokenizer: Any
-    recipe: Recipe
+class Tokeniser:
+    """Makes tokens and targets of records. It can be pickled. `target`: what the target of an example is."""
+
+    encode: Encode
+    target: Target
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        texts = [text_or_none(value) for value in records["text"]]
-        labels = [label_or_none(value, self.recipe) for value in records["label"]]
-        usable = [i for i, text in enumerate(texts) if text is not None and labels[i] is not None]
-        limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
-        found: list[Example | None] = [None] * len(texts)
-        for i, ids in zip(usable, _ids(self.tokenizer, [texts[i] for i in usable], add_special_tokens=True, **limit)):
-            if 0 < len(ids) <= self.recipe.max_length:
-                found[i] = Example(ids, labels[i])
-        return found
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """prompt and completion, or text: pieces of text, each tokenised alone, then the end token."""
-
-    tokenizer: Any
-    recipe: Recipe
-
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        roles = ("prompt", "completion") if self.recipe.kind == "prompt" else ("text",)
-        pieces = [[text_or_none(value) for value in records[role]] for role in roles]
-        usable = [i for i, values in enumerate(zip(*pieces)) if None not in values]
-        tokens = [_ids(self.tokenizer, [piece[i] for i in usable], add_special_tokens=False) for piece in pieces]
-        start, end = prefix_ids(self.tokenizer), self.tokenizer.eos_token_id
-        found: list[Example | None] = [None] * len(pieces[0])
-        for i, *parts in zip(usable, *tokens):
-            ids = start + [token for part in parts for token in part]
-            if ids[-1:] != [end]:
-                ids.append(end)
-            given = len(start) + len(parts[0]) if self.recipe.loss_on == "Completion" else 1
-            found[i] = _cut(ids, [0] * given + [1] * (len(ids) - given), self.recipe)
-        return found
-
-
-@dataclass(frozen=True)
-class _Messages:
-    tokenizer: Any
-    recipe: Recipe
-
-    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        render = renderer(self.tokenizer, self.recipe.chat_template)
-        special = special_ids(self.tokenizer)
-        tools = records.get("tools") or [None] * len(records["messages"])
-        rendered = [
-            self._render(messages, its_tools, render) for messages, its_tools in zip(records["messages"], tools)
-        ]
-        usable = [i for i, item in enumerate(rendered) if item is not None]
-        found: list[Example | None] = [None] * len(rendered)
-        if not usable:
-            return found
-        encoded = self.tokenizer(
-            [rendered[i][0] for i in usable], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        for i, ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
-            text, spans, closes = rendered[i]
-            learned = self._learned(ids, offsets, spans)
-            if closes and self.tokenizer.eos_token_id is not None and not _ends_special(text, ids, offsets, special):
-                learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(text)) else 0)
-                ids = [*ids, self.tokenizer.eos_token_id]
-            found[i] = _cut(ids, learned, self.recipe)
-        return found
-
-    def _render(self, messages: Any, tools: Any, render: Any) -> tuple[str, list[tuple[int, int]], bool] | None:
-        try:
-            messages = conversation(messages)
-            text, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
-            return text_or_none(text), spans, messages[-1]["role"] == "assistant"
-        except Exception:  # a template may raise anything for odd messages: this record is dropped, no other is touched
-            return None
-
-    def _learned(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
-        """1 for each token that ends inside one of the spans."""
-        if self.recipe.loss_on == "All":
-            return [0] * min(1, len(ids)) + [1] * (len(ids) - 1)
-        learned = [0] * len(ids)
-        at = 0
-        for start, end in spans:
-            while at < len(ids) and offsets[at][1] <= start:
-                at += 1
-            while at < len(ids) and offsets[at][1] <= end:
-                learned[at] = int(at > 0)
-                at += 1
-        return learned
+        """One Example, or None, for each record of the columns `records` (by role; equally long)."""
+        return self.encode(records)
 
 
 def text_or_none(value: Any) -> str | None:
@@ -181,23 +77,15 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
-def _ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+    """The tokens of each text; `options` go to the tokenizer."""
     if not texts:
         return []
     return tokenizer(texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
 
 
-def _cut(ids: list[int], learned: list[int], recipe: Recipe) -> Example | None:
+def cut(ids: list[int], target: list[int], recipe: Recipe) -> Example | None:
+    """An example of at most maxLength tokens; None where there is no token, or too many and they are not truncated."""
     if not ids or (len(ids) > recipe.max_length and not recipe.truncate):
         return None
-    return Example(ids[: recipe.max_length], learned[: recipe.max_length])
-
-
-def _ends_special(text: str, ids: list[int], offsets: list[tuple[int, int]], special: frozenset[int]) -> bool:
-    """Whether the last token that is more than white space is a special one."""
-    for token, (start, end) in zip(reversed(ids), reversed(offsets)):
-        if token in special:
-            return True
-        if text[start:end].strip():
-            return False
-    return False
+    return Example(ids[: recipe.max_length], target[: recipe.max_length])

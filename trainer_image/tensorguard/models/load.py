@@ -14,28 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from tensorguard.models.attention import use_record_attention
 from tensorguard.models.source import ModelSource
+from tensorguard.models.tasks.base import Task
 from tensorguard.models.tokenizer import read_pretrained
 from tensorguard.models.unsupported import Unsupported, configs, refuse_base, refuse_config
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`training.precision` to the dtype of the base weights. Trainable parameters are fp32 in all three."""
-
-_FACTORIES = {"CausalLM": AutoModelForCausalLM, "SequenceClassification": AutoModelForSequenceClassification}
-
-_HEADS = ("classifier", "score")
-"""How the names of classification heads end (`pre_classifier` too); peft always trains them, and so do we."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class BaseModel:
     """A loaded model, and the modules of it that the checkpoint did not hold or that are its classification head."""
 
     model: PreTrainedModel
-    task: str
+    task: Task
     fresh: tuple[str, ...]
 
 
@@ -57,11 +48,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def load_model(
     source: ModelSource,
-    task: str,
+    task: Task,
     *,
     init_seed: int,
-    num_labels: int | None = None,
-    label_names: Sequence[str] = (),
     pad_token_id: int | None = None,
     precision: str = "fp32",
     device: str | torch.device = "cpu",
@@ -69,23 +58,23 @@ def load_model(
 ) -> BaseModel:
     """Load the weights in `precision` and move them to `device` (before LoRA: opacus#820, peft#3409).
 
-    `num_labels` and `label_names` are for SequenceClassification; `pad_token_id` is the tokenizer's, by which decoders
-    find a record's last token. Raises Unsupported for models that cannot be trained record by record.
+    `pad_token_id` is the tokenizer's, by which decoders find a record's last token. Raises Unsupported for models that
+    cannot be trained record by record.
     """
     config = read_pretrained(AutoConfig, source, trust_remote_code)
     refuse_config(config)
-    if task == "SequenceClassification":
-        _set_labels(config, num_labels, label_names)
+    if task.contract.classes:
+        _set_labels(config, task)
     _switch_off_dropout(config)
     with seeded(init_seed), _quietly():
         model, report = read_pretrained(
-            _FACTORIES[task],
+            getattr(transformers, task.auto_class),
             source,
             trust_remote_code,
             config=config,
             dtype=PRECISIONS[precision],
             attn_implementation="eager",
-            ignore_mismatched_sizes=task == "SequenceClassification",
+            ignore_mismatched_sizes=bool(task.heads),
             output_loading_info=True,
         )
     absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
@@ -95,7 +84,7 @@ def load_model(
 
 def prepare_base(
     model: PreTrainedModel,
-    task: str,
+    task: Task,
     *,
     fresh: Sequence[str] = (),
     pad_token_id: int | None = None,
@@ -113,7 +102,7 @@ def prepare_base(
     model.config.use_cache = False
     if model.config.get_text_config().pad_token_id is None:
         model.config.get_text_config().pad_token_id = pad_token_id
-    heads = [name for name, _ in model.named_children() if task == "SequenceClassification" and name.endswith(_HEADS)]
+    heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
     return BaseModel(model.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
 
 
@@ -146,10 +135,11 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     model.activation_checkpointing_enable({"use_reentrant": True})
 
 
-def _set_labels(config: PreTrainedConfig, num_labels: int | None, names: Sequence[str]) -> None:
-    count = num_labels or len(names)
+def _set_labels(config: PreTrainedConfig, task: Task) -> None:
+    names = task.label_names
+    count = task.labels or len(names)
     if count < 2:
-        raise ValueError(f"spec.model.numLabels is {num_labels}: classification needs at least two labels.")
+        raise ValueError(f"spec.model.numLabels is {task.labels}: classification needs at least two labels.")
     if names and len(names) != count:
         raise ValueError(
             f"spec.model.labelNames has {len(names)} names, but spec.model.numLabels is {count}: match them."
@@ -168,7 +158,7 @@ def _switch_off_dropout(owner: PreTrainedConfig | nn.Module) -> None:
                 setattr(part, field, 0.0)
 
 
-def _fresh_modules(model: PreTrainedModel, task: str, keys: Sequence[str]) -> list[str]:
+def _fresh_modules(model: PreTrainedModel, task: Task, keys: Sequence[str]) -> list[str]:
     """Names of the modules that own `keys`, the weights that the checkpoint lacks. Only a head or a pooler may."""
     prefix = model.base_model_prefix
     modules = []
@@ -176,7 +166,9 @@ def _fresh_modules(model: PreTrainedModel, task: str, keys: Sequence[str]) -> li
         parts = key.split(".")[:-1]
         depth = 2 if parts[:1] == [prefix] else 1
         name = ".".join(parts[:depth])
-        if not name or task != "SequenceClassification" or (depth == 2 and parts[1:2] != ["pooler"]):
-            raise Unsupported(f"the checkpoint has no weights for '{key}': choose a model that was made for {task}.")
+        if not name or not task.heads or (depth == 2 and parts[1:2] != ["pooler"]):
+            raise Unsupported(
+                f"the checkpoint has no weights for '{key}': choose a model that was made for {task.name}."
+            )
         modules.append(name)
     return list(dict.fromkeys(modules))

@@ -28,8 +28,6 @@ from tensorguard.models.unsupported import refuse_trainable
 ADAPTER = "default"
 """peft's name for the one adapter that there is."""
 
-_PEFT_TASKS = {"CausalLM": "CAUSAL_LM", "SequenceClassification": "SEQ_CLS"}
-
 
 def attach_lora(
     base: BaseModel,
@@ -51,7 +49,7 @@ def attach_lora(
     targets = resolve_targets(base.model, target_modules, layers, saved)
     modules = dict(base.model.named_modules())
     config = LoraConfig(
-        task_type=_PEFT_TASKS[base.task],
+        task_type=base.task.peft_type,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,

@@ -9,24 +9,26 @@ over its own learned tokens. Tokens with label -100 are not learned; a record wi
 row, has loss exactly 0 and a gradient of exactly 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tensorguard.data.shard import IGNORE_INDEX
+from tensorguard.models.tasks.base import Task
 from tensorguard.privacy.gradients import Batch
-
-IGNORED = -100
-"""Label of a token that is not learned, and of a dummy row."""
 
 LossFunction = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) to one loss a record, fp32 [m].
 
 A batch has `input_ids` and `attention_mask` int64 [m, L], whatever else the model's forward pass takes by name, and
-`labels` int64 [m, L] (CausalLM) or [m] (SequenceClassification).
+`labels` int64 [m, L] or [m], as the task's target is.
 """
 
 
@@ -68,7 +70,7 @@ class _MeanTokenLoss(torch.autograd.Function):
 
 def _token_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """1/(learned tokens of the record) where a token is learned, else 0: float [m, tokens]."""
-    learned = labels != IGNORED
+    learned = labels != IGNORE_INDEX
     return learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -86,10 +88,7 @@ def classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
     if logits.shape[-1] < 2:
         raise ValueError(f"spec.model.numLabels is {logits.shape[-1]}: classification needs at least two labels.")
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return functional.cross_entropy(exact, labels, ignore_index=IGNORED, reduction="none")
-
-
-_LOSSES = {"CausalLM": causal_lm_losses, "SequenceClassification": classification_losses}
+    return functional.cross_entropy(exact, labels, ignore_index=IGNORE_INDEX, reduction="none")
 
 
 def forward_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -97,39 +96,35 @@ def forward_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
     return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
 
 
-def record_loss(task: str) -> LossFunction:
-    """The loss function of a task (`CausalLM` or `SequenceClassification`)."""
-    losses = _LOSSES[task]
+def record_loss(task: Task) -> LossFunction:
+    """The loss function of a task: one loss for each record of a batch."""
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return losses(forward_logits(model, batch), batch["labels"])
+        return task.losses(forward_logits(model, batch), batch["labels"])
 
     return loss
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the records that have something to predict; add them up over batches and ranks, then divide once.
+    """Sums over the records that have something to predict. They are added up over batches and ranks.
 
-    `loss` sum of record losses (nats); `records` how many; `correct` right classifications, None for CausalLM.
+    `loss`: sum of record losses (nats). `records`: their number. `counts`: those of the task (`Task.counts`).
     """
 
-    loss: float
-    records: int
-    correct: int | None
+    loss: float = 0.0
+    records: int = 0
+    counts: tuple[int, ...] = ()
 
-    def __add__(self, other: "Metrics") -> "Metrics":
-        correct = None if self.correct is None or other.correct is None else self.correct + other.correct
-        return Metrics(self.loss + other.loss, self.records + other.records, correct)
+    def __add__(self, other: Metrics) -> Metrics:
+        counts = tuple(map(sum, zip_longest(self.counts, other.counts, fillvalue=0)))
+        return Metrics(self.loss + other.loss, self.records + other.records, counts)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batch: Batch, task: str) -> Metrics:
+def evaluate(model: nn.Module, batch: Batch, task: Task) -> Metrics:
     """Metrics of one batch; dummy rows and records without a learned token do not count. The caller chose `eval()`."""
     labels = batch["labels"]
     logits = forward_logits(model, batch)
-    loss = float(_LOSSES[task](logits, labels).double().sum())
-    if task == "CausalLM":
-        return Metrics(loss, int((labels[:, 1:] != IGNORED).any(dim=1).sum()), None)
-    correct = int((logits.argmax(dim=-1) == labels).sum())
-    return Metrics(loss, int((labels != IGNORED).sum()), correct)
+    loss = float(task.losses(logits, labels).double().sum())
+    return Metrics(loss, int(task.learns(labels).sum()), task.counts(logits, labels))

@@ -27,7 +27,7 @@ from torch import nn
 from tensafe_api.reasons import Reason
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
-from tensorguard.models.losses import IGNORED
+from tensorguard.models.tasks.base import Task
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 _SUM_TOLERANCE = 1e-4
@@ -62,7 +62,7 @@ class SelfTest:
 
 
 def dummy_batches(
-    task: str, *, rows: int, length: int, vocabulary: int, labels: int = 2, device: str | torch.device = "cpu"
+    task: Task, *, rows: int, length: int, vocabulary: int, device: str | torch.device = "cpu"
 ) -> Callable[[int], Batch]:
     """A maker of public batches of one shape: `make(seed)` has random tokens; row 0 is full, the others are padded."""
 
@@ -72,9 +72,7 @@ def dummy_batches(
         lengths[0] = length
         mask = (torch.arange(length) < lengths).long()
         ids = torch.randint(vocabulary, (rows, length), generator=generator) * mask
-        classes = torch.randint(labels, (rows,), generator=generator)
-        target = ids.masked_fill(mask == 0, IGNORED) if task == "CausalLM" else classes
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": target}
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": task.dummy_labels(ids, mask, generator)}
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
     return make

@@ -15,10 +15,11 @@ from tensorguard.aggregation.channel import Channel
 from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.shard import Shard
 from tensorguard.models.losses import Metrics, evaluate
+from tensorguard.models.tasks import Task
 from tensorguard.training.unit_gradients import model_inputs
 
-_SUMS = struct.Struct(">dqq")
-_NO_CORRECT = -1
+_SUMS = struct.Struct(">dq")
+_COUNT = struct.Struct(">q")
 
 
 def evaluate_on_all_ranks(
@@ -26,14 +27,14 @@ def evaluate_on_all_ranks(
     public: Shard,
     model: torch.nn.Module,
     *,
-    task: str,
+    task: Task,
     batch_size: int,
     max_length: int,
     pad_id: int,
     device: torch.device,
-) -> tuple[float, float | None]:
-    """Mean loss and, for a classifier, accuracy over the whole set: the same on every worker."""
-    sums = Metrics(loss=0.0, records=0, correct=None if task == "CausalLM" else 0)
+) -> tuple[float, dict[str, float]]:
+    """Mean loss and the metrics of the task over the whole set: the same on every worker."""
+    sums = Metrics()
     batches = evaluation_batches(
         public, size=batch_size, max_length=max_length, pad_id=pad_id, rank=channel.rank, workers=channel.size
     )
@@ -43,9 +44,16 @@ def evaluate_on_all_ranks(
             sums += evaluate(model, model_inputs(batch, device), task)
     finally:
         model.train()
-    mine = _SUMS.pack(sums.loss, sums.records, _NO_CORRECT if sums.correct is None else sums.correct)
-    losses, counts, rights = zip(*(_SUMS.unpack(message) for message in channel.all_gather(mine)))
-    records = sum(counts)
-    if not records:
-        return float("nan"), None
-    return sum(losses) / records, None if _NO_CORRECT in rights else sum(rights) / records
+    whole = sum(map(_unpack, channel.all_gather(_pack(sums))), start=Metrics())
+    if not whole.records:
+        return float("nan"), {}
+    return whole.loss / whole.records, dict(task.metrics(whole.counts, whole.records))
+
+
+def _pack(sums: Metrics) -> bytes:
+    return _SUMS.pack(sums.loss, sums.records) + b"".join(map(_COUNT.pack, sums.counts))
+
+
+def _unpack(message: bytes) -> Metrics:
+    loss, records = _SUMS.unpack_from(message)
+    return Metrics(loss, records, tuple(count for (count,) in _COUNT.iter_unpack(message[_SUMS.size :])))

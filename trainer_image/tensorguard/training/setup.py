@@ -29,6 +29,7 @@ from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test, settle_threads
 from tensorguard.models.source import ModelSource, resolve_model
+from tensorguard.models.tasks import task_of
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
@@ -86,7 +87,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     model = load_lora_model(job, source, tokenizer.pad_token_id, device)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
-    gradients = PerExampleGradients(model, named, record_loss(spec.model.task), loss_scale)
+    gradients = PerExampleGradients(model, named, record_loss(task_of(spec)), loss_scale)
     _check_length(job, model)
     _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
     report = settle_threads(lambda: _self_test(job, model, gradients, device))
@@ -142,10 +143,8 @@ def load_lora_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, d
     spec = job.spec
     base = load_model(
         source,
-        spec.model.task,
+        task_of(spec),
         init_seed=spec.lora.init_seed,
-        num_labels=spec.model.num_labels,
-        label_names=spec.model.label_names,
         pad_token_id=pad_id,
         precision=precision_of(job, device),
         device=device,
@@ -197,11 +196,10 @@ def _self_test(
             model,
             gradients,
             dummy_batches(
-                job.spec.model.task,
+                task_of(job.spec),
                 rows=training.micro_batch_size,
                 length=length,
                 vocabulary=model.config.get_text_config().vocab_size,
-                labels=job.spec.model.num_labels or 2,
                 device=device,
             ),
         )

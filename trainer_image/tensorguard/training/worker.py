@@ -29,6 +29,7 @@ from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.ledger.contract import LedgerState
+from tensorguard.models.tasks import task_of
 from tensorguard.training.budget_gate import BudgetGate, Verdict
 from tensorguard.training.checkpointing import (
     FINAL,
@@ -281,20 +282,20 @@ class Worker:
         ):
             return
         training = components.job.spec.training
-        loss, accuracy = evaluate_on_all_ranks(
+        loss, metrics = evaluate_on_all_ranks(
             self._channel,
             components.evaluation,
             components.model,
-            task=components.job.spec.model.task,
+            task=task_of(components.job.spec),
             batch_size=training.micro_batch_size,
             max_length=training.max_length,
             pad_id=components.pad_id,
             device=self._device,
         )
         if asked.visibility == "Public":
-            self._tell(Evaluated(time.time(), self._at, loss, accuracy))
+            self._tell(Evaluated(time.time(), self._at, loss, metrics.get("accuracy")))
         elif components.private is not None:
-            components.private.record_evaluation(self._at, loss, accuracy)
+            components.private.record_evaluation(self._at, loss, metrics.get("accuracy"))
 
     def _save(self, *, final: bool = False) -> None:
         self._saved_at = self._at

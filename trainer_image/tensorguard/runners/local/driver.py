@@ -281,6 +281,7 @@ class _Run:
         from tensorguard.data.recipe import Recipe, columns_of
         from tensorguard.data.shards import prepare, prepare_public
         from tensorguard.models.source import resolve_model
+        from tensorguard.models.tasks import task_of
         from tensorguard.models.tokenizer import load_tokenizer
 
         spec = self.job.spec
@@ -288,13 +289,14 @@ class _Run:
         tokenizer = load_tokenizer(
             source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
         )
+        tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
         self._tell("Reading and tokenising the data set")
         if self.sources.train is not None:
             dataset = from_memory(self.sources.train, columns_of(spec))
         else:
             dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
         key = (self.directory / JOB_KEY).read_bytes()
-        prepared = prepare(dataset, spec, tokenizer, workers=spec.cluster.workers, key=key, directory=work)
+        prepared = prepare(dataset, spec, tokenise, workers=spec.cluster.workers, key=key, directory=work)
         public = None
         if spec.evaluation is not None:
             columns = Recipe.from_spec(spec).columns
@@ -305,7 +307,7 @@ class _Run:
                 examples = read(
                     uri, columns, format=spec.evaluation.format, storage=spec.storage, where="spec.evaluation"
                 )
-            public = prepare_public(examples, spec, tokenizer, directory=work)
+            public = prepare_public(examples, spec, tokenise, directory=work)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",

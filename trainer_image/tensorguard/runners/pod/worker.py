@@ -27,6 +27,7 @@ from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe
 from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import task_of
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
@@ -149,5 +150,6 @@ def _prepare(mounted: PodFiles, channel: Channel) -> _Prepared:
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
-    own = prepare_pod_shard(spec, tokenizer, rank=channel.rank, workers=channel.size, key=key, directory=directory)
-    return _Prepared(own, prepare_pod_evaluation(spec, tokenizer, rank=channel.rank, directory=directory))
+    tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
+    own = prepare_pod_shard(spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory)
+    return _Prepared(own, prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory))

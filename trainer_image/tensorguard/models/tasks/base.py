@@ -1,0 +1,108 @@
+"""What a model task is: everything that differs between writing text, classifying it, and any other use of a model.
+
+In: the contract's entry (`tensafe_api.tasks`) and, for tasks with classes, their number and names. Out: how one record
+becomes tokens and a target (`data` calls it), which transformers class is loaded and which of its modules are trained
+whole (`load`, `lora`), the loss of each record (`losses`), and the metrics of an evaluation (`training.evaluation`).
+
+Two rules hold for every task, and both are about privacy. What becomes of a record depends on that record alone: its
+tokens, its target and its loss. Metrics are counts that are added up over batches and workers, so that every worker
+reports the same figure; they are published only where `evaluation.visibility` is Public.
+
+The modules of this package import torch inside the functions that need it: the processes that tokenise do without.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tensafe_api.tasks import TASKS, TaskContract
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import IGNORE_INDEX, Target
+from tensorguard.data.tokenise import Encode, Tokeniser
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One model task. A subclass sets the class variables and implements the abstract methods.
+
+    Attributes:
+        labels: number of classes; 0 for a task without classes.
+        label_names: their names in the order of their numbers; may be empty.
+        auto_class: the transformers class that loads the model, such as AutoModelForCausalLM.
+        peft_type: peft's name for the task (`peft.TaskType`).
+        target: what a record's target is, and how a shard stores it.
+        heads: how the names of the model's output modules end that are trained whole and saved with the adapter. A
+            checkpoint may lack their weights: they then start from `lora.initSeed`.
+    """
+
+    labels: int = 0
+    label_names: tuple[str, ...] = ()
+
+    auto_class: ClassVar[str]
+    peft_type: ClassVar[str]
+    target: ClassVar[Target]
+    heads: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def contract(self) -> TaskContract:
+        """The contract's part: its name, columns and metrics."""
+        return TASKS[type(self).__name__]
+
+    @property
+    def name(self) -> str:
+        """The value of `model.task`."""
+        return self.contract.name
+
+    def tokeniser(self, tokenizer: Any, recipe: Recipe) -> Tokeniser:
+        """A function from a batch of raw columns to one `Example`, or None, for each record; it can be pickled.
+
+        Raises DataError where the tokenizer does not fit the job. Only public examples are tried for this.
+        """
+        return Tokeniser(self.encoder(tokenizer, recipe), self.target)
+
+    @abstractmethod
+    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
+        """The function of `tokeniser`.
+
+        It takes columns by role, equally long, and returns one `Example` for each record, or None for a record that
+        cannot be used. An example depends on its own record alone, and no record makes it raise. The target of an
+        example is what `target` says. The function must be picklable: an object of a module-level class.
+        """
+
+    @abstractmethod
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """One loss for each record, fp32 [m], from the model's logits [m, ...] and the labels int64 [m] or [m, L].
+
+        Row i may depend on row i of both alone, never on the other rows or on their number: otherwise the gradient of
+        one record depends on another, and the privacy claim is wrong. Labels of -100 are not learned. A row with no
+        other labels (a dummy row) has a loss of exactly 0 and a gradient of exactly 0.
+        """
+
+    def learns(self, labels: torch.Tensor) -> torch.Tensor:
+        """Which records have something to predict: bool [m]. The others do not count in an evaluation."""
+        return (labels != IGNORE_INDEX).reshape(len(labels), -1).any(dim=1)
+
+    def counts(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...]:
+        """Whole numbers from which `metrics` is computed, for one batch. They are added up over batches and workers."""
+        return ()
+
+    def metrics(self, counts: Sequence[int], records: int) -> Mapping[str, float]:
+        """The metrics of an evaluation by name (`tensafe_api.tasks`), from the sums of `counts` over all `records`."""
+        return {}
+
+    def dummy_labels(self, ids: torch.Tensor, mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Public random labels for the self-test, as a micro-batch has them, for tokens `ids` int64 [m, L].
+
+        `mask` is 1 where a record has a token and 0 where it is padded.
+        """
+        import torch
+
+        if self.target is Target.RECORD_LABEL:
+            return torch.randint(self.labels, (len(ids),), generator=generator)
+        return torch.randint(self.labels, ids.shape, generator=generator).masked_fill(mask == 0, IGNORE_INDEX)

@@ -1,0 +1,139 @@
+"""CausalLM: the model learns to write text.
+
+What is learned: with prompt and completion, the completion; with messages, the assistant's turns; with text,
+everything; with `lossOn: All`, everything in any case. The tokenizer's end token closes prompt/completion and text
+records (and a chat whose template closes its last turn with no special token), and is learned: padding is told by
+position, never by token id, since many tokenizers pad with the end token. The first token is never learned: there is
+nothing to predict it from. Prompt and completion are tokenised apart and put one after the other, with nothing
+between: exactly what a model sees that is given the prompt and continues. Records longer than maxLength keep their
+first maxLength tokens, or are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorguard.data.chat import assistant_turns, conversation, renderer
+from tensorguard.data.errors import DataError
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import IGNORE_INDEX, Target
+from tensorguard.data.tokenise import Encode, Example, cut, prefix_ids, special_ids, text_or_none, token_ids
+from tensorguard.models.tasks.base import Task
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CausalLM(Task):
+    """Each token is predicted from those before it. A record's loss is the mean over its own learned tokens."""
+
+    auto_class = "AutoModelForCausalLM"
+    peft_type = "CAUSAL_LM"
+    target = Target.LEARNED_TOKENS
+
+    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
+        if "messages" in recipe.columns:
+            renderer(tokenizer, recipe.chat_template)
+            return _Messages(tokenizer, recipe)
+        if tokenizer.eos_token_id is None:
+            raise DataError(
+                "spec.model.name: this model's tokenizer has no end token (eos_token), so a completion could not end"
+            )
+        return _Texts(tokenizer, recipe)
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        from tensorguard.models.losses import causal_lm_losses
+
+        return causal_lm_losses(logits, labels)
+
+    def learns(self, labels: torch.Tensor) -> torch.Tensor:
+        return super().learns(labels[:, 1:])
+
+    def dummy_labels(self, ids: torch.Tensor, mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return ids.masked_fill(mask == 0, IGNORE_INDEX)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """prompt and completion, or text: pieces of text, each tokenised alone, then the end token."""
+
+    tokenizer: Any
+    recipe: Recipe
+
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
+        roles = ("prompt", "completion") if "prompt" in self.recipe.columns else ("text",)
+        pieces = [[text_or_none(value) for value in records[role]] for role in roles]
+        usable = [i for i, values in enumerate(zip(*pieces)) if None not in values]
+        tokens = [token_ids(self.tokenizer, [piece[i] for i in usable], add_special_tokens=False) for piece in pieces]
+        start, end = prefix_ids(self.tokenizer), self.tokenizer.eos_token_id
+        found: list[Example | None] = [None] * len(pieces[0])
+        for i, *parts in zip(usable, *tokens):
+            ids = start + [token for part in parts for token in part]
+            if ids[-1:] != [end]:
+                ids.append(end)
+            given = len(start) + len(parts[0]) if self.recipe.loss_on == "Completion" else 1
+            found[i] = cut(ids, [0] * given + [1] * (len(ids) - given), self.recipe)
+        return found
+
+
+@dataclass(frozen=True)
+class _Messages:
+    tokenizer: Any
+    recipe: Recipe
+
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
+        render = renderer(self.tokenizer, self.recipe.chat_template)
+        special = special_ids(self.tokenizer)
+        tools = records.get("tools") or [None] * len(records["messages"])
+        rendered = [
+            self._render(messages, its_tools, render) for messages, its_tools in zip(records["messages"], tools)
+        ]
+        usable = [i for i, item in enumerate(rendered) if item is not None]
+        found: list[Example | None] = [None] * len(rendered)
+        if not usable:
+            return found
+        encoded = self.tokenizer(
+            [rendered[i][0] for i in usable], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        for i, ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
+            text, spans, closes = rendered[i]
+            learned = self._learned(ids, offsets, spans)
+            if closes and self.tokenizer.eos_token_id is not None and not _ends_special(text, ids, offsets, special):
+                learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(text)) else 0)
+                ids = [*ids, self.tokenizer.eos_token_id]
+            found[i] = cut(ids, learned, self.recipe)
+        return found
+
+    def _render(self, messages: Any, tools: Any, render: Any) -> tuple[str, list[tuple[int, int]], bool] | None:
+        try:
+            messages = conversation(messages)
+            text, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
+            return text_or_none(text), spans, messages[-1]["role"] == "assistant"
+        except Exception:  # a template may raise anything for odd messages: this record is dropped, no other is touched
+            return None
+
+    def _learned(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
+        """1 for each token that ends inside one of the spans."""
+        if self.recipe.loss_on == "All":
+            return [0] * min(1, len(ids)) + [1] * (len(ids) - 1)
+        learned = [0] * len(ids)
+        at = 0
+        for start, end in spans:
+            while at < len(ids) and offsets[at][1] <= start:
+                at += 1
+            while at < len(ids) and offsets[at][1] <= end:
+                learned[at] = int(at > 0)
+                at += 1
+        return learned
+
+
+def _ends_special(text: str, ids: list[int], offsets: list[tuple[int, int]], special: frozenset[int]) -> bool:
+    """Whether the last token that is more than white space is a special one."""
+    for token, (start, end) in zip(reversed(ids), reversed(offsets)):
+        if token in special:
+            return True
+        if text[start:end].strip():
+            return False
+    return False

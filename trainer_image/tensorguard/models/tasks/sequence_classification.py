@@ -1,0 +1,59 @@
+"""SequenceClassification: the model learns to put a text into one of several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.shard import Target
+from tensorguard.data.tokenise import Encode, Example, label_or_none, text_or_none, token_ids
+from tensorguard.models.tasks.base import Task
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SequenceClassification(Task):
+    """One class for each record. Its loss is the cross entropy of that class."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    peft_type = "SEQ_CLS"
+    target = Target.RECORD_LABEL
+    heads = ("classifier", "score")
+
+    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
+        return _LabelledTexts(tokenizer, recipe)
+
+    def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        from tensorguard.models.losses import classification_losses
+
+        return classification_losses(logits, labels)
+
+    def counts(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[int, ...]:
+        return (int((logits.argmax(dim=-1) == labels).sum()),)
+
+    def metrics(self, counts: Sequence[int], records: int) -> Mapping[str, float]:
+        return {"accuracy": sum(counts) / records}
+
+
+@dataclass(frozen=True)
+class _LabelledTexts:
+    """A text and its class."""
+
+    tokenizer: Any
+    recipe: Recipe
+
+    def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
+        texts = [text_or_none(value) for value in records["text"]]
+        labels = [label_or_none(value, self.recipe) for value in records["label"]]
+        usable = [i for i, text in enumerate(texts) if text is not None and labels[i] is not None]
+        limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
+        found: list[Example | None] = [None] * len(texts)
+        for i, ids in zip(
+            usable, token_ids(self.tokenizer, [texts[i] for i in usable], add_special_tokens=True, **limit)
+        ):
+            if 0 < len(ids) <= self.recipe.max_length:
+                found[i] = Example(ids, labels[i])
+        return found
