@@ -1,80 +1,102 @@
-# The project's verbs, the same here and in CI. `make` alone lists them.
-# Nothing is assumed but Python 3.11 with venv, make and git: `setup` makes .venv, and every verb that needs it asks for it.
+# The project's verbs, the same here and in continuous integration. `make` alone lists them.
+# Only Python 3.11 with venv, make and git are assumed: `setup` creates .venv, and every verb that needs it runs it first.
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
 KILLS ?= 200
-# `make e2e SCENARIOS="e2e and gate"` runs those that CI runs.
+# `make e2e SCENARIOS="e2e and gate"` runs those that continuous integration runs.
 SCENARIOS ?= e2e
+# `make test COVERAGE=1` prints the branch coverage of the packages that carry a privacy claim.
+COVERAGE ?=
 QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
-FAST := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not ray and not model and not cluster and not e2e"
-# Each of the two has a control plane of its own; the first run on a machine builds it from Go modules (ten minutes).
-CLUSTER := $(PY) -m pytest -n 2 -m cluster
-# Each file's tests share a Ray cluster. While one of them waits for its processes to start, another can go on.
-SLOW := OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
+FAST := $(PYTEST) -n 2 --dist worksteal -m "not ray and not model and not cluster and not e2e"
+# Ray's own processes fill both cores, so these tests run one after the other.
+SMOKE := $(PYTEST) -m "smoke and ray"
+# Each of the two processes has its own control plane. Go builds it on the first run, in about ten minutes.
+CLUSTER := $(PYTEST) -n 2
+# The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
+SLOW := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
+ifneq ($(COVERAGE),)
+FAST += --cov --cov-branch --cov-report=term:skip-covered
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-cluster e2e images lint format crds crash mutants bench docs
+.PHONY: help setup quickstart test test-fast test-all test-cluster e2e images lint format crds docs docs-site \
+  crash mutants bench
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## make .venv with all that is needed (quick when nothing changed)
+setup: ## create .venv with everything that is needed (quick when nothing changed)
 	@scripts/setup
 
-quickstart: setup ## train a private adapter on two local workers, and say how to load it
+quickstart: setup ## train a private adapter on two local workers, and print how to load it
 	@if [ -e $(QUICKSTART_OUT) ]; then \
 	  kept=$(QUICKSTART_OUT).$$(date +%Y%m%d-%H%M%S); \
 	  mv $(QUICKSTART_OUT) $$kept; \
-	  echo "an earlier run's ledger and adapter are kept in $$kept"; \
+	  echo "the ledger and adapter of an earlier run are kept in $$kept"; \
 	fi
 	$(PY) $(EXAMPLES)/make_data.py
 	$(VENV)/tensafe run $(EXAMPLES)/job.yaml --output-dir $(QUICKSTART_OUT)
 
-test: setup lint ## lint, then every test: the fast ones first, then a real API server, then Ray and a real model
+test: setup lint ## lint, the fast tests, one training on Ray, and some tests on an API server if it is built
 	$(FAST)
-	$(CLUSTER)
+	$(SMOKE)
+	@if $(PY) -m e2e.platform built; then \
+	  set -x; $(CLUSTER) -m "smoke and cluster"; \
+	else \
+	  echo "The API server is not built on this machine, so its tests did not run: \`make test-all\` builds it."; \
+	fi
+
+test-fast: setup ## the tests that need neither an API server nor Ray nor a pretrained model
+	$(FAST)
+
+test-all: setup ## what `make test` leaves out: all tests on a real API server, with Ray and with a pretrained model
+	$(CLUSTER) -m cluster
 	$(SLOW)
 
-test-fast: setup ## the tests that need neither a cluster nor Ray nor a real model
-	$(FAST)
+test-cluster: setup ## all tests on a real API server
+	$(CLUSTER) -m cluster
 
-test-cluster: setup ## the tests on a real API server
-	$(CLUSTER)
-
-e2e: setup ## the scenarios on real pods: a cluster of this machine alone, as root (or on KUBECONFIG's)
+e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root), or in the one that KUBECONFIG names
 	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"
 
 images: ## build the images of operator and trainer, with docker, podman or buildah
 	scripts/images
 
-lint: setup ## check style, types, layers, and that the generated CRDs are current
+lint: setup ## check style, spelling, types, layers, and that the generated CRDs are current
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
+	git ls-files -z | xargs -0 $(VENV)/codespell
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 	$(PY) -m tensafe_api.crd --check
 
-format: setup ## bring the code into the project's form
+format: setup ## format the code
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
 
 crds: setup ## write crds/*.yaml from the models in tensafe_api
 	$(PY) -m tensafe_api.crd
 
-crash: setup ## kill -9 at random moments, KILLS=200 times: epsilon must never fall
-	TENSAFE_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(PY) -m pytest tests/trainer_image/training/test_kills.py --timeout 0
+docs: setup ## write the reference pages that are generated from the code
+	$(PY) docs/generate.py
 
-mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must turn red
+docs-site: setup ## build the documentation site into out/site; a dead link fails
+	@scripts/setup docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/mkdocs build
+
+crash: setup ## kill the trainer at random moments, KILLS=200 times: epsilon must never fall
+	TENSAFE_KILLS=$(KILLS) $(PYTEST) tests/trainer_image/training/test_kills.py --timeout 0
+
+mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must fail
 	$(PY) tests/mutants/run.py
 
-bench: setup ## measure beside Opacus (needs SST-2: see benchmarks/README.md) and beside KubeRay's operator (needs Go)
+bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.accuracy
 	$(PY) -m benchmarks.step
 	$(PY) -m benchmarks.operator
-
-docs: setup ## write the pages that are generated from the code
-	$(PY) docs/generate.py

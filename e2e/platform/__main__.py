@@ -1,6 +1,7 @@
 """`python -m e2e.platform up|down|status`: a Kubernetes of this machine alone, for tests and for trying things.
 
-`packages` names the Debian packages that it lacks here, and `check` says whether this machine can have one.
+`packages` names the Debian packages that it lacks here, and `check` says whether this machine can have one. `built`
+exits with 0 if the programs of the control plane are in the cache, and with 1 if a test would have to build them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import sys
 import time
 
-from e2e.platform import images, node
+from e2e.platform import controlplane, images, node
 from e2e.platform.cluster import Cluster
 from e2e.platform.gotools import GoUnavailable
 from e2e.platform.node import ClusterError, UnsupportedMachine
@@ -19,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m e2e.platform", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "status", "packages", "check"))
+    parser.add_argument("verb", choices=("up", "down", "status", "packages", "check", "built"))
     verb = parser.parse_args().verb
     began = time.monotonic()
 
@@ -39,6 +40,8 @@ def main() -> int:
                 print(cluster.status())
             case "packages":
                 print(*sorted(node.missing() | images.missing()))
+            case "built":
+                return 0 if controlplane.is_available() else 1
             case "check":
                 cluster.check()
                 print("this machine can have one")

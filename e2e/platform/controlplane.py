@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from e2e.platform import versions
-from e2e.platform.gotools import program
+from e2e.platform.gotools import is_built, program
 from e2e.platform.processes import TIMEOUT_SECONDS, Processes
 
 AUDITED = ("tensafe-system", "tensafe-other")
@@ -240,6 +240,12 @@ def kubectl(
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert not (check and done.returncode), f"kubectl {' '.join(arguments)}: {done.stderr}"
     return done
+
+
+def is_available() -> bool:
+    """Whether every program of a control plane, and Helm for the chart's roles, is in the cache already."""
+    kubernetes = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+    return all(is_built("kubernetes", name) for name in kubernetes) and is_built("helm", "helm")
 
 
 def built(name: str) -> Path:

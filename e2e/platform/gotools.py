@@ -40,7 +40,7 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
     name = name or package.rsplit("/", 1)[-1]
     cache = _cache(folder)
     place = cache / name
-    if place.exists():
+    if is_built(module, name):
         return place
     go = go_command()
     with _alone(cache):
@@ -52,6 +52,11 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
                 subprocess.run(command, cwd=folder, check=True, env={**os.environ, "GOCACHE": str(objects)})
             aside.replace(place)
     return place
+
+
+def is_built(module: str, name: str) -> bool:
+    """Whether the program `name` of a module is in the cache, so that no test has to wait for its build."""
+    return (_cache(MODULES / module) / name).exists()
 
 
 def module_source(module: str, package: str) -> Path:
