@@ -5,7 +5,7 @@ ledger file and the log of the run. Each translates its records into `JobRecords
 them, so that a figure in a status means the same in both places:
 
 - `fold_records`: privacy figures, progress, evaluations, checkpoints and the final model;
-- `conditions_of`: the conditions of a phase;
+- `conditions_of`: the conditions that follow from the phase alone;
 - `progress_at` and `evaluation_result`: one progress or evaluation entry, as the trainer writes it into the ledger.
 
 Every function is pure: values in, values out, no clock and no input or output. Every ε is computed here from charged
@@ -14,7 +14,7 @@ steps; none is copied from a record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,6 @@ from tensafe_api.resources.status import (
     PrivacyStatus,
     Progress,
     Status,
-    WorkerCount,
 )
 from tensafe_api.timestamps import format_time
 
@@ -37,6 +36,18 @@ STATEMENT_FILE = "statement.json"
 """Name of the privacy statement in the directory of a checkpoint."""
 _MIN_SPEED = 1e-3
 """Steps per second. A lower speed is not shown: four digits of it would say little."""
+
+
+def _has_adapter(phase: Phase) -> bool:
+    return phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+
+
+PHASE_CONDITIONS: Mapping[ConditionType, Callable[[Phase], bool]] = {
+    ConditionType.READY: _has_adapter,
+    ConditionType.SUCCEEDED: _has_adapter,
+    ConditionType.FAILED: lambda phase: phase is Phase.FAILED,
+}
+"""The conditions that follow from the phase alone, and in which phases each is True."""
 
 
 class RecordedCheckpoint(Protocol):
@@ -177,50 +188,15 @@ def evaluation_result(step: int, loss: float, metrics: Mapping[str, float | None
     return EvaluationResult.model_validate({"step": step, "loss": f"{loss:.4f}", **measured})
 
 
-def conditions_of(
-    phase: Phase,
-    reason: str,
-    message: str,
-    time: float,
-    *,
-    types: Collection[ConditionType] = tuple(ConditionType),
-    before: Iterable[Condition] = (),
-    workers: WorkerCount | None = None,
-    generation: int | None = None,
-    accepted: bool = True,
-    stalled: bool = False,
-) -> tuple[Condition, ...]:
-    """The conditions of a job in `phase`, one for each of `types`, all with the same reason and message.
+def conditions_of(phase: Phase, reason: str, message: str, time: float) -> tuple[Condition, ...]:
+    """The conditions that follow from the phase alone, all with the same reason and message.
+
+    The local runner reports these. The operator reports more (`tensafe_operator.plan.conditions.RULES`).
 
     Args:
-        time: seconds since the epoch; the transition time of each condition whose status differs from `before`.
-        types: which conditions the caller reports.
-        before: the conditions so far. One whose status stays the same keeps its transition time.
-        workers: how many workers are ready; PodsReady of a starting job depends on it.
-        generation: generation of the job that the conditions describe.
-        accepted: whether the manifest can be run.
-        stalled: whether the job is blocked until a user acts.
+        time: seconds since the epoch; the transition time of each condition.
     """
-    good = phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
-    at_rest = phase.final or phase is Phase.SUSPENDED
-    all_ready = workers is not None and workers.ready >= workers.desired
-    holds = {
-        ConditionType.ACCEPTED: accepted,
-        ConditionType.READY: good,
-        ConditionType.RECONCILING: not at_rest and not stalled,
-        ConditionType.STALLED: stalled or phase is Phase.FAILED,
-        ConditionType.QUEUED: phase is Phase.QUEUED,
-        ConditionType.PODS_READY: phase is Phase.RUNNING or (phase is Phase.STARTING and all_ready),
-        ConditionType.RUNNING: phase is Phase.RUNNING,
-        ConditionType.SUCCEEDED: good,
-        ConditionType.FAILED: phase is Phase.FAILED,
-    }
-    earlier = {condition.type: condition for condition in before}
-    return tuple(
-        condition_of(kind, value, reason, message, time, before=earlier.get(kind.value), generation=generation)
-        for kind, value in holds.items()
-        if kind in types
-    )
+    return tuple(condition_of(kind, holds(phase), reason, message, time) for kind, holds in PHASE_CONDITIONS.items())
 
 
 def condition_of(

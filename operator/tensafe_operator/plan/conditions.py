@@ -14,7 +14,7 @@ from typing import Any
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Condition, Status
-from tensafe_api.status_fold import condition_of
+from tensafe_api.status_fold import PHASE_CONDITIONS, condition_of
 
 _LONGEST = 1024
 
@@ -57,9 +57,9 @@ of the status are those of the present reconcile; its conditions are those of th
 """
 
 
-def _is_good(state: JobState, status: Status) -> bool:
-    """The job has ended with an adapter that can be used."""
-    return state.phase in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED)
+def _follows_from_phase(kind: ConditionType) -> Rule:
+    """The rule of a condition that the local runner reports as well."""
+    return lambda state, status: PHASE_CONDITIONS[kind](state.phase)
 
 
 def _is_reconciling(state: JobState, status: Status) -> bool:
@@ -76,14 +76,14 @@ def _are_pods_ready(state: JobState, status: Status) -> bool:
 
 RULES: dict[ConditionType, Rule] = {
     ConditionType.ACCEPTED: lambda state, status: state.accepted,
-    ConditionType.READY: _is_good,
+    ConditionType.READY: _follows_from_phase(ConditionType.READY),
     ConditionType.RECONCILING: _is_reconciling,
     ConditionType.STALLED: lambda state, status: state.stalled or state.phase is Phase.FAILED,
     ConditionType.QUEUED: lambda state, status: state.phase is Phase.QUEUED,
     ConditionType.PODS_READY: _are_pods_ready,
     ConditionType.RUNNING: lambda state, status: state.phase is Phase.RUNNING,
-    ConditionType.SUCCEEDED: _is_good,
-    ConditionType.FAILED: lambda state, status: state.phase is Phase.FAILED,
+    ConditionType.SUCCEEDED: _follows_from_phase(ConditionType.SUCCEEDED),
+    ConditionType.FAILED: _follows_from_phase(ConditionType.FAILED),
 }
 
 

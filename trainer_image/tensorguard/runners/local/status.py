@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tensafe_api.reasons import ConditionType, Phase, Reason
+from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Attempt, EvaluationResult, Progress, Status, WorkerCount
@@ -26,7 +26,6 @@ from tensafe_api.timestamps import format_time
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Saved, Started, Stepped
 
-_CONDITIONS = (ConditionType.READY, ConditionType.SUCCEEDED, ConditionType.FAILED)
 _EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.BUDGET_EXHAUSTED: 3, Phase.SUSPENDED: 130}
 
 
@@ -49,7 +48,7 @@ def fold_status(
     before = Status(
         observed_generation=job.metadata.generation or 0,
         phase=phase.value,
-        conditions=conditions_of(phase, ended.reason, ended.message, ended.time, types=_CONDITIONS),
+        conditions=conditions_of(phase, ended.reason, ended.message, ended.time),
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
         attempts=_attempts(events, ended),
         ledger_name=job.metadata.name if ledger else None,
