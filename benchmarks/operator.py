@@ -1,15 +1,15 @@
-"""The operator at a thousand jobs, beside KubeRay's own operator, on a real API server.
+"""Measures the operator at a thousand jobs, and KubeRay's operator for comparison, on a real API server.
 
     .venv/bin/python -m benchmarks.operator                      # everything, at 1,000 jobs (20 minutes)
     .venv/bin/python -m benchmarks.operator --jobs 50 --parts burst kuberay
 
-One control plane for all parts, on this machine. There are no nodes: KubeRay's, the kubelet's and the trainer's writes
-are played (`benchmarks.fake_kuberay`) while ours is measured, and KubeRay itself is measured last, alone, when ours has
-ended: it looks at a namespace of its own, and is given the very RayJobs that ours makes. Both steps are timed in the
-same way, from the moment at which a watch of this process tells of the one object to that of the other. What measures
-shares the machine's cores with what is measured, for both alike.
+All parts use one control plane on this machine. There are no nodes: while the operator is measured,
+`e2e.platform.fakes.simulator` writes what KubeRay, the kubelet and the trainer write. KubeRay's operator is measured
+last, after the operator has stopped. It watches a namespace of its own, with the same RayJobs that the operator
+creates. Both are timed in the same way: from the watch event of the first object to that of the second. The benchmark
+itself shares the machine's cores with the measured programs, in both cases.
 
-Exit status 1 where a goal is missed. The figures are also in `out/operator.json`.
+The exit status is 1 if a goal is missed. The figures are also written to `out/operator.json`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-import pytest
-
-from benchmarks.apiserver import connected
-from benchmarks.bed import ROOT, Bed
 from benchmarks.operator_parts import PARTS, Figure, Parts
+from benchmarks.testbed import ROOT, Testbed
+from e2e.platform.api_server import connect
+from e2e.platform.gotools import GoUnavailable
 
 RESULTS = ROOT / "out" / "operator.json"
 
 
 def table(figures: list[Figure]) -> str:
-    """Each figure beside its goal."""
+    """Format the figures with their goals."""
     lines = [f"{'part':9} {'what':58} {'figure':>10} {'goal':>10}"]
     for each in figures:
         goal = "" if each.goal is None else f"≤ {each.goal:.4g}"
@@ -43,10 +42,10 @@ def table(figures: list[Figure]) -> str:
     return "\n".join(lines)
 
 
-async def measure(bed: Bed, jobs: int, parts: list[str]) -> Parts:
-    """Run the parts, in their order."""
-    async with connected(bed.plane.admin) as server:
-        measured = Parts(bed, server, jobs)
+async def measure(testbed: Testbed, jobs: int, parts: list[str]) -> Parts:
+    """Run the parts in order."""
+    async with connect(testbed.plane.admin) as server:
+        measured = Parts(testbed, server, jobs)
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(measured.watch())
             try:
@@ -57,25 +56,30 @@ async def measure(bed: Bed, jobs: int, parts: list[str]) -> Parts:
 
 
 def main() -> int:
-    """The command line; exit status 0 also where there is no Go, which builds the servers, and the run is skipped."""
-    parser = argparse.ArgumentParser(description="The operator at many jobs, beside KubeRay's own operator.")
-    parser.add_argument("--jobs", type=int, default=1000, help="jobs at once (default 1000, which the goals are for)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default all)")
-    parser.add_argument("--keep", type=Path, help="a folder for the servers' and operators' logs (default: none kept)")
+    """Run the command line. The exit status is 0, and nothing runs, where the servers cannot be built without Go."""
+    parser = argparse.ArgumentParser(
+        description="Measure the operator at many jobs, and KubeRay's operator for comparison."
+    )
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs (default 1000; the goals are for 1000)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
+    parser.add_argument("--keep", type=Path, help="folder for the logs of all servers (default: logs are deleted)")
     options = parser.parse_args()
     if options.keep is not None and options.keep.is_dir() and any(options.keep.iterdir()):
-        parser.error(f"--keep {options.keep}: is not empty, and the servers would go on from what an earlier run left")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
-    with tempfile.TemporaryDirectory() as aside:
-        bed = Bed(options.keep or Path(aside))
+        parser.error(
+            f"--keep {options.keep}: the folder is not empty, and the servers would reuse what an earlier run left: "
+            "name an empty folder"
+        )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` stops the servers
+    with tempfile.TemporaryDirectory() as scratch:
+        testbed = Testbed(options.keep or Path(scratch))
         try:
-            bed.start()
-            measured = asyncio.run(measure(bed, options.jobs, options.parts))
-        except pytest.skip.Exception as missing:
+            testbed.start()
+            measured = asyncio.run(measure(testbed, options.jobs, options.parts))
+        except GoUnavailable as missing:
             print(f"skipped: {missing}")
             return 0
         finally:
-            bed.stop()
+            testbed.stop()
     load = os.getloadavg()[::2]
     print(table(measured.figures))
     if measured.unfinished:

@@ -1,9 +1,13 @@
-"""The jobs of the operator's benchmark, and the RayJobs that KubeRay itself is measured with: the very same."""
+"""The jobs of the operator's benchmark, and the RayJobs that KubeRay's operator is measured with.
+
+The operator creates the same RayJobs for the jobs, so both operators are measured with the same objects.
+"""
 
 from __future__ import annotations
 
-from benchmarks.apiserver import Object
-from benchmarks.bed import MINIMAL, REFERENCE, changed
+from benchmarks.testbed import REFERENCE
+from e2e.platform.api_server import Object
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.rayjob import ray_job
@@ -11,7 +15,7 @@ from tensafe_operator.settings import Settings
 
 
 def job(namespace: str, number: int) -> Object:
-    """A job that needs everything that a job may need of the operator: seven objects."""
+    """A job for which the operator creates every kind of object that it may create: seven objects."""
     return changed(
         MINIMAL,
         {
@@ -23,8 +27,8 @@ def job(namespace: str, number: int) -> Object:
     )
 
 
-def reference(number: int) -> Object:
-    """The RayJob that the operator makes for such a job, without its owner, who is not there."""
+def reference_ray_job(number: int) -> Object:
+    """The RayJob that the operator creates for such a job, without an owner, because there is no job here."""
     manifest = changed(job(REFERENCE, number), {"metadata.uid": f"00000000-0000-0000-0000-{number:012}"})
     completed, _ = resolve_job(parse_job(manifest))
     document = ray_job(completed, 1, Settings(), job_digest="0" * 64, key_secret="key")

@@ -1,12 +1,11 @@
-"""The parts of the operator's benchmark, in the order in which they run: each leaves its jobs for the next ones.
+"""The parts of the operator's benchmark, in the order in which they run. Later parts use the jobs of earlier ones.
 
-Goals are for 1,000 jobs; with fewer the same goals are shown, and are easier.
+The goals are for 1,000 jobs. They are also shown for fewer jobs, where they are easier to reach.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import signal
 import time
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.apiserver import Happened, Object, Server, each, key_of, until
-from benchmarks.bed import REFERENCE, Bed, Operator
-from benchmarks.fake_kuberay import FakeKubeRay, Key
-from benchmarks.operator_jobs import job, reference
-from benchmarks.sightings import Sightings, quantile
+from benchmarks.operator_jobs import job, reference_ray_job
+from benchmarks.testbed import REFERENCE, MeasuredOperator, Testbed
+from benchmarks.watch_times import WatchTimes, quantile
+from e2e.platform.api_server import ApiServer, Condition, Key, Object, holds, key_of, run_concurrently, wait_for
+from e2e.platform.fakes.simulator import RayJobSimulator
 
 PARTS = ("memory", "rate", "burst", "ledger", "idle", "restart", "failover", "kuberay")
 _NEED_JOBS = {"ledger", "idle", "restart", "failover"}
@@ -27,23 +26,23 @@ FEW = 10
 JOBS_A_SECOND, RATE_SECONDS = 5, 20
 CHANGES_A_SECOND, CHANGES_SECONDS = 50, 30
 IDLE_SECONDS = 60
-PATIENCE_SECONDS = 600
+TIMEOUT_SECONDS = 600
 QUIET_SECONDS = 3.0
-LATE_SECONDS = 1.0
-"""What comes so long after a kill is no more of the one that was killed."""
-CREATING_AT_ONCE = 32
+AFTERMATH_SECONDS = 1.0
+"""An object that appears later than this after a kill was not created by the killed operator."""
+CREATE_CONCURRENCY = 32
 
 RATE_P99, LEDGER_P99, RESTART, FAILOVER = 5.0, 2.0, 20.0, 20.0
 FEW_MB, MANY_MB = 180.0, 250.0
 
 
 class Unfinished(Exception):
-    """A part could not be measured to its end."""
+    """A part could not be completed."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured, and what it must not be above; None: nothing is asked of it."""
+    """A measured value and its upper limit; `goal` is None where there is no limit."""
 
     part: str
     what: str
@@ -57,38 +56,38 @@ class Figure:
 
 
 class Parts:
-    """One run."""
+    """One run of the benchmark."""
 
-    def __init__(self, bed: Bed, server: Server, jobs: int) -> None:
-        self._bed, self._server, self._jobs = bed, server, jobs
-        self._seen = Sightings()
-        self._fake = FakeKubeRay(server)
-        self._operator: Operator | None = None
+    def __init__(self, testbed: Testbed, server: ApiServer, jobs: int) -> None:
+        self._testbed, self._server, self._jobs = testbed, server, jobs
+        self._times = WatchTimes()
+        self._simulator = RayJobSimulator(server)
+        self._operator: MeasuredOperator | None = None
         self.figures: list[Figure] = []
         self.unfinished = ""
-        """Why the run ended before its end."""
+        """Why the run stopped early; empty where it did not."""
         self.requests: dict[str, Any] = {}
-        """What the operator asked of the API server in the burst: how often for a job, and how long an answer took."""
+        """The operator's requests in the burst, by kind: number for each job, and mean duration."""
 
     async def watch(self) -> None:
-        """Look at everything until cancelled, and play KubeRay's part."""
+        """Record the times of all watch events, and simulate KubeRay, until cancelled."""
 
-        def ray_job(event: str, body: Object, now: float) -> None:
-            self._seen.ray_job(event, body, now)
+        def on_ray_job(event: str, body: Object, now: float) -> None:
+            self._times.on_ray_job(event, body, now)
             if body["metadata"]["namespace"] != REFERENCE:
-                self._fake.heard(event, body)
+                self._simulator.on_event(event, body)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._server.watch("TenSafeTrainingJob", self._seen.job))
-            group.create_task(self._server.watch("PrivacyLedger", self._seen.ledger))
-            group.create_task(self._server.watch("RayJob", ray_job))
-            group.create_task(self._server.watch("RayCluster", self._seen.ray_cluster, bare=True))
-            group.create_task(self._fake.serve())
+            group.create_task(self._server.watch("TenSafeTrainingJob", self._times.on_job))
+            group.create_task(self._server.watch("PrivacyLedger", self._times.on_ledger))
+            group.create_task(self._server.watch("RayJob", on_ray_job))
+            group.create_task(self._server.watch("RayCluster", self._times.on_ray_cluster, metadata_only=True))
+            group.create_task(self._simulator.serve())
 
     async def run(self, parts: list[str]) -> None:
         if set(parts) != {"kuberay"}:
-            self._operator = self._bed.operator()
-            await until(self._operator.leads, 60)
+            self._operator = self._testbed.start_operator()
+            await wait_for(self._operator.leads, 60)
         for part in PARTS:
             if part in parts or (part == "burst" and _NEED_JOBS & set(parts)):
                 print(f"{part} ...", flush=True)
@@ -99,193 +98,192 @@ class Parts:
                     return
 
     async def _memory(self) -> None:
-        """What the process holds when ten jobs run."""
+        """The operator's memory while ten jobs run."""
         await self._apply("few", FEW)
         await self._run_all()
         self._figure("memory", f"resident with {FEW} jobs", self._leader.resident_mb(), "MB", FEW_MB)
 
     async def _rate(self) -> None:
-        """Jobs that come one after the other."""
+        """Jobs that are applied at a constant rate."""
         count = min(self._jobs, JOBS_A_SECOND * RATE_SECONDS)
-        began, keys = time.monotonic(), []
+        started, keys = time.monotonic(), []
         for number in range(count):
-            await asyncio.sleep(max(0.0, began + number / JOBS_A_SECOND - time.monotonic()))
+            await asyncio.sleep(max(0.0, started + number / JOBS_A_SECOND - time.monotonic()))
             keys += await self._apply("rate", 1, first=number, wait=False)
-        await self._until("every job has a RayJob", lambda: self._seen.begun(keys))
-        self._steps("rate", f"job to RayJob at {JOBS_A_SECOND} a second", keys, RATE_P99)
+        await self._until("every job has a RayJob", lambda: self._times.all_have_ray_jobs(keys))
+        self._record_delays("rate", f"job to RayJob at {JOBS_A_SECOND} a second", keys, RATE_P99)
         await self._run_all()
 
     async def _burst(self) -> None:
-        """All jobs at once."""
-        account, cpu = self._bed.account(), self._leader.cpu_seconds()
+        """All jobs applied at once."""
+        log, cpu = self._testbed.request_log(), self._leader.cpu_seconds()
         keys = await self._apply("burst", self._jobs)
         self._figure(
             "burst", "the operator's CPU for a job", 1e3 * (self._leader.cpu_seconds() - cpu) / len(keys), "ms"
         )
-        self._steps("burst", f"job to RayJob, {self._jobs} at once", keys)
-        self.requests = account.summary(len(keys))
-        asked = sum(self.requests[what]["for_a_job"] for what in self.requests)
-        self._figure("burst", "requests of the operator for a job", asked, "")
+        self._record_delays("burst", f"job to RayJob, {self._jobs} at once", keys)
+        self.requests = log.summary(len(keys))
+        requests = sum(each["for_a_job"] for each in self.requests.values())
+        self._figure("burst", "requests of the operator for a job", requests, "")
         await self._run_all()
-        count = len(self._seen.jobs)
+        count = len(self._times.jobs)
         self._figure("burst", f"resident with {count} jobs", self._leader.resident_mb(), "MB", MANY_MB)
         self._figure("burst", "resident at its highest", self._leader.peak_mb(), "MB")
 
     async def _ledger(self) -> None:
-        """Trainers that charge: how far the jobs' statuses are behind."""
-        trainers = itertools.cycle(self._fake.trainers.values())
-        self._seen.behind.clear()
-        began, count = time.monotonic(), CHANGES_A_SECOND * CHANGES_SECONDS
+        """The delay of the jobs' statuses while trainers charge their ledgers."""
+        trainers = itertools.cycle(self._simulator.trainers.values())
+        self._times.delays.clear()
+        started, count = time.monotonic(), CHANGES_A_SECOND * CHANGES_SECONDS
         async with asyncio.TaskGroup() as group:
             for number in range(count):
-                await asyncio.sleep(max(0.0, began + number / CHANGES_A_SECOND - time.monotonic()))
+                await asyncio.sleep(max(0.0, started + number / CHANGES_A_SECOND - time.monotonic()))
                 group.create_task(next(trainers).charge(1))
-        took = time.monotonic() - began
+        elapsed = time.monotonic() - started
         await self._settled()
-        self._figure("ledger", "charges a second", count / took, "1/s")
+        self._figure("ledger", "charges a second", count / elapsed, "1/s")
         what = f"charge to status at {CHANGES_A_SECOND} a second"
-        self._figure("ledger", f"{what}, p50", quantile(self._seen.behind, 0.5), "s")
-        self._figure("ledger", f"{what}, p99", quantile(self._seen.behind, 0.99), "s", LEDGER_P99)
+        self._figure("ledger", f"{what}, p50", quantile(self._times.delays, 0.5), "s")
+        self._figure("ledger", f"{what}, p99", quantile(self._times.delays, 0.99), "s", LEDGER_P99)
 
     async def _idle(self) -> None:
-        """Nothing happens: nothing is written."""
+        """Nothing changes, so the operator must write nothing."""
         await self._settled()
-        account, cpu = self._bed.account(), self._leader.cpu_seconds()
+        log, cpu = self._testbed.request_log(), self._leader.cpu_seconds()
         await asyncio.sleep(IDLE_SECONDS)
-        self._figure("idle", f"writes in {IDLE_SECONDS} s, the Lease aside", account.writes(), "", 0.0)
+        self._figure("idle", f"writes in {IDLE_SECONDS} s, the Lease aside", log.writes(), "", 0.0)
         self._figure("idle", "CPU", 100 * (self._leader.cpu_seconds() - cpu) / IDLE_SECONDS, "% of a core")
 
     async def _restart(self) -> None:
-        """An operator that is stopped and started: every tenth ledger is charged meanwhile, and no spec is touched."""
-        generations = {key: set(found) for key, found in self._seen.generations.items()}
-        self._leader.end()
-        trainers = list(self._fake.trainers.values())
-        await each(8, [partial(trainer.charge, 1) for trainer in trainers[::10]])
-        account = self._bed.account()
-        self._operator = self._bed.operator()
-        wanted = {key: trainer.steps for key, trainer in self._fake.trainers.items()}
+        """The operator is stopped and started again. Every tenth ledger is charged meanwhile, and no spec changes."""
+        generations = {key: set(found) for key, found in self._times.generations.items()}
+        self._leader.stop()
+        trainers = list(self._simulator.trainers.values())
+        await run_concurrently(8, [partial(trainer.charge, 1) for trainer in trainers[::10]])
+        log = self._testbed.request_log()
+        self._operator = self._testbed.start_operator()
+        wanted = {key: trainer.steps for key, trainer in self._simulator.trainers.items()}
 
         async def converged() -> bool:
-            if any(self._seen.owed.values()):
+            if any(self._times.pending.values()):
                 return False
-            await asyncio.sleep(0.5)  # it takes the operator a while to tell of all jobs
-            shown = await self._leader.charged()
+            await asyncio.sleep(0.5)  # the metrics include a job only once it was reconciled
+            shown = await self._leader.steps_charged()
             return all(shown.get(key) == steps for key, steps in wanted.items())
 
         await self._until("every status is right again", converged)
-        took = time.monotonic() - self._leader.began
-        self._figure("restart", f"converged with {len(wanted)} jobs", took, "s", RESTART)
+        elapsed = time.monotonic() - self._leader.started
+        self._figure("restart", f"converged with {len(wanted)} jobs", elapsed, "s", RESTART)
         await self._settled()
-        writes = account.writes() - len(trainers[::10])
+        writes = log.writes() - len(trainers[::10])
         self._figure("restart", "writes beyond the statuses that are due", writes, "", 0.0)
-        again = sum(found != generations[key] for key, found in self._seen.generations.items())
+        again = sum(found != generations[key] for key, found in self._times.generations.items())
         self._figure("restart", "specs written", again, "", 0.0)
 
     async def _failover(self) -> None:
-        """The leader is killed amid a burst: the other goes on, and makes nothing twice."""
-        second = self._bed.operator()
+        """The leader is killed during a burst. The other replica takes over, and creates nothing twice."""
+        second = self._testbed.start_operator()
         await self._until("a second operator stands by", second.metrics)
-        account = self._bed.account()
+        log = self._testbed.request_log()
         keys = await self._apply("failover", max(10, self._jobs // 10), wait=False)
-        before = len(self._seen.ray_jobs)
-        await self._until("a third has begun", lambda: len(self._seen.ray_jobs) >= before + len(keys) // 3)
-        self._leader.end(signal.SIGKILL)
+        before = len(self._times.ray_jobs)
+        await self._until("a third has begun", lambda: len(self._times.ray_jobs) >= before + len(keys) // 3)
+        self._leader.stop(signal.SIGKILL)
         killed = time.monotonic()
         self._operator = second
-        await asyncio.sleep(LATE_SECONDS)
+        await asyncio.sleep(AFTERMATH_SECONDS)
         keys += await self._apply("failover", 1, first=len(keys), wait=False)
-        await self._until("every job has a RayJob", lambda: self._seen.begun(keys))
-        came = [when - killed for key in keys for when in self._seen.ray_jobs.get(key, ())]
-        after = [seconds for seconds in came if seconds > LATE_SECONDS] or [float("inf")]
+        await self._until("every job has a RayJob", lambda: self._times.all_have_ray_jobs(keys))
+        delays = [when - killed for key in keys for when in self._times.ray_jobs.get(key, ())]
+        after = [seconds for seconds in delays if seconds > AFTERMATH_SECONDS] or [float("inf")]
         self._figure("failover", "kill -9 to the new leader's first RayJob", min(after), "s", FAILOVER)
         self._figure("failover", "kill -9 to the last RayJob", max(after), "s")
         await self._settled()
         made = Counter(
-            (asked.resource, asked.name) for asked in account.asked() if (asked.verb, asked.code) == ("create", 201)
+            (each.resource, each.name) for each in log.requests() if (each.verb, each.code) == ("create", 201)
         )
-        twice = sum(count > 1 for count in made.values()) + sum(len(self._seen.ray_jobs[key]) != 1 for key in keys)
+        twice = sum(count > 1 for count in made.values()) + sum(len(self._times.ray_jobs[key]) != 1 for key in keys)
         self._figure("failover", "objects made twice", twice, "", 0.0)
 
     async def _kuberay(self) -> None:
-        """KubeRay's own step, from a RayJob to its RayCluster, with the same RayJobs and nobody else at work."""
+        """KubeRay's operator alone, from a RayJob to its RayCluster, with the same RayJobs."""
         if self._operator is not None:
-            self._operator.end()
+            self._operator.stop()
             self._operator = None
-        process, ready = self._bed.kuberay()
+        process, ready = self._testbed.start_kuberay()
         await self._until("KubeRay is ready", ready)
-        documents = [reference(number) for number in range(self._jobs)]
-        await each(CREATING_AT_ONCE, [partial(self._server.create, document) for document in documents])
+        documents = [reference_ray_job(number) for number in range(self._jobs)]
+        await run_concurrently(CREATE_CONCURRENCY, [partial(self._server.create, document) for document in documents])
         keys = [(REFERENCE, document["metadata"]["name"].removesuffix("-a1")) for document in documents]
-        await self._until("every RayJob has a RayCluster", lambda: all(key in self._seen.ray_clusters for key in keys))
-        took = [self._seen.ray_clusters.get(key, float("inf")) - self._seen.ray_jobs[key][0] for key in keys]
-        p50, p99 = quantile(took, 0.5), quantile(took, 0.99)
+        await self._until("every RayJob has a RayCluster", lambda: all(key in self._times.ray_clusters for key in keys))
+        elapsed = [self._times.ray_clusters.get(key, float("inf")) - self._times.ray_jobs[key][0] for key in keys]
+        p50, p99 = quantile(elapsed, 0.5), quantile(elapsed, 0.99)
         self._figure("kuberay", f"RayJob to RayCluster, {self._jobs} at once, p50", p50, "s")
         self._figure("kuberay", f"RayJob to RayCluster, {self._jobs} at once, p99", p99, "s")
         self._figure("kuberay", "resident", process.resident_mb(), "MB")
-        process.end(signal.SIGKILL)
+        process.stop(signal.SIGKILL)
         for number, figure in enumerate(self.figures):
             if figure.part == "burst" and figure.what.endswith("at once, p99"):
                 self.figures[number] = Figure(figure.part, figure.what, figure.value, figure.unit, p99)
 
     @property
-    def _leader(self) -> Operator:
+    def _leader(self) -> MeasuredOperator:
         assert self._operator is not None
         return self._operator
 
     async def _apply(self, namespace: str, count: int, *, first: int = 0, wait: bool = True) -> list[Key]:
-        """Make jobs, and wait until each has its RayJob."""
+        """Apply jobs, and with `wait` wait until each has its RayJob."""
         documents = [job(namespace, first + number) for number in range(count)]
-        await each(CREATING_AT_ONCE, [partial(self._server.create, document) for document in documents])
+        await run_concurrently(CREATE_CONCURRENCY, [partial(self._server.create, document) for document in documents])
         keys = [key_of(document) for document in documents]
         if wait:
-            await self._until("every job has a RayJob", lambda: self._seen.begun(keys))
+            await self._until("every job has a RayJob", lambda: self._times.all_have_ray_jobs(keys))
         return keys
 
     async def _run_all(self) -> None:
-        """Let every job run that has begun, and wait until the operator has said so and writes nothing more."""
-        await self._until("KubeRay has answered", lambda: self._fake.answered >= len(self._seen.ray_jobs))
-        await self._fake.run()
+        """Run every job that has a RayJob, and wait until the operator has reported that and writes nothing more."""
+        await self._until("KubeRay has answered", lambda: self._simulator.accepted >= len(self._times.ray_jobs))
+        await self._simulator.run()
         await self._until(
-            "every job runs", lambda: all(self._seen.phases[key] == "Running" for key in self._fake.trainers)
+            "every job runs", lambda: all(self._times.phases[key] == "Running" for key in self._simulator.trainers)
         )
         await self._settled()
 
     async def _settled(self) -> None:
-        """Wait until the operator owes nothing, and has written nothing for a while."""
+        """Wait until no status is outdated and the operator has written nothing for a while."""
 
         async def quiet() -> bool:
-            account = self._bed.account()
+            log = self._testbed.request_log()
             await asyncio.sleep(QUIET_SECONDS)
-            return not account.writes() and not any(self._seen.owed.values())
+            return not log.writes() and not any(self._times.pending.values())
 
         await self._until("the operator writes nothing more", quiet)
 
-    async def _until(self, what: str, happened: Happened, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until something has happened.
+    async def _until(self, what: str, condition: Condition, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Wait until a condition holds.
 
         Raises:
-            Unfinished: where it has not after so long, or the operator has ended meanwhile.
+            Unfinished: it does not hold in time, or the operator has exited.
         """
 
-        async def settled() -> bool:
-            found = happened()
-            return bool(await found if inspect.isawaitable(found) else found) or not self._alive
+        async def done() -> bool:
+            return await holds(condition) or not self._alive
 
-        if not await until(settled, seconds):
-            raise Unfinished(f"waited {seconds:.0f} s in vain until {what}")
+        if not await wait_for(done, seconds):
+            raise Unfinished(f"after {seconds:.0f} s this does not hold: {what}")
         if not self._alive:
-            raise Unfinished(f"the operator has ended by itself, before {what}")
+            raise Unfinished(f"the operator exited unexpectedly before this held: {what}")
 
     @property
     def _alive(self) -> bool:
         return self._operator is None or self._operator.alive
 
-    def _steps(self, part: str, what: str, keys: list[Key], goal: float | None = None) -> None:
-        """How long jobs took to their RayJobs; one that never came took for ever."""
-        came = {key: self._seen.ray_jobs[key][0] for key in keys if key in self._seen.ray_jobs}
-        took = [came.get(key, float("inf")) - self._seen.jobs[key] for key in keys]
-        self._figure(part, f"{what}, p50", quantile(took, 0.5), "s")
-        self._figure(part, f"{what}, p99", quantile(took, 0.99), "s", goal)
+    def _record_delays(self, part: str, what: str, keys: list[Key], goal: float | None = None) -> None:
+        """Record the time from each job to its RayJob; a RayJob that never appeared counts as infinite."""
+        delays = {key: self._times.ray_jobs[key][0] for key in keys if key in self._times.ray_jobs}
+        elapsed = [delays.get(key, float("inf")) - self._times.jobs[key] for key in keys]
+        self._figure(part, f"{what}, p50", quantile(elapsed, 0.5), "s")
+        self._figure(part, f"{what}, p99", quantile(elapsed, 0.99), "s", goal)
 
     def _figure(self, part: str, what: str, value: float, unit: str, goal: float | None = None) -> None:
         self.figures.append(Figure(part, what, value, unit, goal))

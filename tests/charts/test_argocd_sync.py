@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 
 from e2e.platform import versions
 from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fakes import blocking, statuses
 from e2e.platform.fixtures.argocd import ArgoCD, Repository
 from e2e.platform.fixtures.ledger_objects import Pod, make_pod
 from e2e.platform.fixtures.manifests import MINIMAL, changed
@@ -116,9 +117,8 @@ class Site:
         """What Argo CD's actions do, and a person with kubectl."""
         self.kubectl("patch", "tsj", name, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
 
-    def kuberay_says(self, ray_job: str, **status: str) -> None:
-        patch = json.dumps({"status": status})
-        self.kubectl("patch", "rayjob", ray_job, "--subresource=status", "--type=merge", "-p", patch)
+    def set_ray_job_status(self, ray_job: str, status: Mapping[str, Any]) -> None:
+        blocking.write_ray_job_status(self.plane.admin, CLINIC, ray_job, status)
 
     def worker(self, name: str) -> Pod:
         """The pod of rank 0 in a job's first attempt."""
@@ -126,20 +126,8 @@ class Site:
         return make_pod(self.plane, CLINIC, "trainer", **labels)
 
     def charge(self, name: str, pod: Pod, **more: Any) -> None:
-        """What the trainer writes into a job's ledger."""
-        ledger = self.get("privacyledger", self.job(name)["status"]["ledgerName"])
-        assert ledger is not None
-        ledger["status"] = {
-            "attempt": 1,
-            "charges": [{"attempt": 1, "steps": 5, "incarnation": 1, "podUID": pod.uid}],
-            "chargedThrough": 5,
-            "length": 2 + len(more),
-            "head": "0" * 64,
-            "progress": {"step": 5},
-            **more,
-        }
-        where = ("-n", CLINIC, "replace", "--subresource=status", "-f", "-")
-        self.plane.kubectl(*where, text=json.dumps(ledger), kubeconfig=pod.kubeconfig)
+        """Write a job's ledger as the trainer does: five steps are charged."""
+        blocking.charge_through(pod, CLINIC, self.job(name)["status"]["ledgerName"], 5, **more)
 
 
 @pytest.fixture
@@ -212,7 +200,7 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
     site.until_argo_tells("server-side", healthy("third", "Progressing", "Starting: "))
     at = {name: last_sync(argo.refresh(name)) for name in ("tensafe", "clinic-jobs", "server-side")}
     pod = site.worker("triage")
-    site.kuberay_says("triage-a1", jobDeploymentStatus="Running", rayClusterName="triage-a1-x")
+    site.set_ray_job_status("triage-a1", statuses.running("triage-a1-x"))
     site.charge("triage", pod)
     site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Training: Steps are being made."))
     made = {each for each in site.objects() if not each[1].startswith("second")}
@@ -227,7 +215,7 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
     site.until_argo_tells("clinic-jobs", synced(revision))
     site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Suspending: "))
     site.charge("triage", pod, outcome="Suspended")
-    site.kuberay_says("triage-a1", jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    site.set_ray_job_status("triage-a1", statuses.finished("SUCCEEDED"))
     site.until_argo_tells("clinic-jobs", healthy("triage", "Suspended", "Suspended: "))
     site.kubectl("delete", "pod", pod.name, "--force")
     revision = git.commit({"jobs/triage.json": manifest("triage", spec__suspend=False)})

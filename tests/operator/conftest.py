@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_harness import JobHarness, install_kuberay_crds
+from e2e.platform.fakes.kuberay import install_kuberay_crds
+from e2e.platform.fixtures.job_harness import JobHarness
 from e2e.platform.fixtures.roles import install_roles
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator.children import Manifest
@@ -142,9 +143,7 @@ def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster
     cluster.reconcile()
     assert [each.get("endTime") for each in cluster.status()["attempts"]] == [None]
     assert cluster.status()["phase"] == "Running"
-    cluster.set_ray_job_status(
-        jobStatus="FAILED", jobDeploymentStatus="Failed", reason="AppFailed", message="exit code 10"
-    )
+    cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 10"))
     cluster.reconcile()
     assert "endTime" in cluster.status()["attempts"][0]
 
@@ -158,7 +157,7 @@ def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(clust
     cluster.plane.kubectl("create", "-f", "-", text=json.dumps(copied))
     cluster.reconcile()
     assert cluster.status()["phase"] == "Running"
-    cluster.set_ray_job_status(jobStatus="FAILED", jobDeploymentStatus="Failed")
+    cluster.set_ray_job_status({"jobStatus": "FAILED", "jobDeploymentStatus": "Failed"})
     cluster.reconcile()
     delete_pod(cluster, pod.name)
     cluster.now += 60
@@ -243,15 +242,13 @@ def bring_to(cluster: JobHarness, phase: str) -> None:
         case "Succeeded":
             pod = trained(cluster)
             cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
-            cluster.set_ray_job_status(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+            cluster.set_ray_job_status(statuses.finished("SUCCEEDED"))
             delete_pod(cluster, pod.name)
             cluster.reconcile()
         case "Failed":
             trained(cluster)
             ended = "Job entrypoint command failed with exit code 76"
-            cluster.set_ray_job_status(
-                jobDeploymentStatus="Failed", jobStatus="FAILED", reason="AppFailed", message=ended
-            )
+            cluster.set_ray_job_status(statuses.finished("FAILED", ended))
             cluster.reconcile()
     assert cluster.status()["phase"] == phase
 
@@ -260,7 +257,7 @@ def trained(cluster: JobHarness) -> Any:
     """A job that has charged five steps; its worker's pod."""
     cluster.apply()
     cluster.reconcile()
-    cluster.set_ray_job_status(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
+    cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
     pod = cluster.create_worker_pod()
     cluster.charge(pod, 5)
     cluster.reconcile()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_harness import install_kuberay_crds
+from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.manifests import ARITHMETIC, MINIMAL, changed
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
 from tensafe_operator import reconcile
@@ -33,7 +34,7 @@ def test_from_apply_to_a_model_and_after(cluster: JobHarness) -> None:
     ):
         assert cluster.get(kind, name), kind
 
-    cluster.set_ray_job_status(jobDeploymentStatus="Running", rayClusterName="claims-triage-a1-x")
+    cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
     pod = cluster.create_worker_pod()
     cluster.charge(pod, 5)
     cluster.reconcile()
@@ -45,7 +46,7 @@ def test_from_apply_to_a_model_and_after(cluster: JobHarness) -> None:
     assert shown[1].split()[:3] == ["claims-triage", "Running", "5"]
 
     cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
-    cluster.set_ray_job_status(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    cluster.set_ray_job_status(statuses.finished("SUCCEEDED"))
     cluster.reconcile()
     assert cluster.status()["phase"] == "Succeeded"
     assert cluster.status()["finalModel"]["uri"] == "s3://models/final"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.job_harness import install_kuberay_crds
+from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve_job
