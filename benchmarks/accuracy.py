@@ -1,11 +1,10 @@
-"""Test accuracy on SST-2: TenSafe with two workers beside Opacus' ``PrivacyEngine`` in one process, the same settings,
-the same run.
+"""Test accuracy on SST-2: TenSafe with two workers and Opacus' ``PrivacyEngine`` in one process, in one run.
 
     .venv/bin/python -m benchmarks.accuracy
 
 Both get the same rows, tokens, σ, sampling rate, learning rates and number of steps (see ``benchmarks/README.md``). The
-figure that counts is the difference of the means over the seeds; a seed fixes the first values of the classifier and of
-the factors, and on Opacus' side draws and noise too (TenSafe's are secret and differ in every run).
+result is the difference of the means over the seeds. A seed fixes the initial values of the classifier and of the LoRA
+factors, and in Opacus also draws and noise. TenSafe's draws and noise are secret and differ in every run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORKERS = 2
 
 
 def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
-    """One run's test accuracy, and the ε that its ledger says was spent."""
+    """One run's test accuracy, and the ε that was spent according to its ledger."""
     from safetensors.torch import load_file
 
     from tensorguard.ledger.file import FileLedger
@@ -48,7 +47,7 @@ def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
     for rank in ranks:
         rank.join()
     if any(rank.exitcode for rank in ranks):
-        raise RuntimeError("a worker failed; its error is above")
+        raise RuntimeError("a worker failed: its error is in the output above")
     tokenizer = minilm.load_tokenizer()
     model = load_lora_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
@@ -68,10 +67,12 @@ def _rank(config: WorkerConfig, rank: int, store: Path) -> None:
 
 
 def main() -> int:
-    """The command line; exit status 1 where TenSafe's mean is more than 0.01 below Opacus', 0 also where SST-2 is
-    absent.
+    """Run the command line.
+
+    The exit status is 1 if TenSafe's mean is more than 0.01 below Opacus'. Where SST-2 is absent it is 0, and nothing
+    runs.
     """
-    parser = argparse.ArgumentParser(description="Test accuracy on SST-2, TenSafe beside Opacus.")
+    parser = argparse.ArgumentParser(description="Test accuracy on SST-2, TenSafe and Opacus.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     try:
@@ -85,7 +86,7 @@ def main() -> int:
         print(f"sigma {sigma}, sampling rate {plan.mechanism.sample_rate}, {plan.steps} steps", flush=True)
         with multiprocessing.get_context("spawn").Pool(
             WORKERS
-        ) as pool:  # one thread each: two would wait for each other
+        ) as pool:  # one thread each, since two processes share two cores
             theirs = pool.starmap(_opacus_accuracy, [(float(sigma), seed) for seed in options.seeds], chunksize=1)
         for seed, found in zip(options.seeds, theirs):
             print(f"opacus  seed {seed}: accuracy {found:.4f}", flush=True)

@@ -1,8 +1,8 @@
 """The labelled texts that the benchmarks train and test on, as plain Python values and as token tensors.
 
-What comes in: SST-2 as two-column files, or any jsonl file with ``text`` and ``label``. What goes out: ``Examples``,
-and ``TensorDataset`` objects of a fixed width. Both sides of a comparison read through here, so that they
-see the same rows in the same order with the same tokens.
+SST-2 as two-column files comes in, or any jsonl file with ``text`` and ``label``. ``Examples`` go out, and
+``TensorDataset`` objects of a fixed width. Both sides of a comparison use this module, so that they get the same rows
+in the same order with the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class CorpusMissing(FileNotFoundError):
-    """A data set that is no part of the project is not on this machine; the message says where it was looked for."""
+    """A data set that is not part of the project is not on this machine; the message has the path and the fix."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,27 @@ def data_root() -> Path:
 def sst2(split: str) -> Examples:
     """SST-2's ``train`` (6,920 rows), ``dev`` (872) or ``test`` (1,821).
 
-    The files are ``text<TAB>label`` with no header and no quoting: quotation marks in them are text, so they are
-    split by hand rather than read as csv.
+    The files are ``text<TAB>label`` with no header and no quoting. Quotation marks are part of the text, so the csv
+    module cannot read them.
 
     Raises:
-        CorpusMissing: the file is not there.
+        CorpusMissing: the file does not exist.
     """
     path = data_root() / "sst2" / f"{split}.tsv"
     if not path.is_file():
-        raise CorpusMissing(f"{path} is not there: put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA.")
+        raise CorpusMissing(f"{path} does not exist: put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA.")
     rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
     return Examples(tuple(text for text, _ in rows), tuple(int(label) for _, label in rows))
 
 
 def jsonl(path: Path, label_names: tuple[str, ...]) -> Examples:
-    """A jsonl file with the string fields ``text`` and ``label``; a label's number is its place in ``label_names``.
+    """A jsonl file with the string fields ``text`` and ``label``; a label's number is its index in ``label_names``.
 
     Raises:
-        CorpusMissing: the file is not there.
+        CorpusMissing: the file does not exist.
     """
     if not path.is_file():
-        raise CorpusMissing(f"{path} is not there: run the make_data.py beside it first.")
+        raise CorpusMissing(f"{path} does not exist: run make_data.py in the same folder first.")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return Examples(tuple(row["text"] for row in rows), tuple(label_names.index(row["label"]) for row in rows))
 

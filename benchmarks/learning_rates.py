@@ -1,12 +1,12 @@
-"""Accuracy over learning rates, under the quickstart's own privacy settings: how its learning rate was chosen.
+"""Accuracy over learning rates under the quickstart's privacy settings: how its learning rate was chosen.
 
-What comes in: ``examples/quickstart/job.yaml`` (noise, steps, batch, clip, adapter), changed by ``--set`` as for
-``tensafe run``. What goes out: public evaluation accuracy for each rate and seed; ``docs/choosing-hyperparameters.md``
-quotes them. Opacus trains, in one process, so that a sweep needs neither Ray nor a ledger; the notes are invented, so
-looking at many runs spends nobody's budget.
+``examples/quickstart/job.yaml`` comes in (noise, steps, batch, clip, adapter), changed by ``--set`` as for
+``tensafe run``. The public evaluation accuracy for each rate and seed goes out; ``docs/choosing-hyperparameters.md``
+quotes it. Opacus trains in one process, so a sweep needs neither Ray nor a ledger. The notes are invented, so a sweep
+of many runs spends no budget.
 
 The layers below the adapter never change. Their outputs are computed once, which makes each further run about three
-times as fast and changes no figure but by rounding.
+times as fast and changes the figures only by rounding.
 
     .venv/bin/python -m benchmarks.learning_rates --rates 5e-3 1e-2 2e-2 5e-2
 """
@@ -17,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +32,23 @@ from tensafe_api.resources.values import parse_decimal
 EXAMPLE = corpora.ROOT / "examples" / "quickstart"
 
 
-class Remembered(nn.Module):
-    """In place of the embeddings and the frozen layers: gives back what they made of a row, by the row's number."""
+class CachedOutputs(nn.Module):
+    """Replaces the embeddings and the frozen layers: returns their outputs for a row, by the row's number."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
         self.hidden = hidden
 
     def forward(self, input_ids: Tensor, **_: object) -> Tensor:
-        """``input_ids`` holds the row's number in its first column; gives ``[rows, tokens, width]``."""
+        """``input_ids`` has the row's number in its first column; returns ``[rows, tokens, width]``."""
         return self.hidden[input_ids[:, 0]]
 
 
 @torch.inference_mode()
 def frozen_outputs(rows: TensorDataset, layers: int) -> Tensor:
-    """What the first ``layers`` layers make of every row, fp32 ``[rows, tokens, width]``."""
+    """The outputs of the first ``layers`` layers for every row, fp32 ``[rows, tokens, width]``."""
     model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=0).eval()
-    encoder = model.get_base_model().bert
+    encoder: Any = model.get_base_model().bert
     encoder.encoder.layer = encoder.encoder.layer[:layers]
     outputs = [encoder(input_ids=ids, attention_mask=mask)[0] for ids, mask, _ in DataLoader(rows, batch_size=128)]
     return torch.cat(outputs).clone()
@@ -62,7 +63,7 @@ def numbered(rows: TensorDataset, start: int) -> TensorDataset:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; one line for each rate and seed."""
+    """Run the command line, which prints one line for each rate and seed."""
     parser = argparse.ArgumentParser(description="Accuracy over learning rates on the quickstart's notes, by Opacus.")
     parser.add_argument("--rates", type=float, nargs="+", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job, plan = resolve_job(load_manifest(EXAMPLE / "job.yaml", options.overrides))
     spec = job.spec
     if spec.training.schedule != "Linear":
-        parser.error("spec.training.schedule: the sweep knows only Linear")
+        parser.error("spec.training.schedule: only Linear is supported here: set it to Linear")
+    assert spec.evaluation is not None and spec.lora.alpha is not None, "the quickstart's job sets both"
     names = spec.model.label_names
     tokenizer = minilm.load_tokenizer()
     train_rows, eval_rows = (
@@ -98,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for rate in options.rates:
         for seed in options.seeds:
             model = minilm.load_model(adapter, len(names), seed)
-            encoder = model.get_base_model().bert
-            encoder.embeddings, encoder.encoder.layer = Remembered(hidden), encoder.encoder.layer[frozen:]
+            encoder: Any = model.get_base_model().bert
+            encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[frozen:]
             train(model, numbered(train_rows, 0), replace(settings, learning_rate=rate), seed)
             accuracy = minilm.accuracy(model, numbered(eval_rows, len(train_rows)))
             print(f"rate {rate:g} seed {seed}: accuracy {accuracy:.4f}", flush=True)

@@ -1,7 +1,7 @@
 """The model of every classification benchmark: MiniLM with LoRA on its upper layers and a new classifier.
 
 Dropout is off everywhere, as it is in TenSafe (whose only dropout is ``lora.dropout``, 0 here): a comparison of
-privacy mechanisms should not be one of regularisers.
+privacy mechanisms must not compare regularisers too.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def load_model(adapter: Adapter, num_labels: int, seed: int) -> PeftModel:
-    """The model in training mode, LoRA factors and classifier trainable and initialised from ``seed``."""
-    # It would report, each time, that the new classifier is not in the checkpoint.
+    """The model in training mode; LoRA factors and classifier are trainable and initialised from ``seed``."""
+    # transformers would warn each time that the checkpoint lacks the new classifier.
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -54,7 +54,7 @@ def load_model(adapter: Adapter, num_labels: int, seed: int) -> PeftModel:
 
 @torch.inference_mode()
 def accuracy(model: torch.nn.Module, rows: torch.utils.data.TensorDataset, batch_size: int = 256) -> float:
-    """The share of ``rows`` whose label the model finds, between 0 and 1; leaves the model in training mode."""
+    """The share of ``rows`` whose label the model predicts, between 0 and 1; leaves the model in training mode."""
     model.eval()
     found = 0
     for ids, mask, labels in torch.utils.data.DataLoader(rows, batch_size=batch_size):

@@ -1,11 +1,11 @@
-"""Time and peak memory of one step: TenSafe beside Opacus' hooks and ghost clipping, in one run.
+"""Time and peak memory of one step: TenSafe, and Opacus with hooks and with ghost clipping, in one run.
 
     .venv/bin/python -m benchmarks.step
 
-All take a step of the same 512 sentences of SST-2 (those of more than 16 tokens, so that all have the same 32-token
-shape everywhere), MiniLM with LoRA on its top two layers. Ratios are what counts: to the non-private step of the same
-trainer, and of TenSafe's private step to Opacus' hooks. The ways take turns, a few rounds of them, and the best round
-of each counts: a shared machine only ever adds time.
+Each variant takes a step on the same 512 sentences of SST-2 and trains MiniLM with LoRA on its top two layers. The
+sentences have more than 16 tokens, so that all variants compute them in the shape of 32 tokens. The ratios matter: to
+the non-private step of the same trainer, and of TenSafe's private step to Opacus' hooks. The variants alternate for a
+few rounds, and the fastest round of each counts, since other work on the machine can only add time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from benchmarks.peers.opacus_step import StepCost
 
 
 def best(rounds: list[StepCost]) -> StepCost:
-    """The fastest of several measurements of one way."""
+    """The fastest of several measurements of one variant."""
     return min(rounds, key=lambda cost: cost.seconds)
 
 
 def main() -> int:
-    """The command line; exit status 0 also where SST-2 is absent and the run is skipped."""
-    parser = argparse.ArgumentParser(description="Time and memory of one step, TenSafe beside Opacus.")
+    """Run the command line. The exit status is 0, and nothing runs, where SST-2 is absent."""
+    parser = argparse.ArgumentParser(description="Time and memory of one step, TenSafe and Opacus.")
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of the ways with one process (default 2)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="CPU threads of the variants with one process (default 2)"
+    )
     options = parser.parse_args()
     try:
         corpora.sst2("train")
@@ -39,18 +41,19 @@ def main() -> int:
     settings = {"micro_batch": options.micro_batch, "repeats": options.repeats, "threads": options.threads}
     found: dict[str, list[StepCost]] = {}
     for _ in range(options.rounds):
-        for way in tensafe_step.WAYS:
-            found.setdefault(f"tensafe-{way}", []).append(tensafe_step.measure(way, **settings))
-        for way in opacus_step.WAYS:
-            found.setdefault(f"opacus-{way}", []).append(opacus_step.measure(way, **settings))
-    costs = {way: best(rounds) for way, rounds in found.items()}
-    print(f"{'way':16} {'seconds':>8} {'of own plain':>13} {'of opacus-hooks':>16} {'peak MiB':>9}")
-    for way, cost in costs.items():
-        own = cost.seconds / costs[f"{way.split('-')[0]}-plain"].seconds
+        for variant in tensafe_step.VARIANTS:
+            found.setdefault(f"tensafe-{variant}", []).append(tensafe_step.measure(variant, **settings))
+        for variant in opacus_step.VARIANTS:
+            found.setdefault(f"opacus-{variant}", []).append(opacus_step.measure(variant, **settings))
+    costs = {variant: best(rounds) for variant, rounds in found.items()}
+    print(f"{'variant':16} {'seconds':>8} {'of own plain':>13} {'of opacus-hooks':>16} {'peak MiB':>9}")
+    for variant, cost in costs.items():
+        own = cost.seconds / costs[f"{variant.split('-')[0]}-plain"].seconds
         hooks = cost.seconds / costs["opacus-hooks"].seconds
-        print(f"{way:16} {cost.seconds:8.3f} {own:12.3f}x {hooks:15.3f}x {cost.peak_mib:9.0f}", flush=True)
-    guarded, bare = tensafe_step.overhead(options.micro_batch, 2 * options.repeats)
-    print(f"two workers: {guarded:.3f} s with masks and verification, {bare:.3f} s without: {guarded / bare - 1:+.1%}")
+        print(f"{variant:16} {cost.seconds:8.3f} {own:12.3f}x {hooks:15.3f}x {cost.peak_mib:9.0f}", flush=True)
+    masked, unmasked = tensafe_step.overhead(options.micro_batch, 2 * options.repeats)
+    change = masked / unmasked - 1
+    print(f"two workers: {masked:.3f} s with masks and verification, {unmasked:.3f} s without: {change:+.1%}")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""TenSafe's side of a comparison: the classification job of the benchmarks, as the product runs it but for Ray.
+"""TenSafe's side of a comparison: the benchmarks' classification job, run as in production but without Ray.
 
-What comes in: labelled texts and the figures of a run. What goes out: a ``WorkerConfig`` for ``training.worker``, in a
-folder of its own with shards, ledger and job key, just as the driver would have left it. Ray starts and restarts
-workers and does nothing in a step, so leaving it out changes no figure.
+Labelled texts and settings come in. A ``WorkerConfig`` for ``training.worker`` goes out, in a new folder with shards,
+ledger and job key, as the driver prepares it. Ray starts and restarts workers and takes no part in a step, so its
+absence changes no figure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.aggregation.channel import ProcessGroupChannel
+from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
-from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.tasks import task_of
 from tensorguard.training.config import JOB_KEY, WorkerConfig
@@ -54,7 +54,7 @@ spec:
 
 
 def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[TenSafeTrainingJob, Plan, WorkerConfig]:
-    """The job in ``directory``, changed by ``overrides`` (those of ``tensafe run --set``), on ``examples``."""
+    """Create the job in ``directory``, with ``overrides`` (those of ``tensafe run --set``), on ``examples``."""
     directory.mkdir(parents=True)
     text = MANIFEST.replace("CHECKPOINTS", str(directory / "checkpoints"))
     job, plan = resolve_job(load_manifest(text, overrides))
@@ -90,6 +90,6 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
 
 
 def join(rank: int, workers: int, store: Path) -> ProcessGroupChannel:
-    """Join the gloo group whose meeting point is the file ``store``."""
+    """Join the gloo group whose rendezvous is the file ``store``."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
     return ProcessGroupChannel(torch.device("cpu"))

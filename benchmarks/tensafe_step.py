@@ -1,13 +1,12 @@
-"""Time and memory of TenSafe's own step: without privacy, private, and with masks and verification between two workers.
+"""Time and memory of TenSafe's step: without privacy, private, and with masks and verification between two workers.
 
-What comes in: the name of a way to train. What goes out: ``StepCost``, as for the peers, each from a process of its
-own.
+The name of a variant comes in. ``StepCost`` goes out, as for the peers. Each variant runs in a separate process.
 
 - ``plain`` is the same trainer without privacy: the same micro-batches and model, an ordinary backward pass, AdamW.
-- ``private`` is the whole private step of one worker: draw, per-example gradients, clip, round, check, discrete noise,
-  ledger, optimiser.
-- ``overhead`` is of two workers, one thread each: the share of a step that masks and verification take. Steps with and
-  without them follow each other in the same processes, so that nothing else differs.
+- ``private`` is the complete private step of one worker: draw, per-example gradients, clip, round, check, discrete
+  noise, ledger, optimiser.
+- ``overhead`` runs two workers with one thread each and measures the share of a step that masks and verification take.
+  Steps with and without them alternate in the same processes, so that nothing else differs.
 """
 
 from __future__ import annotations
@@ -37,19 +36,18 @@ from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
 from tensorguard.models.self_test import SelfTest, settle_threads
-from tensorguard.training import setup as engine_build
+from tensorguard.training import setup as training_setup
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import StepComponents
-from tensorguard.training.step import PrivateStep
 from tensorguard.training.unit_gradients import model_inputs
 from tensorguard.training.worker import Worker
 
-WAYS = ("plain", "private")
+VARIANTS = ("plain", "private")
 _CPU = torch.device("cpu")
 
 
 def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, threads: int, micro_batch: int) -> Worker:
-    """A worker that has claimed its ledger, with a job in which everybody joins every step (q = 1)."""
+    """A worker that has acquired its ledger, with a job in which every unit joins every step (q = 1)."""
     overrides = [
         f"spec.cluster.workers={workers}",
         f"spec.dataset.unit.atLeast={BATCH}",
@@ -88,16 +86,17 @@ def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callabl
     return step
 
 
-def measure_here(way: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
-    """Measures one way in this process, after one step to warm up."""
+def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
+    """Measure one variant in this process, after one step of warm-up."""
     with tempfile.TemporaryDirectory() as scratch:
         loaded: list[float] = []
-        with mock.patch.object(engine_build, "settle_threads", _noting_memory(loaded)):
+        with mock.patch.object(training_setup, "settle_threads", _recording_memory(loaded)):
             worker = _worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
         torch.set_num_threads(threads)
-        private: PrivateStep = worker.private_step
+        private = worker.private_step
+        assert private is not None
         shard = Shard.open(Path(worker.config.shards[0]))
-        step = plain_step(worker.components, shard, micro_batch) if way == "plain" else private.run
+        step = plain_step(worker.components, shard, micro_batch) if variant == "plain" else private.run
         memory.reset_peak()
         step(0)
         seconds = []
@@ -106,22 +105,31 @@ def measure_here(way: str, micro_batch: int, repeats: int, threads: int) -> Step
             step(number)
             seconds.append(time.perf_counter() - started)
         worker.close()
-        return StepCost(f"tensafe-{way}", statistics.median(seconds), memory.peak_mib() - loaded[0])
+        return StepCost(f"tensafe-{variant}", statistics.median(seconds), memory.peak_mib() - loaded[0])
 
 
-def _noting_memory(found: list[float]) -> Callable[[Callable[[], SelfTest]], SelfTest]:
-    """`settle_threads`, which runs as soon as the model is loaded, noting what is held by then."""
+def _recording_memory(found: list[float]) -> Callable[[Callable[[], SelfTest]], SelfTest]:
+    """Wrap `settle_threads`, which runs right after the model is loaded, to record the memory in use at that time."""
 
-    def noting(test: Callable[[], SelfTest]) -> SelfTest:
+    def recording(test: Callable[[], SelfTest]) -> SelfTest:
         found.append(memory.resident_mib())
         return settle_threads(test)
 
-    return noting
+    return recording
 
 
-def measure(way: str, *, micro_batch: int, repeats: int, threads: int) -> StepCost:
-    """Measures one of ``WAYS`` in a fresh process."""
-    arguments = ["--way", way, "--micro-batch", str(micro_batch), "--repeats", str(repeats), "--threads", str(threads)]
+def measure(variant: str, *, micro_batch: int, repeats: int, threads: int) -> StepCost:
+    """Measure one of ``VARIANTS`` in a new process."""
+    arguments = [
+        "--variant",
+        variant,
+        "--micro-batch",
+        str(micro_batch),
+        "--repeats",
+        str(repeats),
+        "--threads",
+        str(threads),
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.tensafe_step", *arguments],
         cwd=corpora.ROOT,
@@ -130,12 +138,12 @@ def measure(way: str, *, micro_batch: int, repeats: int, threads: int) -> StepCo
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"measuring {way} failed: {done.stderr.strip()[-2000:]}")
+        raise RuntimeError(f"measuring {variant} failed: {done.stderr.strip()[-2000:]}")
     return StepCost(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
-    """Median seconds of a step of two workers, with masks and verification and without, alternating."""
+    """Median seconds of a step of two workers with masks and verification, and without; the two alternate."""
     with tempfile.TemporaryDirectory() as scratch:
         context = multiprocessing.get_context("spawn")
         result = Path(scratch) / "result.json"
@@ -148,7 +156,7 @@ def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
         for rank in ranks:
             rank.join()
         if any(rank.exitcode for rank in ranks):
-            raise RuntimeError("a worker failed; its error is above")
+            raise RuntimeError("a worker failed: its error is in the output above")
         with_masks, without = json.loads(result.read_text())
         return with_masks, without
 
@@ -156,20 +164,21 @@ def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
 def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, result: Path) -> None:
     worker = _worker(directory, full_length_rows(), 2, rank, 1, micro_batch)
     torch.set_num_threads(1)
-    step: PrivateStep = worker.private_step
+    step = worker.private_step
+    assert step is not None
     aggregator = step.aggregator
     assert isinstance(aggregator, pairwise_masks.PairwiseMasks)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     step.run(0)
     for number in range(1, 2 * repeats + 1):
-        guarded = number % 2 == 0
-        # The mask of a step is made during the one before it: `number + 1` is the step that is prepared now.
-        next_guarded = not guarded
-        aggregator.verify_level = "Standard" if guarded else "Disabled"
-        with mock.patch.object(pairwise_masks, "pairwise_mask", pairwise_mask if next_guarded else _no_mask):
+        masked = number % 2 == 0
+        # A step's mask is computed during the step before, so this patch takes effect in step `number + 1`.
+        next_masked = not masked
+        aggregator.verify_level = "Standard" if masked else "Disabled"
+        with mock.patch.object(pairwise_masks, "pairwise_mask", pairwise_mask if next_masked else _no_mask):
             started = time.perf_counter()
             step.run(number)
-            seconds[guarded].append(time.perf_counter() - started)
+            seconds[masked].append(time.perf_counter() - started)
     if rank == 0:
         result.write_text(json.dumps([statistics.median(seconds[True]), statistics.median(seconds[False])]))
     worker.close()
@@ -180,14 +189,14 @@ def _no_mask(_pairs: Mapping[int, PairKey], _rank: int, _step: int, length: int)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """One way here, as JSON."""
+    """Run the command line: measure one variant in this process and print it as JSON."""
     parser = argparse.ArgumentParser(description="Time and memory of one step of TenSafe.")
-    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--variant", choices=VARIANTS, required=True)
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
-    print(json.dumps(asdict(measure_here(options.way, options.micro_batch, options.repeats, options.threads))))
+    print(json.dumps(asdict(measure_here(options.variant, options.micro_batch, options.repeats, options.threads))))
     return 0
 
 

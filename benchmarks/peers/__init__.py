@@ -1,1 +1,1 @@
-"""What TenSafe is measured against. Nothing here imports TenSafe."""
+"""The libraries that TenSafe is compared with. No module here imports TenSafe."""

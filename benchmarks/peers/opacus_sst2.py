@@ -1,7 +1,7 @@
 """SST-2 by Opacus: the test accuracy that one process with ``PrivacyEngine`` reaches at epsilon 8.
 
-What comes in: the noise multiplier, from the accountant that both sides share. What goes out: one accuracy for each
-seed. ``benchmarks/accuracy.py`` sets TenSafe's figures beside them; on its own:
+The noise multiplier comes in, from the accountant that both sides share. One accuracy for each seed goes out.
+``benchmarks/accuracy.py`` compares them with TenSafe's. To run this module alone:
 
     .venv/bin/python -m benchmarks.peers.opacus_sst2 --noise-multiplier 1.07
 """
@@ -33,8 +33,8 @@ def accuracies(noise_multiplier: float, seeds: Iterable[int], learning_rate: flo
 
     Args:
         noise_multiplier: sigma, in units of the clip norm; calibrated for ``STEPS`` Poisson steps of 512/6920.
-        seeds: each fixes the classifier's and the factors' first values, the draws and the noise.
-        learning_rate: AdamW's, at the top of the schedule.
+        seeds: each fixes the initial values of classifier and LoRA factors, the draws and the noise.
+        learning_rate: AdamW's rate at the peak of the schedule.
 
     Raises:
         corpora.CorpusMissing: SST-2 is not on this machine.
@@ -57,7 +57,7 @@ def accuracies(noise_multiplier: float, seeds: Iterable[int], learning_rate: flo
 
 
 def main() -> int:
-    """The command line; exit status 0, also where SST-2 is absent and the run is skipped."""
+    """Run the command line. The exit status is 0, and nothing runs, where SST-2 is absent."""
     parser = argparse.ArgumentParser(description="Test accuracy on SST-2 by Opacus' PrivacyEngine.")
     parser.add_argument("--noise-multiplier", type=float, required=True, help="sigma, in units of the clip norm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -1,8 +1,8 @@
 """Time and memory of one training step of 512 examples: without privacy, with Opacus' hooks, with ghost clipping.
 
-What comes in: the name of a way to train. What goes out: ``StepCost``. Each way runs in a process of its own, because
-the allocator's leftovers of one would count as the memory of the next. ``benchmarks/step.py`` sets TenSafe's figures
-beside them; on its own:
+The name of a variant comes in, and ``StepCost`` goes out. Each variant runs in a separate process. Otherwise memory
+that the allocator keeps from one variant would count for the next. ``benchmarks/step.py`` compares these figures with
+TenSafe's. To run this module alone:
 
     .venv/bin/python -m benchmarks.peers.opacus_step
 """
@@ -31,14 +31,14 @@ from benchmarks.peers.opacus_trainer import take_step
 BATCH = 512
 MAX_LENGTH = 32
 NOISE_MULTIPLIER = 0.83
-WAYS = ("plain", "hooks", "ghost")
+VARIANTS = ("plain", "hooks", "ghost")
 
 
 @dataclass(frozen=True)
 class StepCost:
     """The median seconds of a step, and how far memory rose above the loaded model in any of them (MiB)."""
 
-    way: str
+    variant: str
     seconds: float
     peak_mib: float
 
@@ -78,7 +78,7 @@ def opacus_step(model: nn.Module, rows: TensorDataset, micro_batch: int, mode: s
 
 
 def full_length_rows() -> corpora.Examples:
-    """The first 512 sentences of more than 16 tokens: TenSafe, too, computes them in the shape of 32.
+    """The first 512 sentences of more than 16 tokens, which TenSafe also computes in the shape of 32 tokens.
 
     Raises:
         corpora.CorpusMissing: SST-2 is not on this machine.
@@ -91,15 +91,17 @@ def full_length_rows() -> corpora.Examples:
     )
 
 
-def measure_here(way: str, micro_batch: int, repeats: int) -> StepCost:
-    """Measures one way in this process, after one step to warm up.
+def measure_here(variant: str, micro_batch: int, repeats: int) -> StepCost:
+    """Measure one variant in this process, after one step of warm-up.
 
     Raises:
         corpora.CorpusMissing: SST-2 is not on this machine.
     """
     rows = corpora.tokens(full_length_rows(), minilm.load_tokenizer(), MAX_LENGTH)
     model = minilm.load_model(minilm.Adapter(), num_labels=2, seed=1)
-    step = plain_step(model, rows, micro_batch) if way == "plain" else opacus_step(model, rows, micro_batch, way)
+    step = (
+        plain_step(model, rows, micro_batch) if variant == "plain" else opacus_step(model, rows, micro_batch, variant)
+    )
 
     memory.reset_peak()
     before = memory.resident_mib()
@@ -109,22 +111,22 @@ def measure_here(way: str, micro_batch: int, repeats: int) -> StepCost:
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
-    return StepCost(way, statistics.median(seconds), memory.peak_mib() - before)
+    return StepCost(variant, statistics.median(seconds), memory.peak_mib() - before)
 
 
-def measure(way: str, *, micro_batch: int = 64, repeats: int = 5, threads: int = 2) -> StepCost:
-    """Measures one of ``WAYS`` in a fresh process.
+def measure(variant: str, *, micro_batch: int = 64, repeats: int = 5, threads: int = 2) -> StepCost:
+    """Measure one of ``VARIANTS`` in a new process.
 
     Args:
-        way: ``plain``, ``hooks`` or ``ghost``.
+        variant: ``plain``, ``hooks`` or ``ghost``.
         micro_batch: examples in one forward and backward pass.
-        repeats: steps that are timed; the median counts.
+        repeats: number of timed steps, of which the median counts.
         threads: CPU threads.
 
     Raises:
         RuntimeError: the process failed; the message is the end of what it printed.
     """
-    options = {"--way": way, "--micro-batch": micro_batch, "--repeats": repeats, "--threads": threads}
+    options = {"--variant": variant, "--micro-batch": micro_batch, "--repeats": repeats, "--threads": threads}
     arguments = [str(word) for option in options.items() for word in option]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.peers.opacus_step", *arguments],
@@ -134,21 +136,21 @@ def measure(way: str, *, micro_batch: int = 64, repeats: int = 5, threads: int =
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"measuring {way} failed: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(f"measuring {variant} failed: {done.stderr.strip()[-500:]}")
     return StepCost(**json.loads(done.stdout))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: every way in turn as a table, or one of them here as JSON (``--way``)."""
+    """Run the command line: a table of all variants, or with ``--variant`` the JSON of one."""
     parser = argparse.ArgumentParser(description="Time and memory of one training step, with Opacus and without.")
-    parser.add_argument("--way", choices=WAYS, help="measure this one in this process and print JSON")
+    parser.add_argument("--variant", choices=VARIANTS, help="measure this variant in this process and print JSON")
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     options = parser.parse_args(arguments)
-    if options.way:
+    if options.variant:
         torch.set_num_threads(options.threads)
-        print(json.dumps(asdict(measure_here(options.way, options.micro_batch, options.repeats))))
+        print(json.dumps(asdict(measure_here(options.variant, options.micro_batch, options.repeats))))
         return 0
 
     try:
@@ -157,10 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"skipped: {missing}")
         return 0
     settings = {"micro_batch": options.micro_batch, "repeats": options.repeats, "threads": options.threads}
-    costs = [measure(way, **settings) for way in WAYS]
-    print(f"{'way':8} {'seconds':>8} {'of plain':>9} {'peak MiB':>9}")
+    costs = [measure(variant, **settings) for variant in VARIANTS]
+    print(f"{'variant':8} {'seconds':>8} {'of plain':>9} {'peak MiB':>9}")
     for cost in costs:
-        print(f"{cost.way:8} {cost.seconds:8.3f} {cost.seconds / costs[0].seconds:8.2f}x {cost.peak_mib:9.0f}")
+        print(f"{cost.variant:8} {cost.seconds:8.3f} {cost.seconds / costs[0].seconds:8.2f}x {cost.peak_mib:9.0f}")
     return 0
 
 

@@ -1,11 +1,11 @@
-"""DP-SGD by Opacus' ``PrivacyEngine`` in one process: the peer that TenSafe's accuracy is measured against.
+"""DP-SGD by Opacus' ``PrivacyEngine`` in one process: the peer that TenSafe's accuracy is compared with.
 
-What comes in: rows, a model and the settings of a run, the noise multiplier among them (the caller calibrates it once
-and gives both sides the same one). What goes out: the trained model. Nothing of TenSafe is imported.
+Rows, a model and the settings of a run come in. The settings include the noise multiplier, which the caller calibrates
+once for both sides. The trained model goes out. This module imports nothing of TenSafe.
 
-Two settings are pinned that ``make_private`` would otherwise choose for itself: it samples at 1/len(loader) (1/14 where
-512/6920 is meant), and divides by the batch size of that rate. So Opacus' own Poisson loader is made here with the
-rate, ``make_private`` is told to leave it alone, and ``expected_batch_size`` is set afterwards.
+``make_private`` would choose two settings itself: it samples at 1/len(loader), which is 1/14 where 512/6920 is meant,
+and it divides by the batch size of that rate. So this module creates Opacus' Poisson loader with the right rate, passes
+``poisson_sampling=False``, and sets ``expected_batch_size`` afterwards.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Settings:
 
 
 def linear_schedule(step: int, steps: int, warmup_ratio: float) -> float:
-    """The share of the learning rate for step ``step`` (from 0): up over the warm-up, then down to 0 at ``steps``.
+    """The factor of the learning rate in step ``step`` (from 0): linear warm-up, then linear decay to 0 at ``steps``.
 
-    The first step already moves the weights: a step with rate 0 would spend privacy and learn nothing.
+    The first step has a rate above 0: a step with rate 0 would spend privacy and learn nothing.
     """
     warmup = math.ceil(steps * warmup_ratio)
     if step < warmup:
@@ -55,9 +55,9 @@ def linear_schedule(step: int, steps: int, warmup_ratio: float) -> float:
 
 
 def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed: int) -> None:
-    """Trains ``model`` in place on ``rows`` of ``(input_ids, attention_mask, label)``; ``seed`` fixes draws and noise.
+    """Train ``model`` in place on ``rows`` of ``(input_ids, attention_mask, label)``; ``seed`` fixes draws and noise.
 
-    Opacus' ordinary random numbers are used (``secure_mode`` off), since the run is to be repeatable.
+    Opacus' ordinary random numbers are used (``secure_mode`` off), so that the run can be repeated.
     """
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(
@@ -88,8 +88,8 @@ def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed:
     hooks.cleanup()
 
 
-def endless(loader: DataLoader) -> Iterator[list[torch.Tensor]]:
-    """Poisson draws without end; a pass over Opacus' loader ends after 1/q of them."""
+def endless(loader: DataLoader[Any]) -> Iterator[list[torch.Tensor]]:
+    """Yield Poisson draws without end; one pass over Opacus' loader has 1/q draws."""
     while True:
         yield from loader
 
@@ -101,10 +101,10 @@ def take_step(
     micro_batch: int,
     criterion: Callable[..., Any] = cross_entropy,
 ) -> None:
-    """One step on a whole draw, worked off in micro-batches: clipped sums add up, noise comes with the last one.
+    """Take one step on a whole draw in micro-batches: the clipped sums add up, and the last one adds the noise.
 
-    The draw must not be empty (at 256 expected rows it is once in e^256 steps): Opacus cannot step without rows.
-    ``criterion`` is the mean over the micro-batch; ghost clipping brings its own, which does both backward passes.
+    The draw must not be empty, because Opacus cannot step without rows (at 256 expected rows, one draw in e^256 is).
+    ``criterion`` is the mean over the micro-batch. Ghost clipping has its own, which does both backward passes.
     """
     ids, mask, labels = drawn
     parts = list(zip(ids.split(micro_batch), mask.split(micro_batch), labels.split(micro_batch)))
