@@ -1,7 +1,8 @@
-"""Mistakes that would void a privacy claim, each as a change of the source, with the tests that must notice it.
+"""Mistakes that would make a privacy claim false, each as a change of the source, with the tests that must fail.
 
-A mutation is one or several exact replacements. `run.py` makes them in a copy of the source tree, one mutation at a
-time; `test_mutations.py` keeps the texts and the tests' names from going stale. A new one is one more entry.
+A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
+time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
+entry in `MUTATIONS`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Edit:
-    """In `file` (from the root of the project) `old`, which occurs exactly once, becomes `new`."""
+    """In `file` (relative to the root of the project), replaces `old`, which occurs exactly once, by `new`."""
 
     file: str
     old: str
@@ -20,7 +21,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutation:
-    """A mistake, and the tests (pytest node ids) each of which must turn red."""
+    """A mistake, and the tests (pytest node ids) that must fail. Each of them must fail by itself."""
 
     name: str
     edits: tuple[Edit, ...]
@@ -46,13 +47,13 @@ _NEIGHBOURS = (
     _AGGREGATION_TESTS + "test_whole_step.py::test_one_more_unit_moves_the_revealed_sum_by_at_most_the_grid",
 )
 _NOISE_IN_SUMS = (
-    _AGGREGATION_TESTS + "test_whole_step.py::test_the_noise_of_all_ranks_is_in_every_sum_and_is_new_each_step",
+    _AGGREGATION_TESTS + "test_whole_step.py::test_noise_of_all_ranks_is_in_every_sum_and_is_new_in_each_step",
 )
 _BATCH_SIZES = (_PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_empty_draws_are_among_them",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
-        "σ halved in the shares",
+        "σ is halved in the noise shares",
         (
             Edit(
                 _API + "privacy_events.py",
@@ -67,7 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "σ halved in the sampler",
+        "σ is halved in the noise sampler",
         (Edit(_NOISE, "[_Table(Fraction(sigma) ** 2)]", "[_Table(Fraction(sigma) ** 2 / 4)]"),),
         (
             _PRIVACY_TESTS + "test_noise.py::test_a_tables_exact_distribution_is_as_near_as_it_says",
@@ -75,7 +76,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "colluders' shares forgotten",
+        "noise shares ignore the colluders",
         (
             Edit(
                 _API + "privacy_events.py",
@@ -89,7 +90,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "one rank without noise",
+        "one rank adds no noise",
         (
             Edit(
                 _STEP,
@@ -100,7 +101,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _NOISE_IN_SUMS,
     ),
     Mutation(
-        "noise reused: the same stream each step",
+        "noise is reused: every step reads the same stream",
         (
             Edit(
                 _STEP,
@@ -111,7 +112,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _NOISE_IN_SUMS,
     ),
     Mutation(
-        "noise reused after a restart: streams from a fixed key",
+        "noise is reused after a restart: streams have a fixed key",
         (
             Edit(
                 _TRAINER + "privacy/stream.py",
@@ -122,11 +123,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             _PRIVACY_TESTS + "test_noise.py::test_no_noise_comes_again_after_a_resume",
             _PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",
-            _AGGREGATION_TESTS + "test_whole_step.py::test_no_noise_comes_again_after_a_restart",
+            _AGGREGATION_TESTS + "test_whole_step.py::test_restart_draws_new_noise",
         ),
     ),
     Mutation(
-        "clip bound doubled",
+        "the clip bound is doubled",
         (
             Edit(_CLIPPING, "torch.clamp(self.clip / norms, max=1.0)", "torch.clamp(2 * self.clip / norms, max=2.0)"),
             Edit(_CLIPPING, "self._grid = grid\n", "self._grid = 2 * grid\n"),
@@ -134,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _NEIGHBOURS,
     ),
     Mutation(
-        "the integer check left out",
+        "the integer norm check is left out",
         (
             Edit(
                 _CLIPPING,
@@ -149,7 +150,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "the batch clipped instead of its units",
+        "the batch is clipped instead of its units",
         (
             Edit(
                 _CLIPPING,
@@ -160,7 +161,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _NEIGHBOURS,
     ),
     Mutation(
-        "rounding keyed by the place in the batch",
+        "rounding is keyed by the position in the batch",
         (
             Edit(
                 _CLIPPING,
@@ -171,7 +172,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_PRIVACY_TESTS + "test_clipping.py::test_a_units_integers_are_the_same_bit_for_bit_in_any_company",),
     ),
     Mutation(
-        "empty draws skipped in the step",
+        "the step skips empty draws",
         (
             Edit(
                 _STEP,
@@ -179,10 +180,10 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "        if not len(units):\n            return Verdict.CONTINUE\n        self.gradients.add_to(",
             ),
         ),
-        (_AGGREGATION_TESTS + "test_whole_step.py::test_a_step_that_drew_nobody_is_taken_noised_and_charged",),
+        (_AGGREGATION_TESTS + "test_whole_step.py::test_step_with_an_empty_draw_is_taken_noised_and_charged",),
     ),
     Mutation(
-        "empty draws drawn again",
+        "the sampler repeats empty draws",
         (
             Edit(
                 _SAMPLING,
@@ -193,7 +194,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _BATCH_SIZES,
     ),
     Mutation(
-        "sampling from a seed that ranks share",
+        "ranks sample from a shared seed",
         (
             Edit(
                 _SAMPLING,
@@ -204,7 +205,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",),
     ),
     Mutation(
-        "batches of a fixed size accounted as Poisson",
+        "batches of a fixed size are accounted as Poisson",
         (
             Edit(
                 _SAMPLING,
@@ -216,7 +217,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         _BATCH_SIZES,
     ),
     Mutation(
-        "realised denominator",
+        "the mean is over the drawn batch size",
         (
             Edit(
                 _STEP,
@@ -224,10 +225,10 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "self._apply(total / max(1, len(units)), ",
             ),
         ),
-        (_AGGREGATION_TESTS + "test_whole_step.py::test_the_mean_is_over_the_public_batch_whoever_was_drawn",),
+        (_AGGREGATION_TESTS + "test_whole_step.py::test_mean_is_over_the_public_batch_size_not_the_drawn_one",),
     ),
     Mutation(
-        "charge after the reveal",
+        "the charge comes after the reveal",
         (
             Edit(
                 _STEP,
@@ -242,11 +243,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             _AGGREGATION_TESTS + "test_whole_step.py::test_each_step_is_charged_before_it_is_revealed",
-            _AGGREGATION_TESTS + "test_whole_step.py::test_what_is_not_charged_is_not_revealed",
+            _AGGREGATION_TESTS + "test_whole_step.py::test_step_that_is_not_charged_is_not_revealed",
         ),
     ),
     Mutation(
-        "ε from the checkpoint: a resume forgets the steps after it",
+        "ε comes from the checkpoint: a resume forgets the later steps",
         (
             Edit(
                 _FOLD,
@@ -260,7 +261,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "a charge that has not reached the disk",
+        "a charge returns before it is on the disk",
         (
             Edit(
                 _FILE,
@@ -271,7 +272,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_LEDGER_TESTS + "test_file.py::test_a_charge_is_on_the_disk_when_it_returns",),
     ),
     Mutation(
-        "one mask for all steps",
+        "all steps use the same mask",
         (Edit(_MASKS, 'modes.CTR(step.to_bytes(8, "big") + bytes(8))', "modes.CTR(bytes(16))"),),
         (
             _AGGREGATION_TESTS + "test_masks.py::test_a_workers_mask_is_another_in_each_step_and_incarnation",
@@ -279,7 +280,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "the last rank's mask left out",
+        "the last rank adds no mask",
         (Edit(_MASKS, "            total -= stream", "            pass"),),
         (
             _AGGREGATION_TESTS
@@ -287,7 +288,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "records clipped where the unit is a user",
+        "records are clipped when the unit is a user",
         (
             Edit(
                 _TRAINER + "training/unit_gradients.py",
@@ -301,7 +302,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "records sampled where the unit is a user: she joins when any of her records is drawn",
+        "records are sampled when the unit is a user: a user joins when any record is drawn",
         (
             Edit(
                 _TRAINER + "training/setup.py",
@@ -317,7 +318,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_TRAINING_TESTS + "test_modes.py::test_users_are_sampled_and_not_their_records",),
     ),
     Mutation(
-        "dropout keyed by the slot",
+        "dropout is keyed by the slot in the micro-batch",
         (
             Edit(
                 _TRAINER + "training/unit_gradients.py",
@@ -328,7 +329,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_TRAINING_TESTS + "test_neighbours.py::test_a_batch_may_be_worked_off_in_any_order",),
     ),
     Mutation(
-        "a stop that one worker alone has seen ignored",
+        "a stop that only one worker has seen is ignored",
         (
             Edit(
                 _TRAINER + "aggregation/protocol.py",
@@ -339,7 +340,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_TRAINING_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),
     ),
     Mutation(
-        "the optimiser's state forgotten at a resume",
+        "a resume forgets the optimiser's state",
         (
             Edit(
                 _TRAINER + "training/checkpointing.py",
@@ -353,7 +354,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "mean over the batch's tokens instead of each record's",
+        "the loss is the mean over the batch's tokens instead of each record's",
         (
             Edit(
                 _TRAINER + "models/losses.py",
@@ -368,7 +369,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "the claim of the charged steps only, where a run stopped early",
+        "the claim covers only the charged steps of a run that stopped early",
         (
             Edit(
                 _API + "accounting.py",
@@ -379,7 +380,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/api/test_statement.py::test_the_claim_is_of_the_planned_steps_at_least",),
     ),
     Mutation(
-        "figures rounded to the nearest",
+        "figures are rounded to the nearest",
         (Edit(_API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (
             "tests/api/test_privacy_events.py::test_rounding_up_never_goes_down_and_never_far",

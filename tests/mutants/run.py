@@ -1,8 +1,8 @@
 """`make mutants`: shows that the privacy tests can fail.
 
-Each mutation of `mutations.py` is made in a copy of the source tree, never in the working tree, and each of its tests
-must turn red there. Exit code 1 where a test stays green (it guards nothing), where it is red already without the
-mutation, or where a mutation's text is no longer in the source.
+Applies each mutation of `mutations.py` in a copy of the source tree, never in the working tree, and runs its tests
+there. Each of them must fail. The exit code is 1 if a test passes under its mutation (it then guards nothing), if a
+test fails without any mutation, or if a mutation's text is no longer in the source.
 
     python tests/mutants/run.py [WORDS...]     only the mutations with one of these words in their name
 """
@@ -22,11 +22,11 @@ from mutations import MUTATIONS, Edit, Mutation
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("crds", "trainer_image", "tests", "e2e", "pyproject.toml")
 _RED = re.compile(r"^FAILED (.+?)(?:\[.*)?(?: - .*)?$", re.MULTILINE)
-"""A line of pytest's summary: the test's node id, without its parameters."""
+"""A line of pytest's summary: the node id of a failed test, without its parameters."""
 
 
 class Copy:
-    """A copy of the source tree, in which tests are run against the copy."""
+    """A copy of the source tree. Tests that run in it import the copied packages."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -37,7 +37,7 @@ class Copy:
             else:
                 shutil.copy(source, root / part)
         paths = [str(root / "crds"), str(root / "trainer_image")]
-        # Bytecode would be taken for current when a file changes twice within a second and keeps its size.
+        # Python takes stale bytecode for current when a file changes twice within a second and keeps its size.
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
@@ -46,28 +46,28 @@ class Copy:
         }
 
     def check_imports(self) -> None:
-        """Raise unless it is the copy's packages that Python imports."""
+        """Raise SystemExit unless Python imports the packages of the copy."""
         code = "import tensafe_api, tensorguard; print(tensafe_api.__file__, tensorguard.__file__, sep='\\n')"
         found = self._python("-c", code).stdout.splitlines()
         if not found or not all(Path(file).is_relative_to(self._root) for file in found):
-            raise SystemExit(f"the copy is not what is imported, but {found}: no mutation would be seen")
+            raise SystemExit(f"Python imports {found} instead of the copy: no mutation would have an effect")
 
-    def red(self, tests: tuple[str, ...]) -> set[str]:
+    def failing(self, tests: tuple[str, ...]) -> set[str]:
         """Those of `tests` that fail.
 
         Raises:
-            ValueError: where pytest could not run them.
+            ValueError: when pytest cannot run them.
         """
         done = self._python("-m", "pytest", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider", *tests)
         if done.returncode not in (0, 1) or " error" in done.stdout.splitlines()[-1]:
             raise ValueError(f"the tests could not be run: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
         return {match[1] for match in _RED.finditer(done.stdout)}
 
-    def make(self, edits: tuple[Edit, ...]) -> dict[Path, str]:
-        """Make the edits, and return what was there before.
+    def apply(self, edits: tuple[Edit, ...]) -> dict[Path, str]:
+        """Apply the edits, and return the text of each changed file before them.
 
         Raises:
-            ValueError: naming the file in which a text does not occur exactly once.
+            ValueError: names the file in which a text does not occur exactly once.
         """
         before: dict[Path, str] = {}
         for edit in edits:
@@ -76,7 +76,9 @@ class Copy:
             before.setdefault(path, text)
             if text.count(edit.old) != 1:
                 self.undo(before)
-                raise ValueError(f"{edit.file} no longer has this text once: {edit.old.strip().splitlines()[0]}")
+                raise ValueError(
+                    f"{edit.file} no longer has this text exactly once: {edit.old.strip().splitlines()[0]}"
+                )
             path.write_text(text.replace(edit.old, edit.new))
         return before
 
@@ -97,39 +99,39 @@ class Copy:
 
 
 def verdict(copy: Copy, mutation: Mutation) -> list[str]:
-    """What is wrong with a mutation's tests: nothing, where each turned red."""
+    """What is wrong with a mutation's tests; empty when each of them fails."""
     try:
-        before = copy.make(mutation.edits)
+        before = copy.apply(mutation.edits)
     except ValueError as error:
         return [str(error)]
     try:
-        red = copy.red(mutation.tests)
+        failing = copy.failing(mutation.tests)
     except ValueError as error:
         return [str(error)]
     finally:
         copy.undo(before)
-    return [f"{test} stayed green" for test in mutation.tests if test not in red]
+    return [f"{test} passes" for test in mutation.tests if test not in failing]
 
 
 def main(words: list[str]) -> int:
-    chosen = [mutation for mutation in MUTATIONS if not words or any(word in mutation.name for word in words)]
-    if not chosen:
+    selected = [mutation for mutation in MUTATIONS if not words or any(word in mutation.name for word in words)]
+    if not selected:
         raise SystemExit(f"no mutation has {' or '.join(words)} in its name")
     with tempfile.TemporaryDirectory(prefix="tensafe-mutants-") as directory:
         copy = Copy(Path(directory).resolve())
         copy.check_imports()
-        tests = tuple(dict.fromkeys(test for mutation in chosen for test in mutation.tests))
-        if red := copy.red(tests):
-            raise SystemExit("\n".join(["red without any mutation, so mend these first:", *sorted(red)]))
-        failed = 0
-        for mutation in chosen:
-            troubles = verdict(copy, mutation)
-            failed += bool(troubles)
-            print(f"{'SURVIVED' if troubles else 'killed':<9} {mutation.name}", flush=True)
-            for trouble in troubles:
-                print(f"          {trouble}")
-    print(f"{len(chosen) - failed} of {len(chosen)} mutations were noticed by each of their tests")
-    return 1 if failed else 0
+        tests = tuple(dict.fromkeys(test for mutation in selected for test in mutation.tests))
+        if failing := copy.failing(tests):
+            raise SystemExit("\n".join(["these tests fail without any mutation; fix them first:", *sorted(failing)]))
+        survived = 0
+        for mutation in selected:
+            problems = verdict(copy, mutation)
+            survived += bool(problems)
+            print(f"{'SURVIVED' if problems else 'killed':<9} {mutation.name}", flush=True)
+            for problem in problems:
+                print(f"          {problem}")
+    print(f"{len(selected) - survived} of {len(selected)} mutations were noticed by each of their tests")
+    return 1 if survived else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""The interface of aggregation protocols, with the toy protocol of docs/extending.md as the second implementation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_steps
+from tensafe_api.privacy_events import charged_events
+from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
+from tensorguard.aggregation.channel import AggregationError
+from tensorguard.aggregation.keys import Session
+from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
+from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, PROTOCOLS, create_aggregator
+from tensorguard.training.budget_gate import Verdict
+
+Run = Callable[[int, Callable[[Any], Any]], list[Any]]
+PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
+CHARGED = {"charged_through": 1, "ledger_head": "0" * 64}
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> type[SecureAggregator]:
+    """The protocol of the page, registered as the page asks."""
+    _, _, section = PAGE.read_text().partition("\n## An aggregation protocol\n")
+    (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    namespace: dict[str, Any] = {"__name__": "clear_sum"}
+    exec(compile(code, str(PAGE), "exec"), namespace)
+    protocol: type[SecureAggregator] = namespace["ClearSum"]
+    monkeypatch.setitem(PROTOCOLS, protocol.name, protocol)
+    return protocol
+
+
+def config(channel: Any, grid_bits: int = 14) -> AggregationConfig:
+    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=0)
+    return AggregationConfig(channel, session, JOB_KEY, grid_bits=grid_bits, verify="Standard")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_protocol_of_the_page_sums_like_pairwise_masks(size: int, toy: type[SecureAggregator], workers: Run) -> None:
+    """With equal noise and records, whole private steps reveal the same integers under both protocols."""
+
+    def revealed(protocol: str) -> list[list[np.ndarray]]:
+        def work(channel: Any) -> list[np.ndarray]:
+            shard = {channel.rank: [0.1] * 30}
+            results = take_steps(channel, example_mechanism(size), shard, 3, 30, keys=5, protocol=protocol)
+            assert results.verdicts == [Verdict.CONTINUE] * 3
+            return results.sums
+
+        return workers(size, work)
+
+    assert np.array_equal(revealed(toy.name), revealed(DEFAULT_PROTOCOL))
+
+
+def test_protocol_of_the_page_contributes_to_the_statement(toy: type[SecureAggregator], workers: Run) -> None:
+    (part,) = workers(1, lambda channel: create_aggregator(config(channel), toy.name).statement())
+    document = build_statement(statement_inputs(part))
+    assert document["mechanism"]["run"].endswith(", a sum without masks")
+    assert document["assumed"][-1].startswith("The network is trusted")
+    assert document["notCovered"][-1] == "An adversary who reads the messages between the workers."
+    assert "masks do not protect" not in render_markdown(document)
+
+
+def test_pairwise_masks_contribute_to_the_statement(workers: Run) -> None:
+    (part,) = workers(1, lambda channel: create_aggregator(config(channel)).statement())
+    document = build_statement(statement_inputs(part))
+    assert document["mechanism"]["run"].endswith(", discrete Gaussian shares, pairwise masks")
+    assert any(sentence.startswith("On one machine, masks do not protect") for sentence in document["assumed"])
+    assert any(sentence.startswith("The network may read everything") for sentence in document["assumed"])
+    assert any(sentence.startswith("Malicious workers") for sentence in document["notCovered"])
+
+
+@pytest.mark.parametrize("protocol", [DEFAULT_PROTOCOL, "ClearSum"])
+def test_workers_that_differ_on_the_header_reveal_nothing(
+    protocol: str, toy: type[SecureAggregator], outcomes: Run
+) -> None:
+    summed: list[int] = []
+
+    def work(channel: Any) -> Any:
+        aggregator = create_aggregator(config(channel, grid_bits=14 if channel.rank else 13), protocol)
+        channel.on_vector = lambda sender, vector: summed.append(sender) or vector
+        zeros = np.zeros(4, dtype=np.int64)
+        return aggregator.sum(0, zeros, zeros, **CHARGED, stop=False)
+
+    for result in outcomes(3, work):
+        assert isinstance(result, AggregationError)
+        assert "differs on grid bits" in str(result)
+    assert not summed
+
+
+@pytest.mark.parametrize("protocol", [DEFAULT_PROTOCOL, "ClearSum"])
+def test_stop_of_one_worker_prevents_the_reveal(protocol: str, toy: type[SecureAggregator], workers: Run) -> None:
+    def work(channel: Any) -> Any:
+        aggregator = create_aggregator(config(channel), protocol)
+        zeros = np.zeros(4, dtype=np.int64)
+        return aggregator.sum(0, zeros, zeros, **CHARGED, stop=channel.rank == 1)
+
+    assert workers(3, work) == [None] * 3
+
+
+def test_masks_that_were_not_prepared_are_made_when_needed(workers: Run) -> None:
+    def work(channel: Any) -> list[int]:
+        aggregator = create_aggregator(config(channel))
+        if channel.rank == 0:
+            aggregator.prepare(0, 3)
+        values = np.array([1, -2, 2**40], dtype=np.int64)
+        total = aggregator.sum(0, values, np.zeros(3, dtype=np.int64), **CHARGED, stop=False)
+        assert total is not None and total.dtype == np.int32
+        return total.tolist()
+
+    assert workers(2, work) == [[2, -4, -2]] * 2  # two saturated values wrap: 2·(2^31 − 1) ≡ −2
+
+
+def test_unknown_protocol_is_refused(workers: Run) -> None:
+    def work(channel: Any) -> None:
+        with pytest.raises(ValueError, match="no aggregation protocol is named 'Sum'; choose one of PairwiseMasks"):
+            create_aggregator(config(channel), "Sum")
+
+    workers(1, work)
+
+
+def statement_inputs(part: AggregationStatement) -> StatementInputs:
+    mechanism = example_mechanism(2)
+    return StatementInputs(
+        job_name="j",
+        job_uid="1",
+        attempt=1,
+        mechanism=mechanism,
+        unit_at_least=5000,
+        planned_steps=10,
+        target_epsilon="8",
+        delta="0.00001",
+        accountant="RDP",
+        steps_charged=10,
+        steps_recharged=0,
+        step=10,
+        events=charged_events(mechanism, 10),
+        dimension=30,
+        noise_distance=2.0**-102,
+        aggregation=part,
+        adapter_digest="sha256:0",
+        ledger_head="0" * 64,
+        ledger_length=3,
+    )
