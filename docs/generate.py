@@ -24,6 +24,8 @@ from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_operator.runtime.metrics import Metrics
+from tensorguard.cli.main import command_parser
 
 REFERENCE = Path(__file__).parent / "reference"
 Schema = Mapping[str, Any]
@@ -58,6 +60,20 @@ kubectl wait tsj/NAME --for=condition=Succeeded --timeout=24h
 ```
 
 Words are added, never changed or given another meaning, so scripts may rely on them.
+"""
+
+COMMANDS_PAGE = f"""\
+# The tensafe command
+
+{WRITTEN} `trainer_image/tensorguard/cli`; do not edit.
+"""
+METRICS_PAGE = f"""\
+# Metrics
+
+{WRITTEN} `operator/tensafe_operator`; do not edit.
+
+The operator serves these metrics at `/metrics` on the port that the chart's value `metrics.port` names. All of them are
+public: none is an exact function of private data. The series of a job are deleted with the job.
 """
 
 
@@ -145,12 +161,59 @@ def _documented(kind: type[Phase] | type[ConditionType]) -> Iterator[tuple[Any, 
             yield kind[name.id], str(beneath.value.value)
 
 
+def commands() -> str:
+    """The page of the `tensafe` command, from its argument parser."""
+    parser = command_parser()
+    text = COMMANDS_PAGE + f"\n{parser.description}\n"
+    for group in parser._actions:
+        if isinstance(group, argparse._SubParsersAction):
+            for verb in group.choices.values():
+                text += _verb(verb)
+    return text
+
+
+def _verb(parser: argparse.ArgumentParser) -> str:
+    lines = [f"\n## {parser.prog}\n", f"{parser.description}\n", "| argument | meaning | default |", "|---|---|---|"]
+    for action in parser._actions:
+        if action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction):
+            continue
+        value = action.metavar or ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "")
+        if action.nargs != 0 and action.option_strings and not value:
+            value = action.dest.upper()
+        name = ", ".join(action.option_strings) or action.dest
+        argument = f"{name} {value}".strip() if action.option_strings else str(value or name)
+        default = (
+            "*required*" if action.required else "" if action.default in (None, False, []) else f"`{action.default}`"
+        )
+        meaning = (action.help or "") % {"default": action.default}
+        lines.append(f"| `{argument}` | {meaning} | {default} |".replace("|`", "| `"))
+    epilog = textwrap.dedent(parser.epilog or "").strip()
+    return "\n".join(lines) + (f"\n\n```text\n{epilog}\n```\n" if epilog else "\n")
+
+
+def metrics() -> str:
+    """The page of the operator's metrics, from the registry that serves them."""
+    lines = ["\n| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for collector in sorted(operator_metrics(), key=lambda each: each._name):
+        name = collector._name + ("_total" if collector._type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+        lines.append(f"| `{name}` | {collector._type} | {labels} | {collector._documentation} |")
+    return METRICS_PAGE + "\n".join(lines) + "\n"
+
+
+def operator_metrics() -> list[Any]:
+    """Every metric of one operator."""
+    return list(set(Metrics().registry._collector_to_names))
+
+
 def pages() -> dict[str, str]:
     """Each page as it should be, by file name."""
     return {
         "tensafetrainingjob.md": resource(JOB_PAGE, JOBS),
         "privacyledger.md": resource(LEDGER_PAGE, LEDGERS),
         "conditions-and-reasons.md": words(),
+        "cli.md": commands(),
+        "metrics.md": metrics(),
     }
 
 

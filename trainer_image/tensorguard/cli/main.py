@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: as argparse does, for `--help` and `--version` (code 0) and for unreadable arguments (code 2).
     """
-    parser = _parser()
+    parser = command_parser()
     arguments = parser.parse_args(argv)
     if arguments.act is None:
         parser.print_help(sys.stderr)
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """The parser of the whole command, with one subparser for each verb."""
     parser = Parser(
         prog="tensafe",
         description="Fine-tune language models with differential privacy: a manifest in, an adapter and a claim out.",
