@@ -99,7 +99,7 @@ def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[
             now, charged = now + 0.5, charged + 1
             events.append(Stepped(now, step, charged))
             if step % every == 0:
-                events.append(Evaluated(now, step, 1.1 - step / 200, 0.4 + 0.5 * (step / steps) ** 0.5))
+                events.append(Evaluated(now, step, 1.1 - step / 200, {"accuracy": 0.4 + 0.5 * (step / steps) ** 0.5}))
                 events.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps, charged))
     return events
 
@@ -164,7 +164,7 @@ class FakeEngine:
             ),
             progress=Progress(step=last.step, total_steps=plan.steps),
             evaluations=tuple(
-                EvaluationResult(step=e.step, loss=f"{e.loss:.4f}", accuracy=f"{e.accuracy:.4f}")
+                EvaluationResult(step=e.step, loss=f"{e.loss:.4f}", accuracy=f"{e.metrics['accuracy']:.4f}")
                 for e in evaluations[-1:]
             ),
             checkpoints=(CheckpointRecord(uri=uri, step=last.step, epsilon="7.1", digest="sha256:0"),),

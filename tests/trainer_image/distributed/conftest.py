@@ -63,7 +63,7 @@ class FakeEngine:
             self.at_step(step)
             tell(Stepped(time.time(), step, charged))
             if step <= len(self.losses):
-                tell(Evaluated(time.time(), step, self.losses[step - 1], None))
+                tell(Evaluated(time.time(), step, self.losses[step - 1]))
         if self.reason is not Reason.WORKER_LOST:
             last = next(event.step for event in reversed(events) if isinstance(event, Stepped))
             uri = f"{job.spec.checkpoint.uri}/step-{last}"

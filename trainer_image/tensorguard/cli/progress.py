@@ -110,10 +110,11 @@ def restart_of(before: Started | None, now: Started) -> bool:
 
 
 def measured(evaluation: Evaluated) -> str:
-    """An evaluation in a few words: its accuracy where it has one, else its loss."""
-    if evaluation.accuracy is None:
+    """An evaluation in a few words: its main metric where it has one, else its loss."""
+    if evaluation.main_metric is None:
         return f"evaluation loss {evaluation.loss:.4g}"
-    return f"accuracy {evaluation.accuracy:.3f}"
+    title, value = evaluation.main_metric
+    return f"{title} {value:.3f}"
 
 
 def duration(seconds: float) -> str:

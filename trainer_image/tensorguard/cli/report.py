@@ -143,8 +143,10 @@ def _curve(plan: Plan, first: int, last: int) -> list[tuple[int, float]]:
 
 
 def _draw_evaluations(panel: Axes, history: History) -> None:
-    by_accuracy = all(evaluation.accuracy is not None for _, evaluation in history.evaluations)
-    values = [evaluation.accuracy if by_accuracy else evaluation.loss for _, evaluation in history.evaluations]
+    main = [evaluation.main_metric for _, evaluation in history.evaluations]
+    measured = [metric for metric in main if metric is not None]
+    by_metric = len(measured) == len(main) and len({title for title, _ in measured}) == 1
+    values = [v for _, v in measured] if by_metric else [evaluation.loss for _, evaluation in history.evaluations]
     places = [place for place, _ in history.evaluations]
     panel.plot(
         places,
@@ -161,7 +163,7 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
     below = -15 if values[-1] < values[0] else 8
     panel.annotate(f"{values[-1]:.3f}", (places[-1], values[-1]), (-2, below), color=_LEARNED, **_LAST)
     panel.margins(y=0.2)
-    panel.set_ylabel("evaluation accuracy" if by_accuracy else "evaluation loss", color=_INK)
+    panel.set_ylabel(f"evaluation {measured[0][0]}" if by_metric else "evaluation loss", color=_INK)
 
 
 def _dress(panel: Axes, history: History) -> None:

@@ -15,6 +15,7 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
+from tensafe_api.tasks import METRICS
 
 _STYLES = {
     Phase.SUCCEEDED: "bold green",
@@ -74,7 +75,8 @@ def _summary(status: Status, plan: Plan) -> str:
         parts.append(f"δ {plan.delta}")
     if status.evaluations:
         last = status.evaluations[-1]
-        parts.append(f"evaluation loss {last.loss}" if last.accuracy is None else f"accuracy {last.accuracy}")
+        measured = [f"{METRICS[name].title} {value}" for name, value in last.metrics().items()]
+        parts.append(measured[0] if measured else f"evaluation loss {last.loss}")
     return "; ".join(parts)
 
 
@@ -89,11 +91,14 @@ def _tell_resume(console: Console, output_dir: Path, heading: str) -> None:
 
 def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
     """Python that loads the adapter with nothing but peft and transformers."""
+    from tensorguard.models.tasks import task_of
+
     spec = job.spec
     place = _path(uri)
-    face, labels = "AutoModelForCausalLM", ""
-    if spec.model.task == "SequenceClassification":
-        face, labels = "AutoModelForSequenceClassification", f", num_labels={spec.model.num_labels}"
+    task, labels = task_of(spec), ""
+    face = task.auto_class
+    if task.contract.classes:
+        labels = f", num_labels={spec.model.num_labels}"
         if names := spec.model.label_names:
             labels = f", id2label={dict(enumerate(names))}"
     base = _base(job)
@@ -104,14 +109,7 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
         f"base = {face}.from_pretrained({base!r}{labels})",
         f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
         f"tokenizer = AutoTokenizer.from_pretrained({base!r})",
-        *(
-            [
-                'inputs = tokenizer("a text to classify", return_tensors="pt")',
-                "print(base.config.id2label[int(model.eval()(**inputs).logits.argmax())])",
-            ]
-            if labels
-            else []
-        ),
+        *task.example_lines(),
     ]
 
 

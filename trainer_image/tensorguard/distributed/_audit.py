@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
 
 from tensafe_api import accounting
 from tensafe_api.resolve import Plan
@@ -34,7 +33,7 @@ class AuditLog:
                 spent = accounting.format_epsilon(self._plan.epsilon(record.charged))
                 self._write("charged", record, {"stepsCharged": record.charged, "epsilonSpent": spent})
         elif isinstance(record, Started | Saved | Evaluated | Ended):
-            self._write(record.kind, record, {name: value for name, value in asdict(record).items() if name != "time"})
+            self._write(record.kind, record, {name: value for name, value in record.values().items() if name != "time"})
 
     def _write(self, kind: str, record: LogRecord, fields: dict[str, object]) -> None:
         LOGGER.info(json.dumps({"event": kind, "job": self._job, "time": record.time, **fields}))

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tensafe_api.tasks import COLUMNS
 from tensorguard.distributed._errors import ConfigurationError
 
 ACCOUNTANTS = {"rdp": "RDP", "moments": "RDP", "prv": "PLD"}
 """RDP generalises the moments accountant. PLD is dp-accounting's equivalent of PRV."""
 PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 RESOURCES = ("CPU", "GPU")
-ROLES = ("prompt", "completion", "messages", "tools", "text", "label", "user")
+ROLES = (*COLUMNS, "user")
 
 
 class _Fields:

@@ -9,22 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tensafe_api.tasks import TASKS, shapes_by_size
 from tensorguard.distributed._errors import ConfigurationError
-
-_SHAPES = (("prompt", "completion"), ("messages",), ("text", "label"), ("text",))
 
 
 def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
-    """Role to column, by the columns' names: prompt and completion, or messages, or text and label, or text.
+    """Role to column, by the columns' names: those of a shape in `tensafe_api.tasks`, such as prompt and completion.
 
     Raises:
         ConfigurationError: if no columns have these names.
     """
     names = _names(dataset)
-    for shape in _SHAPES:
-        unfit = task is not None and (task == "SequenceClassification") != ("label" in shape)
-        if not unfit and set(shape) <= set(names):
-            return {role: role for role in shape}
+    contract = TASKS.get(task or "")
+    for shape in shapes_by_size():
+        if (contract is None or shape in contract.shapes) and set(shape.roles) <= set(names):
+            return {role: role for role in shape.roles}
     raise ConfigurationError(
         f"columns: missing, and train_dataset has {', '.join(map(repr, names[:12])) or 'no columns'}: write the "
         "role of each, such as columns={'prompt': 'question', 'completion': 'answer'}, or {'text': ..., 'label': ...}"

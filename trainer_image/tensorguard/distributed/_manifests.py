@@ -15,6 +15,7 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
+from tensafe_api.tasks import TASKS, tasks_for
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
 from tensorguard.distributed._datasets import columns_of, length_of
 from tensorguard.distributed._errors import ConfigurationError, with_python_names
@@ -33,7 +34,7 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
         ConfigurationError: with one line for each fault.
     """
     columns = dict(config.columns or columns_of(train_dataset, config.task))
-    task = config.task or ("SequenceClassification" if "label" in columns else "CausalLM")
+    task = config.task or next(iter([*tasks_for(columns.keys() - {"user"}), *TASKS]))
     at_least, annotations = _units(config, train_dataset, by_user="user" in columns)
     unit = {"kind": "Example", "atLeast": at_least}
     if user := columns.pop("user", None):

@@ -18,6 +18,7 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
+from tensafe_api.tasks import METRICS
 from tensorguard.distributed._audit import AuditLog
 from tensorguard.distributed._callbacks import TenSafeCallback
 from tensorguard.distributed._config import TenSafeTrainingConfig
@@ -232,7 +233,8 @@ def _metrics(job: TenSafeTrainingJob) -> dict[str, float | int | None]:
     status = _status(job)
     privacy, progress = status.privacy, status.progress
     losses = [float(evaluation.loss) for evaluation in status.evaluations]
-    accuracies = [float(evaluation.accuracy) for evaluation in status.evaluations if evaluation.accuracy is not None]
+    measured = [evaluation.metrics() for evaluation in status.evaluations]
+    best = {name: max((float(each[name]) for each in measured if name in each), default=None) for name in METRICS}
     return {
         "dp_epsilon": _float(privacy.epsilon_claimed),
         "dp_epsilon_spent": _float(privacy.epsilon_spent),
@@ -243,7 +245,7 @@ def _metrics(job: TenSafeTrainingJob) -> dict[str, float | int | None]:
         "total_steps": progress.total_steps,
         "best_eval_loss": min(losses, default=None),
         "final_eval_loss": losses[-1] if losses else None,
-        "best_eval_accuracy": max(accuracies, default=None),
+        **{f"best_eval_{name}": value for name, value in best.items()},
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tensorguard.privacy.clipping import GridClipper
@@ -36,9 +37,10 @@ class PrivateMetrics:
             }
         )
 
-    def record_evaluation(self, step: int, loss: float, accuracy: float | None) -> None:
+    def record_evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """What a private evaluation set gave."""
-        self._write({"step": step, "evaluationLoss": loss, "evaluationAccuracy": accuracy})
+        measured = {f"evaluation{name[:1].upper()}{name[1:]}": value for name, value in metrics.items()}
+        self._write({"step": step, "evaluationLoss": loss, "evaluationAccuracy": None, **measured})
 
     def close(self) -> None:
         os.close(self._file)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from tensafe_api.tasks import METRICS
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,15 @@ class LogRecord:
 
     kind: ClassVar[str] = ""
     time: float
+
+    def values(self) -> dict[str, Any]:
+        """The fields as a flat JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """The record with these fields. Raises TypeError where a field is missing or unknown."""
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -53,12 +64,29 @@ class Stepped(LogRecord):
 
 @dataclass(frozen=True)
 class Evaluated(LogRecord):
-    """The mean loss, and for a classifier the accuracy, of the evaluation set after `step` steps."""
+    """The mean loss and the metrics (`tensafe_api.tasks`, by name) of the evaluation set after `step` steps."""
 
     kind: ClassVar[str] = "evaluated"
     step: int
     loss: float
-    accuracy: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """The metrics stand beside the other fields; `accuracy` is always there, null where it was not measured."""
+        return {"time": self.time, "step": self.step, "loss": self.loss, "accuracy": None, **self.metrics}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """The record of a line; a metric that this version does not know is left out."""
+        rest = dict(values)
+        metrics = {name: rest.pop(name, None) for name in METRICS}
+        known = {name: value for name, value in metrics.items() if value is not None}
+        return cls(rest["time"], rest["step"], rest["loss"], known)
+
+    @property
+    def main_metric(self) -> tuple[str, float] | None:
+        """The title and the value of the most telling metric; None where there is only the loss."""
+        return next(((METRICS[name].title, self.metrics[name]) for name in METRICS if name in self.metrics), None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +125,7 @@ class RunLog:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, event: LogRecord) -> None:
-        line = json.dumps({"kind": event.kind, **asdict(event)}) + "\n"
+        line = json.dumps({"kind": event.kind, **event.values()}) + "\n"
         os.write(self._file, line.encode())
 
     def close(self) -> None:
@@ -134,7 +162,7 @@ def _parse(line: bytes) -> LogRecord | None:
     """The event of one line; None for a line that a kill tore before another writer appended to it."""
     try:
         values: dict[str, Any] = json.loads(line)
-        event = _KINDS[values.pop("kind")](**values)
+        event = _KINDS[values.pop("kind")].from_values(values)
         whole = (getattr(event, each.name) for each in fields(event) if each.type == "int")
         return event if all(isinstance(value, int) for value in whole) else None
     except (ValueError, KeyError, TypeError):

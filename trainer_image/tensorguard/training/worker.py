@@ -293,9 +293,9 @@ class Worker:
             device=self._device,
         )
         if asked.visibility == "Public":
-            self._tell(Evaluated(time.time(), self._at, loss, metrics.get("accuracy")))
+            self._tell(Evaluated(time.time(), self._at, loss, metrics))
         elif components.private is not None:
-            components.private.record_evaluation(self._at, loss, metrics.get("accuracy"))
+            components.private.record_evaluation(self._at, loss, metrics)
 
     def _save(self, *, final: bool = False) -> None:
         self._saved_at = self._at
@@ -330,9 +330,7 @@ class Worker:
                 self._progress = progress_at(event.step, self.components.plan.steps, event.time)
                 self._ledger.set_progress(self._progress)
             case Evaluated() if math.isfinite(event.loss):
-                self._ledger.set_progress(
-                    self._progress, evaluation_result(event.step, event.loss, {"accuracy": event.accuracy})
-                )
+                self._ledger.set_progress(self._progress, evaluation_result(event.step, event.loss, event.metrics))
 
 
 def statement_facts(

@@ -225,7 +225,7 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
 
 def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    PodLog(0, tmp_path / "log").write_record(Evaluated(1.0, 3, float("nan"), 0.5))
+    PodLog(0, tmp_path / "log").write_record(Evaluated(1.0, 3, float("nan"), {"accuracy": 0.5}))
     (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert line == {"kind": "evaluated", "rank": 0, "time": 1.0, "step": 3, "accuracy": 0.5}
 

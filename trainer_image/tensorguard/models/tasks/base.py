@@ -96,6 +96,10 @@ class Task(ABC):
         """The metrics of an evaluation by name (`tensafe_api.tasks`), from the sums of `counts` over all `records`."""
         return {}
 
+    def example_lines(self) -> Sequence[str]:
+        """Python that tries the trained `model` with its `tokenizer` and `base`; `tensafe run` prints it at the end."""
+        return ()
+
     def dummy_labels(self, ids: torch.Tensor, mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Public random labels for the self-test, as a micro-batch has them, for tokens `ids` int64 [m, L].
 

@@ -37,6 +37,12 @@ class SequenceClassification(Task):
     def metrics(self, counts: Sequence[int], records: int) -> Mapping[str, float]:
         return {"accuracy": sum(counts) / records}
 
+    def example_lines(self) -> Sequence[str]:
+        return (
+            'inputs = tokenizer("a text to classify", return_tensors="pt")',
+            "print(base.config.id2label[int(model.eval()(**inputs).logits.argmax())])",
+        )
+
 
 @dataclass(frozen=True)
 class _LabelledTexts:

@@ -122,9 +122,7 @@ def steps_per_second(events: Sequence[LogRecord]) -> float | None:
 def _evaluations(events: Sequence[LogRecord]) -> tuple[EvaluationResult, ...]:
     """The latest result of each step: a step that is run again after a crash is evaluated again."""
     by_step = {event.step: event for event in events if isinstance(event, Evaluated) and math.isfinite(event.loss)}
-    results = (
-        evaluation_result(event.step, event.loss, {"accuracy": event.accuracy}) for _, event in sorted(by_step.items())
-    )
+    results = (evaluation_result(event.step, event.loss, event.metrics) for _, event in sorted(by_step.items()))
     return tuple(results)[-1000:]
 
 

@@ -14,7 +14,6 @@ import math
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from tensorguard.training.collective_errors import describe_error
@@ -40,7 +39,7 @@ class PodLog(logging.Handler):
     def write_record(self, event: LogRecord) -> None:
         """Say what happened."""
         if not isinstance(event, Stepped):
-            self._say(event.kind, **asdict(event))
+            self._say(event.kind, **event.values())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say a warning of ours."""
