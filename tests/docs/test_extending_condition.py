@@ -1,0 +1,97 @@
+"""The section "A status condition" of docs/extending.md is followed step by step, in a copy of the packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+REASONS = "crds/tensafe_api/reasons.py"
+CONDITIONS = "operator/tensafe_operator/plan/conditions.py"
+PLACES = {
+    REASONS: (r"\n\n\nclass EventReason\(", r"\n\n    @property\n    def phase\(self\)"),
+    CONDITIONS: (r"\n\n\nRULES: ", r"\n\}\n\n\ndef set_conditions\("),
+}
+"""The pattern in front of which each block of the page belongs, in the order of the page."""
+
+
+def blocks() -> list[str]:
+    section = PAGE.read_text(encoding="utf-8").split("## A status condition\n")[1].split("\n## ")[0]
+    return [block.rstrip("\n") for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the packages with the condition of the page."""
+    for name in ("crds", "operator", "charts", "e2e", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    given = iter(blocks())
+    for name, patterns in PLACES.items():
+        path = tmp_path / name
+        text = path.read_text(encoding="utf-8")
+        for pattern in patterns:
+            [place] = re.finditer(pattern, text)
+            block = next(given)
+            separator = "\n\n\n" if block.startswith("def ") else "\n"
+            text = text[: place.start()] + separator + block + text[place.start() :]
+        path.write_text(text, encoding="utf-8")
+    assert not list(given), "the page has more blocks than this test inserts"
+    return tmp_path
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(str(tree / name) for name in ("crds", "operator", "."))
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+SCENARIO = """
+from e2e.platform.fixtures.fake_cluster import condition, running_job
+from tensafe_api.resources.status import Status
+
+cluster, operator = running_job()
+print(condition(cluster, "Recharged")["status"], condition(cluster, "Recharged")["reason"])
+cluster.ledger["status"]["stepsRecharged"] = 3
+operator.settle()
+found = condition(cluster, "Recharged")
+print(found["status"], found["reason"])
+print(found["message"])
+print(condition(cluster, "Running")["reason"])
+"""
+
+
+def test_condition_of_the_page_is_reported(tree: Path) -> None:
+    done = run(tree, "-c", SCENARIO)
+    assert done.returncode == 0, done.stderr
+    before, after, message, others = done.stdout.splitlines()
+    assert (before, after, others) == ("False Training", "True StepsRecharged", "Training")
+    assert message.startswith("3 steps were charged a second time: Lower checkpoint.everySteps")
+
+
+def test_generated_files_receive_the_condition(tree: Path) -> None:
+    for command in (("-m", "tensafe_api.crd"), ("docs/generate.py",)):
+        assert run(tree, *command, "--check").returncode == 1
+        done = run(tree, *command)
+        assert done.returncode == 0, done.stderr
+        assert run(tree, *command, "--check").returncode == 0
+    assert "- Recharged\n" in (tree / "crds/tensafe.io_tensafetrainingjobs.yaml").read_text(encoding="utf-8")
+    reference = (tree / "docs/reference/conditions-and-reasons.md").read_text(encoding="utf-8")
+    assert "| `Recharged` | Steps were charged a second time" in reference
+    assert "| `StepsRecharged` |" in reference
+
+
+def test_type_without_a_rule_fails_the_tests_of_conditions(tree: Path) -> None:
+    path = tree / CONDITIONS
+    path.write_text(path.read_text(encoding="utf-8").replace(blocks()[3] + "\n", ""), encoding="utf-8")
+    shutil.copytree(ROOT / "tests/operator/plan", tree / "tests/operator/plan")
+    done = run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operator/plan/test_conditions.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "test_every_condition_type_has_a_rule" in done.stdout
