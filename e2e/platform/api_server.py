@@ -23,8 +23,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from tensafe_operator.runtime.api_client import RESOURCES as OPERATOR_RESOURCES
-from tensafe_operator.runtime.api_client import Resource
+from tensafe_operator.kinds import KINDS
+from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Resource
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -34,7 +34,8 @@ WatchCallback = Callable[[str, Object, float], None]
 Condition = Callable[[], object]
 """Returns whether a condition holds, or an awaitable of that."""
 RESOURCES = {
-    **OPERATOR_RESOURCES,
+    **RUNTIME_RESOURCES,
+    **KINDS.resources,
     "RayCluster": Resource("ray.io", "v1", "rayclusters"),
     "Namespace": Resource("", "v1", "namespaces"),
 }

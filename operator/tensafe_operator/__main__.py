@@ -1,9 +1,9 @@
-"""`python -m tensafe_operator`: in a pod, or beside a cluster with KUBECONFIG.
+"""`python -m tensafe_operator`: runs the operator, in a pod or outside the cluster with KUBECONFIG.
 
-    lease ─► list, then kopf watches ─► cache ─► work ─► reconcile     (health and metrics beside them, from the start)
+    leader election ─► resync, then kopf's watch streams ─► cache ─► work queue ─► reconcile
 
-When the lease is lost, or kopf ends, the process ends: a new one begins with nothing believed. SIGTERM releases the
-lease, so that the other replica goes on at once.
+The health and metrics endpoints are served from the start. If the Lease is lost or kopf ends, the process ends, and the
+next one starts with an empty cache. SIGTERM gives the Lease up, so that another replica can lead immediately.
 """
 
 from __future__ import annotations
@@ -20,213 +20,231 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from tensafe_operator import names
+from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.kinds import KINDS
+from tensafe_operator.observe import observe_cached, parse_warning
+from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
-from tensafe_operator.runtime.cache import Cache, Key
-from tensafe_operator.runtime.connection import KUBECONFIG, connect, said
+from tensafe_operator.runtime.cache import Cache
+from tensafe_operator.runtime.connection import KUBECONFIG, connect, safe_description
+from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.json_logs import JsonFormatter
 from tensafe_operator.runtime.leader_election import LeaderElection
-from tensafe_operator.runtime.metrics import Metrics
+from tensafe_operator.runtime.metrics import OperatorMetrics
+from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.resync import resync
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
-from tensafe_operator.runtime.watch import known_kinds, new_kinds, registry, watch
+from tensafe_operator.runtime.watch import available_kinds, handlers, wait_for_new_kinds, watch
 from tensafe_operator.runtime.work_queue import WorkQueue
-from tensafe_operator.settings import ConfigurationError, Settings, explained, variable
+from tensafe_operator.settings import Settings, describe_variables, variable
 
 RESYNC_SECONDS = 300.0
 RETRY_SECONDS = 1.0
-BEGIN_ANEW = -1
+RESTART = -1
 WATCHING, RECONCILING = "watching", "reconciling"
 _COMMAND = "python -m tensafe_operator"
 
 log = logging.getLogger("tensafe_operator")
 
 
-async def operate(settings: Settings, ending: Shutdown) -> int:
-    """Lead, and reconcile until told to stop. Returns the exit code, or BEGIN_ANEW.
+async def operate(settings: Settings, shutdown: Shutdown) -> int:
+    """Wait for leadership, then reconcile until a signal arrives or a task ends. Returns the exit code, or RESTART.
 
-    The lease is renewed over connections of its own: it does not wait behind the work, nor try one after the other the
-    many that a load balancer has forgotten. Whatever ends first ends all.
+    The leader election has an API client of its own. Its renewals do not wait behind other requests. They also do not
+    try, one after the other, many connections that a load balancer has dropped.
     """
-    metrics, tasks, stop = Metrics(), TaskSupervisor(), asyncio.Event()
-    apart = ApiClient(await connect(), metrics.answered)
-    lease = LeaderElection(apart, settings.own_namespace, f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-    api = ApiClient(await connect(), metrics.answered, lambda: lease.leading)
-    health = Health(metrics, lease)
+    metrics, tasks, stop = OperatorMetrics(names.METRICS_PREFIX), TaskSupervisor(), asyncio.Event()
+    resources, manager = KINDS.resources, names.OPERATOR
+    election_api = ApiClient(await connect(), resources, manager, metrics.count_request)
+    identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    election = LeaderElection(election_api, settings.own_namespace, names.LEASE, identity)
+    api = ApiClient(await connect(), resources, manager, metrics.count_request, lambda: election.leading)
+    health = Health(metrics, election)
 
-    def heed() -> None:
-        """Let SIGTERM and Ctrl-C raise the flag."""
+    def handle_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked)
+            asyncio.get_running_loop().add_signal_handler(number, request_shutdown)
 
-    def asked() -> None:
-        ending.asked = True
+    def request_shutdown() -> None:
+        shutdown.requested = True
         stop.set()
 
-    heed()
+    handle_signals()
     runner = None
     try:
         runner = await _serve(health, settings.port)
-        tasks.start("stopping", stop.wait())
-        tasks.start("listening", health.listen(api, settings.own_namespace))
-        grown = None
-        if await tasks.done("taking the lease", lease.acquire()):
+        tasks.start("waiting for a signal", stop.wait())
+        tasks.start("monitoring health", health.monitor(lambda: api.get("Lease", settings.own_namespace, names.LEASE)))
+        new_kinds = None
+        if await tasks.complete("acquiring the lease", election.acquire()):
             metrics.leading.set(1)
-            grown = await _lead(tasks, api, settings, lease, metrics, health, heed)
-            await tasks.first()
-        ending.begin()
-        _hush()
-        if anew := not stop.is_set() and grown is not None and grown.done() and not grown.exception():
-            log.info("new kinds of objects are there: beginning anew")
-        unusable = _told(tasks)
-        await tasks.end()
-        await lease.release()
-        if unusable is not None:
-            raise unusable
-        return BEGIN_ANEW if anew else 0 if stop.is_set() else 1
+            new_kinds = await _lead(tasks, api, settings, election, metrics, health, handle_signals)
+            await tasks.wait_for_first()
+        shutdown.start_deadline()
+        _silence_kopf()
+        restart = not stop.is_set() and new_kinds is not None and new_kinds.done() and not new_kinds.exception()
+        if restart:
+            log.info("the cluster has new kinds of objects: restarting to watch them")
+        configuration_error = _log_errors(tasks)
+        await tasks.cancel_all()
+        await election.give_up()
+        if configuration_error is not None:
+            raise configuration_error
+        return RESTART if restart else 0 if stop.is_set() else 1
     finally:
         if runner is not None:
             await runner.cleanup()
         await api.close()
-        await apart.close()
+        await election_api.close()
 
 
 async def _lead(
     tasks: TaskSupervisor,
     api: ApiClient,
     settings: Settings,
-    lease: LeaderElection,
-    metrics: Metrics,
+    election: LeaderElection,
+    metrics: OperatorMetrics,
     health: Health,
-    heed: Callable[[], None],
+    handle_signals: Callable[[], None],
 ) -> asyncio.Task[None] | None:
-    """Begin to watch and reconcile; the task that ends when there are new kinds, or None where there was an end."""
-    cache, work, ready = Cache(), WorkQueue(), asyncio.Event()
+    """Start to watch and reconcile.
+
+    Returns:
+        The task that ends when the cluster has new kinds, or None if a task has ended before everything was started.
+    """
+    cache, ready, job_metrics = Cache[ClusterWarning](KINDS), asyncio.Event(), JobMetrics(metrics.registry)
+    queue = WorkQueue(lambda key: names.log_fields(*key))
     reconciler = Reconciler(api, settings, learn=cache.learn)
 
     async def handle(key: Key) -> float | None:
-        if not lease.leading:
+        if not election.leading:
             return time.time() + 1.0
-        seen = cache.observed(key)
-        if seen is None:
-            metrics.forget(key)
+        observed = observe_cached(cache, key)
+        if observed is None:
+            job_metrics.remove(key)
             return None
         try:
             with metrics.duration.time(), metrics.errors.count_exceptions():
-                return await reconciler.reconcile(*key, seen)
+                return await reconciler.reconcile(*key, observed)
         finally:
-            if (now := cache.observed(key)) is not None:
-                metrics.show(key, now.job)
+            if (now := observe_cached(cache, key)) is not None:
+                job_metrics.update(key, now.job)
 
     async def resync_periodically() -> None:
         while True:
-            for key in cache.known():
-                work.touch(key)
+            for key in cache.known_keys():
+                queue.touch(key)
             await asyncio.sleep(RESYNC_SECONDS)
             try:
-                await resync(api, cache, settings)
+                await resync(api, cache, KINDS, settings.namespaces)
             except (ApiUnavailable, ApiError) as error:
-                log.warning("not everything could be listed: %s", error)
+                log.warning("the resync failed, the next one is in %.0f s: %s", RESYNC_SECONDS, error)
 
-    tasks.start("keeping the lease", lease.keep())
-    looked = await tasks.done("looking at the kinds", known_kinds(api))  # before kopf looks
-    if looked is None or not await tasks.done("listing", _listed(api, cache, settings)):
+    tasks.start("keeping the lease", election.keep())
+    known = await tasks.complete("discovering kinds", available_kinds(api, KINDS))  # before kopf does
+    if known is None or not await tasks.complete("listing", _first_resync(api, cache, settings)):
         return None
-    tasks.start(RECONCILING, work.run(handle))
-    tasks.start("looking again", resync_periodically())
-    tasks.start(WATCHING, watch(registry(cache, work.touch, health.heard), settings, ready))
-    if not await tasks.done("kopf's beginning", ready.wait()):
+    tasks.start(RECONCILING, queue.run(handle))
+    tasks.start("resyncing", resync_periodically())
+    registry = handlers(KINDS, cache, queue.touch, parse_warning, health.heard)
+    tasks.start(WATCHING, watch(registry, KINDS, settings.namespaces, ready))
+    if not await tasks.complete("starting kopf", ready.wait()):
         return None
-    heed()  # kopf has put its own handlers in the place of ours
-    return tasks.start("looking for new kinds", new_kinds(api, looked.result()))
+    handle_signals()  # kopf has replaced the signal handlers
+    return tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result()))
 
 
-def _told(tasks: TaskSupervisor) -> ConfigurationError | None:
-    """Say which errors tasks have ended with; what somebody must set right is returned."""
-    unusable = None
+def _log_errors(tasks: TaskSupervisor) -> ConfigurationError | None:
+    """Log the errors that tasks have ended with. A configuration error is returned instead, without a traceback."""
+    configuration_error = None
     for task in tasks.ended():
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ConfigurationError):
-            unusable = error
+            configuration_error = error
         elif error is not None:
-            log.error("the operator ends: %s: %s", task.get_name(), error, exc_info=error)
+            log.error("the operator ends: %s failed: %s", task.get_name(), error, exc_info=error)
         elif task.get_name() in (WATCHING, RECONCILING):
             log.error("the operator ends: %s has ended", task.get_name())
-    return unusable
+    return configuration_error
 
 
-def _hush() -> None:
-    """All is being cancelled now: what kopf says of that is no news, nor in which order its generators are closed."""
+def _silence_kopf() -> None:
+    """Drop what kopf and the event loop log about tasks and generators that are being cancelled."""
     logging.getLogger("kopf").setLevel(logging.CRITICAL)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
 
 async def _serve(health: Health, port: int) -> web.AppRunner | None:
-    """Let health and metrics be asked for, where a port is given."""
+    """Serve health and metrics, unless the port is 0."""
     try:
         return await health.serve(port) if port else None
     except OSError as error:
-        mend = "set it to a free one, or to 0 for neither health nor metrics"
-        raise ConfigurationError(
-            f"{variable('port')}: nothing can listen on port {port} ({said(error)}): {mend}."
-        ) from error
+        fix = "set it to a free port, or to 0 to serve neither health nor metrics"
+        found = safe_description(error)
+        raise ConfigurationError(f"{variable('port')} is {port}, which cannot be opened ({found}): {fix}.") from error
 
 
-async def _listed(api: ApiClient, cache: Cache, settings: Settings) -> None:
-    """Return when everything is in the cache; a kind that is new to the API server makes it ask for patience.
+async def _first_resync(api: ApiClient, cache: Cache[ClusterWarning], settings: Settings) -> None:
+    """Return when all objects are in the cache. While the API server prepares a new kind, lists are retried.
 
     Raises:
-        ConfigurationError: where the operator may not look.
+        ConfigurationError: if the operator lacks the right to list in its namespaces.
     """
     while True:
         try:
-            return await resync(api, cache, settings)
+            return await resync(api, cache, KINDS, settings.namespaces)
         except (ApiUnavailable, ApiError) as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
+                found = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set (all namespaces)"
+                fix = "set it to the namespaces in the chart's value `namespaces`, which grants the rights"
                 name = variable("namespaces")
-                looks = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set, which means all"
-                mend = "name the namespaces that the chart's value `namespaces` has, which gives the rights"
-                raise ConfigurationError(
-                    f"{name} {looks}, and not all of it may be looked at ({error}): {mend}."
-                ) from error
-            log.warning("not everything could be listed yet: %s", error)
+                refusal = f"{name} {found}, but the operator may not list all objects there ({error}): {fix}."
+                raise ConfigurationError(refusal) from error
+            log.warning("the first list of all objects failed, retrying: %s", error)
             await asyncio.sleep(RETRY_SECONDS)
 
 
 def _parser() -> argparse.ArgumentParser:
-    variables = [(KUBECONFIG, "kubeconfig file of the cluster; not needed in a pod"), *explained()]
+    variables = [(KUBECONFIG, "kubeconfig file of the cluster; not needed in a pod"), *describe_variables()]
     lines = (f"  {name:<26}{text}" for name, text in variables)
     return argparse.ArgumentParser(
         prog=_COMMAND,
-        description="Run TenSafeTrainingJobs: make a RayJob for each attempt and a PrivacyLedger for each job, and\n"
-        "say in the job's status how it stands. It runs in a pod (the Helm chart sets it up) or beside a\n"
-        "cluster. Of several, one leads. SIGTERM or Ctrl-C stops it; jobs that run go on.",
+        description="Run the TenSafe operator. For each TenSafeTrainingJob it creates a PrivacyLedger, and for each\n"
+        "attempt a RayJob. It reports progress in the job's status. It runs in a pod, which the Helm chart\n"
+        "installs, or outside the cluster. Of several replicas one leads. SIGTERM or Ctrl-C stops the\n"
+        "operator; running jobs continue.",
         epilog="\n".join(["environment:", *lines, "", "example:", f"  {KUBECONFIG}=~/.kube/config {_COMMAND}"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operator until it is told to stop. Returns the exit code: 0 then, 1 where it cannot begin or go on."""
+    """Run the operator until a signal stops it.
+
+    Returns:
+        The exit code: 0 after a signal, 1 if the operator cannot start or continue.
+    """
     _parser().parse_args(arguments)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    ending = Shutdown()
+    shutdown = Shutdown()
     try:
         while True:
             logging.getLogger("kopf").setLevel(logging.WARNING)
-            if (code := asyncio.run(operate(Settings.from_environment(), ending))) != BEGIN_ANEW:
+            if (code := asyncio.run(operate(Settings.from_environment(), shutdown))) != RESTART:
                 return code
-            if ending.asked:  # meanwhile
+            if shutdown.requested:  # during the restart
                 return 0
-            ending.in_time()
+            shutdown.cancel_deadline()
     except ConfigurationError as error:
         log.error("%s", error)
         return 1
     finally:
-        ending.in_time()
+        shutdown.cancel_deadline()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Tells people: what is new in a job's status becomes Events of the job, and log lines with its name and attempt.
+"""Records changes of a job's status as Kubernetes Events of the job, and as log lines with its name and attempt.
 
-Called after the status was written, so that nothing is told that is not so. An Event that cannot be written is not
-worth a retry: the status says the same, and says it for good.
+It is called after the status was written, so that no Event reports a change that was not stored. A failed write of an
+Event is not retried: the status holds the same facts.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from tensafe_operator.plan.transitions import Transition
 from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
-_LONGEST = 1024
+_LONGEST_MESSAGE = 1024
 
 
 async def record_events(
-    api: ApiClient, job: Mapping[str, Any], status: Status, told: Sequence[Transition], now: float
+    api: ApiClient, job: Mapping[str, Any], status: Status, transitions: Sequence[Transition], now: float
 ) -> None:
-    """Write what is `told` of a job, as its status now says."""
+    """Log the transitions that have led to this status, and create an Event for each."""
     attempt = status.attempts[-1].number if status.attempts else None
-    for transition in told:
+    for transition in transitions:
         level = logging.WARNING if transition.warning else logging.INFO
-        fields = {**of(job), "attempt": attempt, "phase": status.phase, "reason": transition.reason}
+        fields = {**job_fields(job), "attempt": attempt, "phase": status.phase, "reason": transition.reason}
         log.log(level, transition.message, extra=fields)
-    events = (_event(job, transition, now) for transition in told)
-    await asyncio.gather(*(_write(api, job, event) for event in events))
+    events = (_event(job, transition, now) for transition in transitions)
+    await asyncio.gather(*(_create(api, job, event) for event in events))
 
 
-async def _write(api: ApiClient, job: Mapping[str, Any], event: dict[str, Any]) -> None:
+def job_fields(job: Mapping[str, Any]) -> dict[str, str]:
+    """The fields by which a log line names this job."""
+    return names.log_fields(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+async def _create(api: ApiClient, job: Mapping[str, Any], event: dict[str, Any]) -> None:
     try:
         await api.create(event)
     except (ApiUnavailable, ApiError) as error:
         if not (isinstance(error, ApiError) and error.status == CONFLICT):
-            log.warning("an Event could not be written: %s", error, extra=of(job))
-
-
-def of(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields by which a log line tells which job it is about."""
-    return {"namespace": job["metadata"]["namespace"], "job": job["metadata"]["name"]}
+            log.warning("an Event could not be created: %s", error, extra=job_fields(job))
 
 
 def _event(job: Mapping[str, Any], transition: Transition, now: float) -> dict[str, Any]:
-    """The Event; its name is that of this news of this version of the job, so that it is there once."""
+    """The Event. Its name is derived from the transition and the job's version, so that it is created only once."""
     metadata = job["metadata"]
     seed = "/".join((metadata["uid"], str(metadata["resourceVersion"]), transition.reason, transition.message))
     when = format_time(now)
@@ -70,7 +70,7 @@ def _event(job: Mapping[str, Any], transition: Transition, now: float) -> dict[s
         },
         "type": transition.type,
         "reason": transition.reason,
-        "message": transition.message[:_LONGEST],
+        "message": transition.message[:_LONGEST_MESSAGE],
         "source": {"component": names.OPERATOR},
         "reportingComponent": names.OPERATOR,
         "reportingInstance": names.OPERATOR,

@@ -1,8 +1,8 @@
-"""Names and labels of everything that the operator makes, so that each object tells whose it is.
+"""Names and labels of the objects that the operator creates.
 
-A job's UID is in every label selector and its short form in the ledger's name: a job that was deleted and applied again
-under the same name is another job, with another ledger. Labels are for finding things; anybody may edit them. Whose a
-RayJob is, its owner says, and whose a ledger is, its spec.
+A job's UID is in every label selector, and a short form of it in the ledger's name. A job that was deleted and applied
+again under the same name is therefore another job with another ledger. Labels serve to find objects, but any user may
+edit them. Ownership is read from a RayJob's owner reference and from a ledger's spec.
 """
 
 from __future__ import annotations
@@ -20,37 +20,41 @@ ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
 OPERATOR = "tensafe-operator"
+"""Field manager, source of Events, and value of the label managed-by."""
+LEASE = "tensafe-operator"
+"""Lease of the leader, in the operator's namespace."""
+METRICS_PREFIX = "tensafe"
 TRAINER_ROLE = "tensafe-trainer"
-"""ClusterRole that the chart installs: what a trainer's service account may do with its own ledger and job."""
+"""ClusterRole that the chart installs: the rights of a trainer's service account on its own ledger and job."""
 
 RAY_CLUSTER_LABEL = "ray.io/cluster"
 RAY_NODE_TYPE = "ray.io/node-type"
 
 
 def ledger_name(job: str, uid: str) -> str:
-    """Name of a job's ledger: its own for each UID."""
+    """Name of a job's ledger, which differs for each UID."""
     return f"{job}-{uid.replace('-', '')[:8]}"
 
 
 def ray_job_name(job: str, attempt: int) -> str:
-    """Name of an attempt's RayJob: at most 44 characters, KubeRay takes 47."""
+    """Name of an attempt's RayJob: at most 44 characters; KubeRay accepts 47."""
     return f"{job}-a{attempt}"
 
 
 def attempt_of(body: Mapping[str, Any]) -> int | None:
-    """The attempt that an object says it belongs to; None where it says nothing that we would have written."""
+    """The attempt in an object's label; None if the label has no value that the operator would have written."""
     text = (body["metadata"].get("labels") or {}).get(ATTEMPT, "")
     return int(text) if re.fullmatch("[1-9][0-9]?", text) and int(text) <= MAX_ATTEMPTS else None
 
 
 def attempt_named(job: str, ray_job: str) -> int:
-    """The attempt that a RayJob of this name is of; 0 for a name that is none of the job's."""
+    """The attempt in the name of a job's RayJob; 0 if no RayJob of the job has this name."""
     found = re.fullmatch(rf"{re.escape(job)}-a([1-9][0-9]?)", ray_job)
     return int(found[1]) if found else 0
 
 
 def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
-    """UID of the job that an object of this kind belongs to; empty where it belongs to none."""
+    """UID of the job that an object of this kind belongs to; empty if it belongs to none."""
     match kind:
         case "TenSafeTrainingJob":
             return str(body["metadata"]["uid"])
@@ -63,8 +67,13 @@ def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
 
 
 def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:
-    """The labels of an object of this job. Nothing is copied from the job: a copied label of Argo CD's would make it
-    prune what it never made.
+    """The labels of an object of this job. No label is copied from the job: Argo CD would prune objects that carry a
+    copy of its tracking label but are not in its manifests.
     """
     own = {JOB: job, JOB_UID: uid, MANAGED_BY: OPERATOR}
     return own if attempt is None else {**own, ATTEMPT: str(attempt)}
+
+
+def log_fields(namespace: str, job: str) -> dict[str, str]:
+    """The fields by which a log line names the job that it is about."""
+    return {"namespace": namespace, "job": job}

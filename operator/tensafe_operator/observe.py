@@ -1,76 +1,98 @@
-"""What there is of a job, as the API server itself says: the look that a grave decision rests on."""
+"""Collects what decisions are based on: a job and its children, from the cache or from the API server itself.
+
+The cache may be behind. An irreversible decision is therefore based on `observe`, which reads the API server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 
+from tensafe_api.resources.job import KIND
+from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import ApiClient, ApiUnavailable
+from tensafe_operator.runtime.cache import Cache
+from tensafe_operator.runtime.objects import Key
 
 _TRIES = 5
 
 
-async def observe(api: ApiClient, namespace: str, name: str, known: Object | None = None) -> Observed | None:
-    """Everything of a job at one moment, or None where the job is gone.
+def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
+    """A job and its children as the cache has them, or None if the job is unknown or being deleted.
 
-    The job is the same before and after everything else was read. Otherwise, where somebody else writes it (a second
-    operator by mistake), its status could tell of a RayJob that was made after the RayJobs were read, and that would
-    look like one that was deleted.
+    Whether KubeRay is installed is not in the cache and is assumed; `observe` checks it.
+    """
+    snapshot = cache.snapshot(key)
+    if snapshot is None:
+        return None
+    job, children = snapshot.parent, snapshot.children
+    name = names.ledger_name(key[1], job["metadata"]["uid"])
+    ledger = next((each for each in children[LEDGER_KIND] if each["metadata"]["name"] == name), None)
+    return Observed(job, ledger, children["RayJob"], children["Pod"], snapshot.warnings)
+
+
+async def observe(api: ApiClient, namespace: str, name: str, known: Object | None = None) -> Observed | None:
+    """A job and its children at one moment, read from the API server; None if the job is deleted or being deleted.
+
+    The job is read again after its children and must be unchanged. Otherwise, if another process writes it (a second
+    operator by mistake), its status could record a RayJob that was created after the RayJobs were listed. That RayJob
+    would look like a deleted one.
 
     Args:
-        known: the job as it was seen before.
+        known: the job as it was read before.
 
     Raises:
-        ApiUnavailable: where the job changes as often as it is looked at, as while the API server does not answer.
+        ApiUnavailable: if the job changes during each of several tries, or the API server does not answer.
     """
-    job = known or await api.get("TenSafeTrainingJob", namespace, name)
+    job = known or await api.get(KIND, namespace, name)
     for _ in range(_TRIES):
         if job is None or job["metadata"].get("deletionTimestamp"):
             return None
-        children = await _children(api, namespace, name, job)
-        before, job = job, await api.get("TenSafeTrainingJob", namespace, name)
+        children = await _observe_children(api, namespace, name, job)
+        before, job = job, await api.get(KIND, namespace, name)
         if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
             return replace(children, job=job)
-    raise ApiUnavailable(f"{namespace}/{name} changes as often as it is looked at")
+    raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
 
 
-async def _children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
-    uid = job["metadata"]["uid"]
-    own = {names.JOB_UID: uid}
-    ray_jobs, pods, ledger, kuberay = await asyncio.gather(
-        _ray_jobs(api, namespace, job),
-        api.find("Pod", namespace, own),
-        api.get("PrivacyLedger", namespace, names.ledger_name(name, uid)),
-        api.knows("RayJob"),
-    )
-    waiting = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
-    about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in (*ray_jobs, *waiting)]
-    clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
-    about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
-    events = await asyncio.gather(*(api.events(namespace, **each) for each in about))
-    told = [warned(event) for found in events for event in found]
-    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(told), kuberay)
-
-
-async def _ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:
-    """The RayJobs that the job owns: by label, and the one at work by its name, since anybody may edit labels."""
-    uid = job["metadata"]["uid"]
-    found = await api.find("RayJob", namespace, {names.JOB_UID: uid})
-    there = {each["metadata"]["name"] for each in found}
-    for attempt in (job.get("status") or {}).get("attempts") or ():
-        name = attempt.get("rayJobName")
-        if "endTime" not in attempt and name and name not in there:
-            named = await api.get("RayJob", namespace, name)
-            found += [named] if named else []
-    return [each for each in found if names.job_uid_of("RayJob", each) == uid]
-
-
-def warned(event: Manifest) -> ClusterWarning:
-    """An Event, trimmed."""
+def parse_warning(event: Manifest) -> ClusterWarning:
+    """The fields of a warning Event that decisions depend on."""
     about = event.get("involvedObject") or {}
     return ClusterWarning(
         str(about.get("kind")), str(about.get("name")), str(event.get("reason")), str(event.get("message") or "")
     )
+
+
+async def _observe_children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
+    uid = job["metadata"]["uid"]
+    ray_jobs, pods, ledger, kuberay = await asyncio.gather(
+        _owned_ray_jobs(api, namespace, job),
+        api.find("Pod", namespace, {names.JOB_UID: uid}),
+        api.get(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
+        api.knows("RayJob"),
+    )
+    pending = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
+    about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in (*ray_jobs, *pending)]
+    clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
+    about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
+    events = await asyncio.gather(*(api.warning_events(namespace, **each) for each in about))
+    warnings = [parse_warning(event) for found in events for event in found]
+    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay)
+
+
+async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:
+    """The RayJobs that the job owns. They are found by label, and that of the open attempt also by its name, since any
+    user may edit labels.
+    """
+    uid = job["metadata"]["uid"]
+    found = await api.find("RayJob", namespace, {names.JOB_UID: uid})
+    found_names = {each["metadata"]["name"] for each in found}
+    for attempt in (job.get("status") or {}).get("attempts") or ():
+        name = attempt.get("rayJobName")
+        if "endTime" not in attempt and name and name not in found_names:
+            named = await api.get("RayJob", namespace, name)
+            found += [named] if named else []
+    return [each for each in found if names.job_uid_of("RayJob", each) == uid]

@@ -1,6 +1,8 @@
-"""One pass over one job: see, plan, look again where it is grave, act, and say when to come back.
+"""Reconciles one job: observes it, decides, applies the decision, and returns when to reconcile again.
 
-observe (cache) ─► plan ─► grave? observe (API server) ─► plan ─► act ─► status
+    observe (cache) ─► decide ─► irreversible? observe (API server) ─► decide ─► apply ─► write the status
+
+Every cause leads here: a watch event, an alarm, a retry, the periodic resync. Nothing is remembered between two calls.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
+from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_api.resources.status import Status
 from tensafe_operator.apply import RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
-from tensafe_operator.event_recorder import of
+from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.observe import observe
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.admission import admit
@@ -24,13 +28,18 @@ from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, Ap
 from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
-SOON_SECONDS = 5.0
-Cache = Callable[[str, str], Observed | None]
-"""What watching has shown of the job with this namespace and name."""
+RETRY_SECONDS = 5.0
 
 
 class Reconciler:
-    """Reconciles jobs, one pass a call; it remembers nothing from one to the next."""
+    """Reconciles jobs, one job per call.
+
+    Args:
+        api: client of the API server.
+        settings: the operator's settings.
+        clock: returns the time, in seconds since the epoch.
+        learn: receives each object that the API server returned for a write, so that the cache can keep it.
+    """
 
     def __init__(
         self,
@@ -40,104 +49,116 @@ class Reconciler:
         learn: Callable[[Manifest], object] = lambda document: None,
     ) -> None:
         self._api = api
-        self._learn = learn
         self._settings = settings
         self._clock = clock
-        self._aside, self._slow = asyncio.Lock(), asyncio.Lock()
+        self._learn = learn
+        self._calibration, self._slow_accountant = asyncio.Lock(), asyncio.Lock()
 
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
-        """Bring a job one step further.
+        """Take a job as far as possible now.
+
+        A new job starts in one call (docs/decisions/0010-begun-in-one-go.md): the ledger is created, its UID and the
+        attempt are stored in the status, then the RayJob is created. The answers of the API server serve as a new
+        observation in between. That is safe for three reasons. A ledger that was never acquired belongs to a job that
+        has never run. The status was written under the observed version, so nothing else in the job has changed. Only
+        this process creates RayJobs, and it reconciles a job once at a time.
 
         Args:
-            cached: what watching has shown of it; without it the API server is asked at once.
+            cached: the job as the cache has it. None: it is read from the API server.
 
         Returns:
-            When to look again at the latest, in seconds since the epoch; None: when something changes.
+            When to reconcile again at the latest, in seconds since the epoch. None: when something changes.
         """
-        seen = cached or await observe(self._api, namespace, name)
-        if seen is None:
-            return None  # garbage collection removes what it owned; its ledger stays
+        observed = cached or await observe(self._api, namespace, name)
+        if observed is None:
+            return None  # the job is deleted: garbage collection removes its children, and its ledger stays
+        async with self._failure_in_status(observed.job):
+            decision = await self._decide(observed)
+            if decision.irreversible and cached is not None:
+                observed = await observe(self._api, namespace, name, observed.job)
+                if observed is None:
+                    return None
+                decision = await self._decide(observed)
+            try:
+                while True:
+                    created = {each["kind"]: each for each in await apply(self._api, observed, decision.actions)}
+                    for each in created.values():
+                        self._learn(each)
+                    if ledger := created.get(LEDGER_KIND):
+                        if ledger.get("status"):
+                            return self._clock()  # it existed and was acquired: observe again
+                        observed = replace(observed, ledger=ledger, kuberay=await self._api.knows("RayJob"))
+                        decision = await self._decide(observed)
+                        continue  # the status of this decision records the ledger's UID
+                    stored = await self._write_status(observed.job, decision.status)
+                    if "RayJob" in created:
+                        return self._clock()  # the status gets the start time later: other jobs come first
+                    if stored is None or not decision.irreversible:
+                        return decision.wake
+                    if not _has_open_attempt(decision.status):
+                        return self._clock()  # an attempt has ended: observe again
+                    observed = replace(observed, job=stored)
+                    decision = await self._decide(observed)  # creates the RayJob of the recorded attempt
+            except RetryLater as blocked:
+                if blocked.warning is not None:
+                    await self._report_warning(observed, blocked.warning)
+                return self._clock() + RETRY_SECONDS
+
+    async def _decide(self, observed: Observed) -> Decision:
+        """The decision. Slow accounting runs in a thread, so that it blocks neither the Lease nor other jobs.
+
+        Calibrating the noise of a new job takes half a second; one job at a time does it. With the PLD accountant
+        calibration takes up to a minute, and each ε up to seconds: these jobs wait only for each other.
+        """
+        if observed.job["spec"]["privacy"].get("accountant") == "PLD":
+            async with self._slow_accountant:
+                return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
+        if observed.ledger is None:
+            async with self._calibration:
+                await asyncio.to_thread(admit, observed.job)  # the result is cached for `decide`
+        return decide(observed, self._clock(), self._settings)
+
+    async def _write_status(self, job: Object, status: Status) -> Manifest | None:
+        stored = await write_status(self._api, job, status, self._clock())
+        if stored is not None:
+            self._learn(stored)
+        return stored
+
+    async def _report_warning(self, observed: Observed, warning: ClusterWarning) -> None:
+        """Show in the status what the API server refused to create."""
+        observed = replace(observed, warnings=(warning, *observed.warnings))
+        status = decide(observed, self._clock(), self._settings).status
+        with contextlib.suppress(RetryLater):  # the job has changed, so it is reconciled again
+            await write_status(self._api, observed.job, status, self._clock())
+
+    @contextlib.asynccontextmanager
+    async def _failure_in_status(self, job: Object) -> AsyncIterator[None]:
+        """Show in the status that the reconcile of this job failed, and raise the error again.
+
+        An unavailable API server and a refused request are not failures of the reconcile. An invalid object is.
+        """
         try:
-            return await self._pass(namespace, name, seen, look_again=cached is not None)
+            yield
         except ApiUnavailable:
-            raise  # it goes by
+            raise
         except Exception as error:
-            if isinstance(error, ApiError) and error.status != INVALID:
-                raise
-            await self._confess(seen.job, error)
+            if not isinstance(error, ApiError) or error.status == INVALID:
+                await self._report_failure(job, error)
             raise
 
-    async def _pass(self, namespace: str, name: str, seen: Observed, look_again: bool) -> float | None:
-        planned = await self._plan(seen)
-        if planned.irreversible and look_again:
-            again = await observe(self._api, namespace, name, seen.job)
-            if again is None:
-                return None
-            seen, planned = again, await self._plan(again)
-        return await self._go_on(seen, planned)
+    async def _report_failure(self, job: Object, error: Exception) -> None:
+        """Write the failure into the status under the version of `job` that the reconcile started with.
 
-    async def _plan(self, seen: Observed) -> Decision:
-        """The plan. The noise of a new job takes half a second to find: that is done aside, one job at a time. With PLD
-        it takes up to a minute, and each ε up to seconds: those jobs wait for each other alone.
-        """
-        if seen.job["spec"]["privacy"].get("accountant") == "PLD":
-            async with self._slow:
-                return await asyncio.to_thread(decide, seen, self._clock(), self._settings)
-        if seen.ledger is None:
-            async with self._aside:
-                await asyncio.to_thread(admit, seen.job)
-        return decide(seen, self._clock(), self._settings)
-
-    async def _go_on(self, seen: Observed, planned: Decision) -> float | None:
-        """Act, and plan again on what the API server answers, as long as that leads to more.
-
-        A job is begun in one go: its ledger is made, the ledger's UID and the attempt are stored, then the RayJob is
-        made. What the API server answers is as good as another look: a ledger that nobody has claimed is one of a job
-        for which nothing was ever run, and the status was written under the version that was looked at, so nothing else
-        in the job has changed. Nobody but this process makes RayJobs, and it handles a job once at a time.
+        If the reconcile has written a status before it failed, this write is refused, and the next reconcile starts
+        from the newer status. Otherwise both statuses would replace each other for ever.
         """
         try:
-            while True:
-                made = await apply(self._api, seen, planned.actions)
-                for each in made:
-                    self._learn(each)
-                ledger = next((each for each in made if each["kind"] == "PrivacyLedger"), None)
-                if ledger is not None and ledger.get("status"):
-                    return self._clock()  # it was there, and claimed: that is looked at anew
-                if ledger is not None:
-                    seen = replace(seen, ledger=ledger, kuberay=await self._api.knows("RayJob"))
-                    planned = await self._plan(seen)
-                    continue
-                stored = await write_status(self._api, seen.job, planned.status, self._clock())
-                if stored is not None:
-                    self._learn(stored)
-                if any(each["kind"] == "RayJob" for each in made):
-                    return self._clock()  # it has begun: to say since when can wait until others have, too
-                if not planned.irreversible or stored is None:
-                    return planned.wake
-                attempts = planned.status.attempts
-                if not attempts or attempts[-1].end_time is not None:
-                    return self._clock()  # what has ended is looked at anew
-                seen = replace(seen, job=stored)
-                planned = await self._plan(seen)
-        except RetryLater as reason:
-            if reason.refused is not None:
-                with contextlib.suppress(RetryLater):  # the job has changed, and is looked at again
-                    await self._tell(seen, reason.refused)
-            return self._clock() + SOON_SECONDS
-
-    async def _tell(self, seen: Observed, refused: ClusterWarning) -> None:
-        """Let the status say what the API server would not make."""
-        told = decide(replace(seen, warnings=(refused, *seen.warnings)), self._clock(), self._settings)
-        await write_status(self._api, seen.job, told.status, self._clock())
-
-    async def _confess(self, job: Object, error: Exception) -> None:
-        """Let the status say that the pass failed, under the version that it began with: where the pass has written a
-        status before it failed, the next one begins from that, and nobody writes in turns for ever.
-        """
-        try:
-            told = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
-            if told is not None and (stored := await write_status(self._api, job, told, self._clock())) is not None:
-                self._learn(stored)
+            status = status_of_failed_reconcile(job.get("status") or {}, type(error).__name__, self._clock())
+            if status is not None:
+                await self._write_status(job, status)
         except Exception as another:
-            log.warning("nor can the status tell of it: %s", type(another).__name__, extra=of(job))
+            log.warning("the status cannot report this failure: %s", type(another).__name__, extra=job_fields(job))
+
+
+def _has_open_attempt(status: Status) -> bool:
+    return bool(status.attempts) and status.attempts[-1].end_time is None

@@ -17,7 +17,8 @@ from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, m
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.helm import CHART, helm, render_chart
 from tensafe_operator import names
-from tensafe_operator.runtime import metrics
+from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -129,9 +130,11 @@ def test_with_namespaces_it_has_no_rights_beyond_them() -> None:
 
 
 def test_alerts_speak_of_metrics_that_there_are() -> None:
-    shown = metrics.Metrics()
+    shown = OperatorMetrics(names.METRICS_PREFIX)
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
-    shown.show(("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}})
+    JobMetrics(shown.registry).update(
+        ("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}}
+    )
     exposed = {sample.name for family in shown.registry.collect() for sample in family.samples}
     rule = named(render_chart(EVERYTHING), "PrometheusRule")
     for alert in rule["spec"]["groups"][0]["rules"]:

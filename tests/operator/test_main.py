@@ -50,7 +50,7 @@ def refusal(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_without_kubeconfig_and_outside_a_pod(caplog: pytest.LogCaptureFixture) -> None:
     said = refusal(caplog)
-    assert said.startswith("KUBECONFIG is not set, and this is no pod")
+    assert said.startswith("KUBECONFIG is not set, and this is not a pod")
     assert said.endswith("set KUBECONFIG to the path of a kubeconfig file.")
 
 
@@ -59,7 +59,7 @@ def test_a_kubeconfig_that_is_not_there(
 ) -> None:
     for path in (tmp_path / "none", tmp_path):
         monkeypatch.setenv("KUBECONFIG", str(path))
-        assert refusal(caplog).startswith(f"KUBECONFIG is {path}, and no file is there: set KUBECONFIG")
+        assert refusal(caplog).startswith(f"KUBECONFIG is {path}, which is not a file: set KUBECONFIG")
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
@@ -83,8 +83,8 @@ def test_a_port_that_is_taken(
         port = taken.getsockname()[1]
         monkeypatch.setenv("TENSAFE_PORT", str(port))
         said = refusal(caplog)
-    assert said.startswith(f"TENSAFE_PORT: nothing can listen on port {port} (")
-    assert said.endswith("set it to a free one, or to 0 for neither health nor metrics.")
+    assert said.startswith(f"TENSAFE_PORT is {port}, which cannot be opened (")
+    assert said.endswith("set it to a free port, or to 0 to serve neither health nor metrics.")
 
 
 @pytest.mark.parametrize("wrong", ["tcp://10.0.0.1:80", "-1", "65536", "8e3"])
@@ -115,9 +115,9 @@ def test_as_a_process_it_says_one_line() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("TENSAFE_EGRESS_CIDRS", "10.1.0.0/16, 10.0.0", "has '10.0.0', which is no network"),
-        ("TENSAFE_RAY_VERSION", "2.1", "set it to one such as 2.60.0"),
-        ("TENSAFE_IMAGE", "bad image", "set it to one such as registry.example/tensafe-trainer:0.1"),
+        ("TENSAFE_EGRESS_CIDRS", "10.1.0.0/16, 10.0.0", "has '10.0.0', which is not a network"),
+        ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
+        ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],
 )
 def test_what_would_only_fail_in_every_job_is_refused_at_once(name: str, value: str, says: str) -> None:

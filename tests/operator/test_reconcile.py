@@ -152,7 +152,7 @@ def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
     with pytest.raises(KeyError):
         cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["status"] == "False"
-    assert "nor can the status tell of it: RetryLater" in caplog.messages
+    assert "the status cannot report this failure: RetryLater" in caplog.messages
     with pytest.raises(KeyError):
         cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["reason"] == "InternalError"

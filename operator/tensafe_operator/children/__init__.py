@@ -6,12 +6,9 @@ theirs. Each has the job as its owner, so that garbage collection removes it wit
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_operator import names
-
-Manifest = dict[str, Any]
+from tensafe_operator.runtime.objects import Manifest as Manifest
 
 
 def metadata(job: TenSafeTrainingJob, name: str, attempt: int | None = None) -> Manifest:

@@ -1,4 +1,4 @@
-"""The way to the API server: of the pod that this runs in, or of a kubeconfig file."""
+"""The connection to the API server: with the service account of the pod, or with a kubeconfig file."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from urllib.parse import urlsplit
 
 from kubernetes.aio import client, config
 
-from tensafe_operator.settings import ConfigurationError
+from tensafe_operator.runtime.errors import ConfigurationError
 
 KUBECONFIG = "KUBECONFIG"
 
 
 async def connect() -> client.ApiClient:
-    """To the API server as the pod's service account sees it, or as KUBECONFIG says.
+    """A client for the API server that KUBECONFIG names, else for the one that the pod runs on.
 
     Raises:
-        ConfigurationError: where neither says anything that can be used.
+        ConfigurationError: if neither is usable.
     """
     settings = client.Configuration()
     untyped: Any = config
     paths = os.environ.get(KUBECONFIG)
-    mend = f"set {KUBECONFIG} to the path of a kubeconfig file"
+    fix = f"set {KUBECONFIG} to the path of a kubeconfig file"
     if paths and not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
-        raise ConfigurationError(f"{KUBECONFIG} is {paths}, and no file is there: {mend}.")
+        raise ConfigurationError(f"{KUBECONFIG} is {paths}, which is not a file: {fix}.")
     try:
         if paths:
             await untyped.load_kube_config(paths, client_configuration=settings)
@@ -35,17 +35,16 @@ async def connect() -> client.ApiClient:
         if not urlsplit(settings.host).hostname:
             raise config.ConfigException("Expected key server in the cluster of the current context")
         return client.ApiClient(settings)
-    except Exception as error:  # whatever reading somebody's file may lead to
+    except Exception as error:  # reading an arbitrary file can raise any error
         if paths:
-            raise ConfigurationError(
-                f"{KUBECONFIG} is {paths}, which cannot be used ({said(error)}): {mend}."
-            ) from error
-        why = str(error).rstrip(".")
-        raise ConfigurationError(f"{KUBECONFIG} is not set, and this is no pod ({why}): {mend}.") from error
+            found = safe_description(error)
+            raise ConfigurationError(f"{KUBECONFIG} is {paths}, which cannot be used ({found}): {fix}.") from error
+        found = str(error).rstrip(".")
+        raise ConfigurationError(f"{KUBECONFIG} is not set, and this is not a pod ({found}): {fix}.") from error
 
 
-def said(error: Exception) -> str:
-    """What an error says, as far as it is sure not to quote a file: a kubeconfig holds a secret."""
+def safe_description(error: Exception) -> str:
+    """A description of an error that cannot quote the content of a file: a kubeconfig holds a secret."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     missing = re.search(r"Expected (key|object with name) \S+", str(error))

@@ -1,4 +1,4 @@
-"""Logs as JSON lines: what a cluster's log store can search by job, attempt and reason."""
+"""Logs as JSON lines, which the log store of a cluster can search by field."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with whatever fields were given beside the message: job, namespace, attempt, reason."""
+    """Formats a record as one JSON object in one line, with the fields that were given as `extra`."""
 
-    _own = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+    _standard = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -20,8 +20,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        given = {name: value for name, value in record.__dict__.items() if name not in self._own}
-        fields |= {name: value for name, value in given.items() if isinstance(value, str | int | float)}
+        extra = {name: value for name, value in record.__dict__.items() if name not in self._standard}
+        fields |= {name: value for name, value in extra.items() if isinstance(value, str | int | float)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)

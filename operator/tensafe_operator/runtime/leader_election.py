@@ -1,11 +1,13 @@
-"""One leader: a Lease, renewed every two seconds, believed for ten, and never after seven without a renewal.
+"""Leader election by a Lease: renewed every 2 s, valid for 10 s, not relied on later than 7 s after a renewal.
 
-The library's election cannot make a missing Lease (it passes an argument that its own client refuses), ends in an
-exception where the API server is away while the program goes on unled, and believes itself leading while a frozen API
-server answers nothing (tried with 37.0). So the few requests are ours, each with a short time-out; every error is "no".
+The election of the `kubernetes` package is not used, for three reasons (tried with version 37.0). It cannot create a
+missing Lease, since it passes an argument that its own client refuses. It ends with an exception while the API server
+is unavailable, and the program continues without a leader. It still reports itself as the leader while a frozen API
+server answers nothing. So this module makes the few requests itself, each with a short timeout. Every error counts as
+"not renewed".
 
-`leading` looks at a monotonic clock, which a suspended machine or a blocked loop cannot turn back: each write of the
-operator asks it first.
+`leading` compares with a monotonic clock that a suspended machine or a blocked event loop cannot turn back. The API
+client checks it before each write.
 """
 
 from __future__ import annotations
@@ -23,117 +25,132 @@ log = logging.getLogger(__name__)
 LEASE_SECONDS = 10
 RENEW_SECONDS = 7.0
 RETRY_SECONDS = 2.0
-NAME = "tensafe-operator"
 T = TypeVar("T")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LeaderElection:
-    """The claim of one process to be the only operator at work."""
+    """Makes at most one of several processes the leader.
 
-    def __init__(self, api: ApiClient, namespace: str, identity: str) -> None:
+    Args:
+        api: client of this election alone: renewals must not wait behind other requests.
+        namespace: namespace of the Lease.
+        name: name of the Lease.
+        identity: name of this process, unique among the candidates.
+    """
+
+    def __init__(self, api: ApiClient, namespace: str, name: str, identity: str) -> None:
         self._api = api
         self._namespace = namespace
+        self._name = name
         self._identity = identity
         self._until = 0.0
-        self._seen: tuple[str, float] | None = None
-        """The version that another holder's Lease was last seen at, and when by our clock: theirs may be wrong."""
+        self._observed: tuple[str, float] | None = None
+        """Version of another holder's Lease, and when it was first read, by the clock of this process. The renew time
+        in the Lease is by the holder's clock, which may be wrong.
+        """
 
     @property
     def leading(self) -> bool:
-        """Whether this process may write now."""
+        """Whether this process is the leader now, and so may write."""
         return _now() < self._until
 
     @property
     def unrenewed(self) -> float:
-        """Seconds since the last renewal by this process; 0 where it never led, or let go."""
+        """Seconds since the last renewal by this process; 0 if it never led, or has given up the Lease."""
         return _now() - (self._until - RENEW_SECONDS) if self._until else 0.0
 
     async def acquire(self) -> None:
-        """Return once this process leads."""
-        waited = False
+        """Return when this process is the leader."""
+        waiting = False
         while not await self._try():
-            if not waited:
+            if not waiting:
                 log.info("waiting for the lease, which another operator holds", extra={"identity": self._identity})
-            waited = True
+            waiting = True
             await asyncio.sleep(RETRY_SECONDS)
         log.info("leading", extra={"identity": self._identity})
 
     async def keep(self) -> None:
-        """Renew until the lease is lost, and return then: the process is to end."""
+        """Renew the Lease until it is lost, and return then. The process must end after that."""
         while self.leading:
             await asyncio.sleep(RETRY_SECONDS)
             await self._try()
         log.error("the lease is lost")
 
-    async def release(self) -> None:
-        """Let another process lead at once."""
+    async def give_up(self) -> None:
+        """Give up the Lease, so that another process can lead immediately."""
         if not self.leading:
             return
         self._until = 0.0
         try:
-            found = await self._answer(self._api.get("Lease", self._namespace, NAME))
-            if found is not None and found["spec"].get("holderIdentity") == self._identity:
-                await self._answer(self._api.replace(self._document(found, holder="", seconds=1)))
+            lease = await self._answer(self.read())
+            if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+                await self._answer(self._api.replace(self._document(lease, holder="", seconds=1)))
         except (ApiUnavailable, ApiError, TimeoutError) as error:
-            log.warning("the lease could not be released: %s", _words(error))
+            log.warning("the lease could not be given up: %s", _describe(error))
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """The Lease, or None if there is none."""
+        return await self._api.get("Lease", self._namespace, self._name)
 
     async def _try(self) -> bool:
-        """Take or renew the lease if it may be had."""
-        asked = _now()
+        """Acquire or renew the Lease if it is free or held by this process."""
+        requested = _now()
         try:
-            found = await self._answer(self._api.get("Lease", self._namespace, NAME))
-            if found is None:
+            lease = await self._answer(self.read())
+            if lease is None:
                 await self._answer(self._api.create(self._document(None)))
-            elif self._free(found):
-                await self._answer(self._api.replace(self._document(found)))
+            elif self._is_free(lease):
+                await self._answer(self._api.replace(self._document(lease)))
             else:
                 return False
         except (ApiUnavailable, ApiError, TimeoutError) as error:
             if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
-                log.warning("the lease could not be renewed: %s", _words(error))
+                log.warning("the lease could not be renewed: %s", _describe(error))
             return False
-        self._until = asked + RENEW_SECONDS
+        self._until = requested + RENEW_SECONDS
         return True
 
     async def _answer(self, request: Awaitable[T]) -> T:
-        """What the API server says in good time. (`asyncio.wait_for` of Python 3.11 can swallow a cancellation that
-        comes with the answer: who does not lead any more would renew its Lease for ever.)
+        """The answer to a request, within RETRY_SECONDS.
+
+        `asyncio.wait_for` of Python 3.11 can swallow a cancellation that arrives with the answer. A process that no
+        longer leads would then renew its Lease for ever.
         """
         async with asyncio.timeout(RETRY_SECONDS):
             return await request
 
-    def _free(self, found: Mapping[str, Any]) -> bool:
-        """Whether it is ours, nobody's, or of somebody who has not renewed it for its whole time, by our clock."""
-        spec = found["spec"]
+    def _is_free(self, lease: Mapping[str, Any]) -> bool:
+        """Whether this process or none holds the Lease, or its holder has not renewed it for the Lease's duration."""
+        spec = lease["spec"]
         if spec.get("holderIdentity") in (self._identity, "", None):
             return True
-        version, now = str(found["metadata"]["resourceVersion"]), _now()
-        if self._seen is None or self._seen[0] != version:
-            self._seen = (version, now)
-        return now - self._seen[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        version, now = str(lease["metadata"]["resourceVersion"]), _now()
+        if self._observed is None or self._observed[0] != version:
+            self._observed = (version, now)
+        return now - self._observed[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
 
     def _document(
-        self, found: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int = LEASE_SECONDS
+        self, lease: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int = LEASE_SECONDS
     ) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        before = dict(found["spec"]) if found else {}
+        before = dict(lease["spec"]) if lease else {}
         mine = before.get("holderIdentity") == self._identity
         spec = {
             "holderIdentity": self._identity if holder is None else holder,
             "leaseDurationSeconds": seconds,
             "acquireTime": before.get("acquireTime") if mine else now,
             "renewTime": now,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine or not found else 1),
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine or not lease else 1),
         }
-        metadata = dict(found["metadata"]) if found else {"name": NAME, "namespace": self._namespace}
+        metadata = dict(lease["metadata"]) if lease else {"name": self._name, "namespace": self._namespace}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
 def _now() -> float:
-    """Seconds on a clock that goes on while the machine sleeps, where there is one."""
+    """Seconds on a monotonic clock that also counts while the machine is suspended, if the system has one."""
     return time.clock_gettime(_CLOCK)
 
 
-def _words(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or f"no answer for {RETRY_SECONDS:.0f} s"

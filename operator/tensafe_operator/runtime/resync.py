@@ -1,38 +1,37 @@
-"""Everything that there is, page by page, into the cache: before the first pass, and now and then again.
+"""Lists all watched objects into the cache: before the first reconcile, and periodically after it.
 
-A new operator must not take what it has not been told of yet for gone. And a stream can miss a deletion, between its
-list and ours or while it was broken: what a list does not have, and what is not younger than the list, is dropped.
+An operator that has just started must not take an object for deleted because no watch event has reported it yet. A
+watch stream can also miss a deletion, while it is broken or between its own list and this one. An object that is not in
+the list and not newer than the list is therefore dropped from the cache.
 """
 
 from __future__ import annotations
 
-from tensafe_operator import names
+from collections.abc import Collection
+from typing import TypeVar
+
 from tensafe_operator.runtime.api_client import ApiClient
 from tensafe_operator.runtime.cache import Cache
-from tensafe_operator.settings import Settings
+from tensafe_operator.runtime.objects import Kinds
 
-_CHILDREN = ("PrivacyLedger", "RayJob", "Pod")
+W = TypeVar("W")
 
 
-async def resync(api: ApiClient, cache: Cache, settings: Settings) -> None:
-    """Let the cache have all objects of ours, in the namespaces that are looked after.
+async def resync(api: ApiClient, cache: Cache[W], kinds: Kinds, namespaces: Collection[str]) -> None:
+    """Bring the cache up to date with all watched objects. An empty `namespaces` means all namespaces.
 
-    Children come first: a job that is seen is seen with all that it had.
+    Children are listed before parents: a parent in the cache then has all children that it had.
 
     Raises:
-        ApiUnavailable, ApiError: where the API server does not answer, or refuses.
+        ApiUnavailable, ApiError: if the API server does not answer or refuses a list.
     """
-    for kind in (*_CHILDREN, "TenSafeTrainingJob"):
-        selector = names.JOB_UID if kind == "Pod" else ""  # what is ours of the rest shows without labels
-        for namespace in settings.namespaces or (None,):
-            there: set[str] = set()
+    for kind in kinds.watched:
+        for namespace in namespaces or (None,):
+            listed: set[str] = set()
             version = 0
-            async for page in api.pages(kind, namespace, selector):
+            async for page in api.pages(kind, namespace, kinds.selectors.get(kind, "")):
                 for body in page.items:
-                    there.add(body["metadata"]["uid"])
-                    if kind in _CHILDREN:
-                        cache.put(kind, body)
-                    else:
-                        cache.put_job(body)
+                    listed.add(body["metadata"]["uid"])
+                    cache.put(kind, body)
                 version = page.version
-            cache.keep_only(kind, there, version, namespace)
+            cache.keep_only(kind, listed, version, namespace)

@@ -1,8 +1,9 @@
-"""How the process ends: all its tasks with the first that ends, and soon.
+"""Ends the process: the first task that ends ends all others, and the process ends within END_SECONDS.
 
-Who leads and does nothing keeps everybody else from leading, so the end must come: a cancellation may be swallowed (by
-kopf, and by Python 3.11's `asyncio.wait_for`, where it comes with what was waited for), a plan may take a minute in its
-thread, a client may not read its answer. Tasks are cancelled until they end; what takes too long is cut off.
+A leader that does nothing but keeps its Lease prevents every other process from leading, so the process must end. Three
+things can delay that. A task may swallow its cancellation: kopf does, and so does `asyncio.wait_for` of Python 3.11 if
+the cancellation arrives together with the awaited result. A thread may compute for a minute. A client may not read its
+answer. Tasks are therefore cancelled again until they end, and after END_SECONDS the process is killed.
 """
 
 from __future__ import annotations
@@ -16,71 +17,71 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 END_SECONDS = 10.0
-"""The end takes no longer. A pod has 15 seconds for it."""
+"""Longest duration of a shutdown. It must be shorter than the grace period of the pod."""
 AGAIN_SECONDS = 1.0
 T = TypeVar("T")
 
 
 class Shutdown:
-    """Whether the process was asked to end, and the alarm that rings where it does not."""
+    """Whether a signal has asked the process to end, and the timer that kills the process if it does not."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._alarm: threading.Timer | None = None
+        self.requested = False
+        self._timer: threading.Timer | None = None
 
-    def begin(self) -> None:
-        """From now on there are END_SECONDS left."""
-        self._alarm = threading.Timer(END_SECONDS, _cut_off)
-        self._alarm.daemon = True
-        self._alarm.start()
+    def start_deadline(self) -> None:
+        """Kill the process if `cancel_deadline` is not called within END_SECONDS."""
+        self._timer = threading.Timer(END_SECONDS, _kill)
+        self._timer.daemon = True
+        self._timer.start()
 
-    def in_time(self) -> None:
-        """All has ended, threads too."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+    def cancel_deadline(self) -> None:
+        """Everything has ended, threads included."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-def _cut_off() -> None:
-    log.error("this process has not ended within %.0f s: it is cut off", END_SECONDS)
+def _kill() -> None:
+    log.error("this process has not ended within %.0f s: it is killed", END_SECONDS)
     logging.shutdown()
     os._exit(1)
 
 
 class TaskSupervisor:
-    """Tasks that end together."""
+    """Tasks of which the first that ends ends all others."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, what: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin something that goes on for as long as all else does; `what` is its name in the log."""
-        task = asyncio.create_task(coroutine, name=what)
+    def start(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that runs as long as the process. Its name appears in the log."""
+        task = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         return task
 
-    async def done(self, what: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
-        """Do something that comes to an end of its own, while all else goes on; None where all else does not."""
-        task = self.start(what, coroutine)
-        await self.first()
+    async def complete(self, name: str, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T] | None:
+        """Run a task that is expected to end; the finished task, or None if it failed or another task ended first."""
+        task = self.start(name, coroutine)
+        await self.wait_for_first()
         if not task.done() or task.cancelled() or task.exception() or len(self.ended()) > 1:
             return None
         self._tasks.discard(task)
         return task
 
-    async def first(self) -> None:
-        """Return when one of them has ended."""
+    async def wait_for_first(self) -> None:
+        """Return when one of the tasks has ended."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def ended(self) -> set[asyncio.Task[Any]]:
-        """Those that have ended."""
+        """The tasks that have ended."""
         return {task for task in self._tasks if task.done()}
 
-    async def end(self) -> None:
-        """Return when all of them have ended; they are cancelled until they do."""
-        left = {task for task in self._tasks if not task.done()}
-        while left:
-            for task in left:
+    async def cancel_all(self) -> None:
+        """Return when all tasks have ended. Each is cancelled again until it ends."""
+        running = {task for task in self._tasks if not task.done()}
+        while running:
+            for task in running:
                 task.cancel()
-            _, left = await asyncio.wait(left, timeout=AGAIN_SECONDS)
-            if left:
-                log.info("still at it: %s", ", ".join(sorted(task.get_name() for task in left)))
+            _, running = await asyncio.wait(running, timeout=AGAIN_SECONDS)
+            if running:
+                log.info("waiting for tasks to end: %s", ", ".join(sorted(task.get_name() for task in running)))

@@ -1,44 +1,40 @@
-"""From kopf's event streams to the cache and the queue: nothing here decides anything.
+"""Passes the events of kopf's watch streams to the cache and the work queue. Nothing is decided here.
 
-Only `on.event` is used: it writes nothing (no finalizer, no annotation), and every cause leads to the same reconcile.
-(kopf's own index would also keep what it shows, but it takes minutes to fill with a thousand jobs: `resync` does that.)
-The handlers are coroutines though they wait for nothing: kopf would run plain functions in threads, beside the loop on
-which cache and queue live.
-KubeRay's kinds may be installed later: `new_kinds` looks for them, and then the operator begins anew.
+Of kopf's handlers only `on.event` is used. It writes nothing (no finalizer, no annotation), and every cause leads to
+the same reconcile. docs/decisions/0018-what-of-kopf-is-used.md gives the reasons.
+
+The handlers are coroutines although they await nothing: kopf would run plain functions in threads, but the cache and
+the queue belong to the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import kopf
 
-from tensafe_api.resources.job import GROUP, VERSION
-from tensafe_operator import names
-from tensafe_operator.observe import warned
 from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
-from tensafe_operator.runtime.cache import Cache, Key
+from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import KUBECONFIG
-from tensafe_operator.settings import Settings
+from tensafe_operator.runtime.objects import Key, Kinds, Manifest
 
-LOOK_SECONDS = 10.0
-_KINDS = frozenset({"TenSafeTrainingJob", "PrivacyLedger", "RayJob"})
-"""Kinds that an operator can be there before."""
-Touch = Callable[[Key], None]
+NEW_KINDS_SECONDS = 10.0
+"""Polling interval for CRDs that are installed after the operator has started."""
 INACTIVITY_SECONDS = 70.0
-"""A stream that says nothing for so long, bookmarks included, is opened anew: load balancers freeze them silently."""
+"""A stream without events or bookmarks for so long is opened again: load balancers can freeze streams silently."""
 IDLE_SECONDS = 0.5
-"""For so long kopf holds on to the whole body of an object after its last event, with a task of its own."""
+"""For how long kopf keeps the body of an object, and a task for it, after the object's last event."""
+W = TypeVar("W")
 
 
 def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """Where kopf's streams come from: the same API server, by the same address, as our own requests go to.
+    """Where kopf's streams connect to: the same API server, by the same address, as the requests of `ApiClient`.
 
-    (By itself kopf asks DNS for the API server in a pod: while DNS is away, nothing would be heard.)
+    In a pod, kopf by default resolves the API server's name by DNS. During a DNS outage it would receive no events.
     """
     if os.environ.get(KUBECONFIG):
         return kopf.login_with_kubeconfig(**arguments)
@@ -50,90 +46,95 @@ def login(**arguments: Any) -> kopf.ConnectionInfo | None:
     return replace(account, server=f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
 
 
-def registry(cache: Cache, touch: Touch, heard: Callable[[], None]) -> kopf.OperatorRegistry:
-    """The handlers: each puts what it is told into `cache` and touches the job that it is about.
+def handlers(
+    kinds: Kinds,
+    cache: Cache[W],
+    touch: Callable[[Key], None],
+    parse_warning: Callable[[Manifest], W],
+    heard: Callable[[], None],
+) -> kopf.OperatorRegistry:
+    """One handler per watched kind: it updates `cache` and passes the key of the affected parent to `touch`.
 
     Args:
-        heard: called at each event, for the health check.
+        parse_warning: converts an Event of type Warning to what the cache keeps.
+        heard: called at each event of a watched kind, for the health check.
     """
-    made = kopf.OperatorRegistry()
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(login)
 
-    kopf.on.login(registry=made)(login)
-
-    @kopf.on.event(GROUP, VERSION, "tensafetrainingjobs", registry=made)
-    async def job(event: kopf.RawEvent, **_: Any) -> None:
-        heard()
-        body = event["object"]
-        if event["type"] == "DELETED":
-            cache.drop_job(body)
-        elif (key := cache.put_job(body)) is not None:
-            touch(key)
-
-    def child(kind: str) -> Callable[..., Awaitable[None]]:
-        async def told(event: kopf.RawEvent, **_: Any) -> None:
+    def handler(kind: str) -> Callable[..., Awaitable[None]]:
+        async def handle(event: kopf.RawEvent, **_: Any) -> None:
             heard()
             body = event["object"]
             key = cache.drop(kind, body) if event["type"] == "DELETED" else cache.put(kind, body)
             if key is not None:
                 touch(key)
 
-        return told
+        return handle
 
-    kopf.on.event(GROUP, VERSION, "privacyledgers", registry=made, id="ledgers")(child("PrivacyLedger"))
-    kopf.on.event("ray.io", "v1", "rayjobs", registry=made, id="rayjobs")(child("RayJob"))
-    kopf.on.event("v1", "pods", registry=made, id="pods")(child("Pod"))
+    for kind in kinds.watched:
+        resource = kinds.resources[kind]
+        place = (resource.group, resource.version, resource.plural)
+        kopf.on.event(*place, registry=registry, id=resource.plural)(handler(kind))
 
-    @kopf.on.event("v1", "events", registry=made, field="type", value="Warning")
-    async def warning(event: kopf.RawEvent, **_: Any) -> None:
+    @kopf.on.event("v1", "events", registry=registry, field="type", value="Warning")
+    async def handle_warning(event: kopf.RawEvent, **_: Any) -> None:
         body: Any = event["object"]
-        key = cache.warn(str((body.get("involvedObject") or {}).get("uid")), warned(body))
+        about = body.get("involvedObject") or {}
+        kind, name, uid = (str(about.get(field)) for field in ("kind", "name", "uid"))
+        key = cache.warn(kind, name, uid, parse_warning(body))
         if key is not None and event["type"] != "DELETED":
             touch(key)
 
-    return made
+    return registry
 
 
-async def watch(handlers: kopf.OperatorRegistry, settings: Settings, ready: asyncio.Event) -> None:
-    """Run kopf; `ready` is set once it runs."""
+async def watch(
+    registry: kopf.OperatorRegistry, kinds: Kinds, namespaces: Collection[str], ready: asyncio.Event
+) -> None:
+    """Run kopf until cancelled; `ready` is set when it runs. An empty `namespaces` means all namespaces."""
     await kopf.operator(
-        registry=handlers,
-        settings=kopf_settings(),
-        namespaces=settings.namespaces,
-        clusterwide=not settings.namespaces,
+        registry=registry,
+        settings=kopf_settings(kinds),
+        namespaces=namespaces,
+        clusterwide=not namespaces,
         standalone=True,
         ready_flag=ready,
     )
 
 
-async def new_kinds(api: ApiClient, known: frozenset[str]) -> None:
-    """Return when there is a kind that was not `known`."""
-    while known == _KINDS or await known_kinds(api) <= known:
-        await asyncio.sleep(LOOK_SECONDS)
+async def wait_for_new_kinds(api: ApiClient, kinds: Kinds, known: frozenset[str]) -> None:
+    """Return when the cluster knows a kind that is not in `known`."""
+    while known == kinds.installed_later or await available_kinds(api, kinds) <= known:
+        await asyncio.sleep(NEW_KINDS_SECONDS)
 
 
-async def known_kinds(api: ApiClient) -> frozenset[str]:
-    """Those of the kinds that may be missing that the cluster knows now; none of them where it cannot be asked."""
+async def available_kinds(api: ApiClient, kinds: Kinds) -> frozenset[str]:
+    """Those of `kinds.installed_later` that the cluster knows now; none of them if the API server does not answer."""
     try:
-        return frozenset([kind for kind in _KINDS if await api.knows(kind)])
+        return frozenset([kind for kind in kinds.installed_later if await api.knows(kind)])
     except (ApiUnavailable, ApiError):
         return frozenset()
 
 
-def kopf_settings() -> kopf.OperatorSettings:
-    """How kopf watches for us."""
-    made = kopf.OperatorSettings()
-    made.posting.enabled = False
-    made.scanning.disabled = True
-    made.watching.label_selectors["pods"] = names.JOB_UID
-    made.watching.inactivity_timeout = INACTIVITY_SECONDS
-    made.queueing.idle_timeout = IDLE_SECONDS
-    made.persistence.diffbase_storage = _NoDifferences()
-    return made
+def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
+    """kopf's settings for watching only."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    for kind, selector in kinds.selectors.items():
+        settings.watching.label_selectors[kinds.resources[kind].plural] = selector
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.queueing.idle_timeout = IDLE_SECONDS
+    settings.persistence.diffbase_storage = _NoDiffBase()
+    return settings
 
 
-class _NoDifferences(kopf.DiffBaseStorage):
-    """Says that nothing ever differs. kopf would copy each object that it shows, to compare it with an earlier one for
-    handlers of a kind that there are none of: a tenth of its time with large objects.
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Reports that no object ever differs from an earlier version of it.
+
+    kopf copies each object of an event to compare it with the version that a change handler has seen last. This
+    operator has no change handlers, and the copies took a tenth of its CPU time with large objects.
     """
 
     def build(self, *, body: Mapping[str, Any], extra_fields: Iterable[Any] | None = None) -> Any:

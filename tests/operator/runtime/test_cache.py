@@ -1,149 +1,107 @@
-"""What watching leaves behind: a job with everything of its own, small, and nothing of a job that is gone."""
+"""The cache keeps the newest body of each object, whatever the order in which lists, events and answers arrive."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster
-from tensafe_operator import names
-from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.runtime.cache import Cache
+from tensafe_operator.runtime.objects import Kinds, Manifest
 
-KEY = ("clinic", "claims-triage")
-
-
-def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"name": name, "namespace": "clinic", "uid": f"uid-{name}"}
-    if kind == "RayJob":
-        metadata["ownerReferences"] = [{"kind": "TenSafeTrainingJob", "name": "claims-triage", "uid": uid}]
-    elif kind == "PrivacyLedger":
-        more["spec"] = {"jobUID": uid}
-    else:
-        metadata["labels"] = {names.JOB_UID: uid}
-    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
+KEY = ("clinic", "one")
 
 
-def filled() -> Cache:
-    cache = Cache()
-    assert cache.put_job(FakeCluster.with_job().job) == KEY
-    assert (
-        cache.put("RayJob", child("RayJob", "claims-triage-a1", spec={"suspend": False, "rayClusterSpec": {"x": 1}}))
-        == KEY
-    )
-    assert cache.put("Pod", child("Pod", "worker", spec={"containers": ["much"]}, status={"phase": "Running"})) == KEY
-    assert cache.put("PrivacyLedger", child("PrivacyLedger", names.ledger_name("claims-triage", JOB_UID))) == KEY
-    return cache
+def parent_uid(kind: str, body: Any) -> str:
+    return str(body["metadata"]["uid"] if kind == "Parent" else body["metadata"].get("labels", {}).get("parent", ""))
 
 
-def test_a_job_is_seen_with_everything_of_its_own() -> None:
-    seen = filled().observed(KEY)
-    assert seen is not None and seen.ledger is not None
-    assert [each["metadata"]["name"] for each in seen.ray_jobs] == ["claims-triage-a1"]
-    assert [each["metadata"]["name"] for each in seen.pods] == ["worker"]
+KINDS = Kinds(
+    resources={}, parent="Parent", children=("Child", "Other"), parent_uid=parent_uid, warned=frozenset({"Child"})
+)
 
 
-def test_what_no_plan_looks_at_is_not_kept() -> None:
-    seen = filled().observed(KEY)
-    assert seen is not None
-    assert "rayClusterSpec" not in json.dumps(seen.ray_jobs) and "much" not in json.dumps(seen.pods)
+def parent(version: int, uid: str = "uid-one", **status: str) -> Manifest:
+    metadata = {"name": "one", "namespace": "clinic", "uid": uid, "resourceVersion": str(version)}
+    return {"kind": "Parent", "metadata": metadata, "status": status}
 
 
-def test_children_of_another_uid_are_not_the_jobs() -> None:
-    cache = filled()
-    assert cache.put("Pod", child("Pod", "stranger", uid="another")) is None
-    assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "uid": "y"}}) is None
-    seen = cache.observed(KEY)
-    assert seen is not None and len(seen.pods) == 1
+def child(name: str, version: int, kind: str = "Child", uid: str = "uid-one") -> Manifest:
+    metadata = {"name": name, "namespace": "clinic", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"kind": kind, "metadata": {**metadata, "labels": {"parent": uid}}}
 
 
-def test_a_deleted_object_goes_and_an_old_jobs_end_does_not_drop_the_new_one() -> None:
-    cache = filled()
-    assert cache.drop("Pod", child("Pod", "worker")) == KEY
-    old = FakeCluster.with_job(metadata__uid="older").job
-    cache.drop_job(old)
-    seen = cache.observed(KEY)
-    assert seen is not None and seen.pods == ()
-    cache.drop_job(FakeCluster.with_job().job)
-    assert cache.observed(KEY) is None
-    assert cache.put("Pod", child("Pod", "late")) is None
+def phase(cache: Cache[str]) -> str | None:
+    snapshot = cache.snapshot(KEY)
+    assert snapshot is not None
+    found: str | None = snapshot.parent["status"].get("phase")
+    return found
 
 
-def test_a_warning_about_a_pod_is_the_jobs() -> None:
-    cache = filled()
-    told = ClusterWarning("Pod", "worker", "FailedMount", "secret not found")
-    assert cache.warn("uid-worker", told) == KEY
-    assert cache.warn("uid-of-nobody", told) is None
-    seen = cache.observed(KEY)
-    assert seen is not None and seen.warnings == (told,)
+def children(cache: Cache[str]) -> list[str]:
+    snapshot = cache.snapshot(KEY)
+    assert snapshot is not None
+    return [each["metadata"]["name"] for each in snapshot.children["Child"]]
 
 
-def test_a_job_that_is_being_deleted_is_left_alone() -> None:
-    cache = Cache()
-    cache.put_job(FakeCluster.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
-    assert cache.observed(KEY) is None
+def test_older_body_does_not_replace_a_newer_one() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(12, phase="Running"))
+    cache.put("Parent", parent(9, phase="Starting"))
+    assert phase(cache) == "Running"
 
 
-def test_what_a_ray_cluster_is_warned_of_is_its_ray_jobs() -> None:
-    cache = filled()
-    quota = ClusterWarning("RayCluster", "claims-triage-a1-x7x7x", "FailedToCreateHeadPod", "exceeded quota: nopods")
-    assert cache.warn("uid-of-the-cluster", quota) is None
-    told = child("RayJob", "claims-triage-a1", status={"rayClusterName": "claims-triage-a1-x7x7x"})
-    cache.put("RayJob", version(told, 4))
-    assert cache.warn("uid-of-the-cluster", quota) == KEY
-    seen = cache.observed(KEY)
-    assert seen is not None and seen.warnings == (quota,)
+def test_event_of_an_own_write_touches_nothing_but_other_writes_do() -> None:
+    cache = Cache[str](KINDS)
+    assert cache.put("Parent", parent(3)) == KEY
+    cache.learn(parent(5, phase="Starting"))
+    assert phase(cache) == "Starting", "known before the watch event"
+    assert cache.put("Parent", parent(5, phase="Starting")) is None
+    assert cache.put("Parent", parent(6)) == KEY
+    cache.learn(child("a", 7))
+    assert cache.put("Child", child("a", 7)) is None
+    assert cache.put("Child", child("a", 8)) == KEY
 
 
-def version(body: dict[str, Any], number: int) -> dict[str, Any]:
-    return {**body, "metadata": {**body["metadata"], "resourceVersion": str(number)}}
+def test_answer_about_a_deleted_parent_does_not_bring_it_back() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.drop("Parent", parent(3))
+    cache.learn(parent(5))
+    assert cache.snapshot(KEY) is None
+    assert cache.known_keys() == []
 
 
-def test_what_comes_late_does_not_stand_for_what_is_known() -> None:
-    cache, job = Cache(), FakeCluster.with_job().job
-    cache.put_job(version({**job, "status": {"phase": "Running"}}, 12))
-    cache.put_job(version({**job, "status": {"phase": "Starting"}}, 9))
-    seen = cache.observed(KEY)
-    assert seen is not None and seen.job["status"]["phase"] == "Running"
+def test_child_whose_label_was_removed_still_belongs_to_its_parent() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("a", 4))
+    assert cache.put("Child", child("a", 5, uid="")) == KEY
+    assert cache.drop("Child", child("a", 6, uid="")) == KEY
+    assert children(cache) == []
 
 
-def test_the_echo_of_our_own_write_is_no_news_and_what_others_write_is() -> None:
-    cache, job = Cache(), FakeCluster.with_job().job
-    assert cache.put_job(version(job, 3)) == KEY
-    cache.learn(version({**job, "status": {"phase": "Starting"}}, 5))
-    seen = cache.observed(KEY)
-    assert seen is not None and seen.job["status"]["phase"] == "Starting", "known before the event tells of it"
-    assert cache.put_job(version({**job, "status": {"phase": "Starting"}}, 5)) is None
-    assert cache.put_job(version(job, 6)) == KEY
-    made = version(child("RayJob", "claims-triage-a1"), 7)
-    cache.learn(made)
-    assert cache.put("RayJob", made) is None
-    assert cache.put("RayJob", version(made, 8)) == KEY
+def test_warnings_are_kept_only_for_children_of_the_warned_kinds() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("a", 4))
+    cache.put("Other", child("b", 5, "Other"))
+    assert cache.warn("Child", "a", "uid-a", "no space left") == KEY
+    assert cache.warn("Other", "b", "uid-b", "ignored") is None
+    snapshot = cache.snapshot(KEY)
+    assert snapshot is not None and snapshot.warnings == ("no space left",)
 
 
-def test_an_answer_about_a_job_that_has_gone_meanwhile_brings_nothing_back() -> None:
-    cache, job = Cache(), FakeCluster.with_job().job
-    cache.put_job(version(job, 3))
-    cache.drop_job(job)
-    cache.learn(version(job, 5))
-    assert cache.observed(KEY) is None
-    assert cache.known() == []
-
-
-def test_what_a_newer_list_does_not_have_is_forgotten_and_what_is_younger_is_not() -> None:
-    cache, job = Cache(), FakeCluster.with_job().job
-    cache.put_job(version(job, 3))
-    cache.put("Pod", version(child("Pod", "gone"), 5))
-    cache.put("Pod", version(child("Pod", "listed"), 5))
-    cache.put("Pod", version(child("Pod", "younger"), 12))
-    cache.keep_only("Pod", {"uid-listed"}, 10, "another-namespace")
-    cache.keep_only("RayJob", set(), 10, None)
-    seen = cache.observed(KEY)
-    assert seen is not None and len(seen.pods) == 3
-    cache.keep_only("Pod", {"uid-listed"}, 10, "clinic")
-    seen = cache.observed(KEY)
-    assert seen is not None and [each["metadata"]["name"] for each in seen.pods] == ["listed", "younger"]
-    cache.keep_only("TenSafeTrainingJob", {job["metadata"]["uid"]}, 10, None)
-    assert cache.known() == [KEY]
-    cache.keep_only("TenSafeTrainingJob", set(), 10, None)
-    assert cache.known() == []
+def test_objects_missing_from_a_newer_list_are_dropped_and_younger_objects_are_kept() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Parent", parent(3))
+    cache.put("Child", child("missing", 5))
+    cache.put("Child", child("listed", 5))
+    cache.put("Child", child("younger", 12))
+    cache.keep_only("Child", {"uid-listed"}, 10, "another-namespace")
+    cache.keep_only("Other", set(), 10, None)
+    assert len(children(cache)) == 3
+    cache.keep_only("Child", {"uid-listed"}, 10, "clinic")
+    assert children(cache) == ["listed", "younger"]
+    cache.keep_only("Parent", {"uid-one"}, 10, None)
+    assert cache.known_keys() == [KEY]
+    cache.keep_only("Parent", set(), 10, None)
+    assert cache.known_keys() == []

@@ -1,4 +1,4 @@
-"""Ill is who lags, who hears nothing of the API server, and who lost its Lease and has not ended; metrics tell it."""
+"""A blocked event loop, a silent API server and an overdue Lease are reported as unhealthy, and exported as metrics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from tensafe_operator.runtime import health as module
-from tensafe_operator.runtime import leader_election as lease_module
+from tensafe_operator.runtime import health as health_module
+from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.leader_election import LEASE_SECONDS, LeaderElection
-from tensafe_operator.runtime.metrics import Metrics
+from tensafe_operator.runtime.metrics import OperatorMetrics
 
 
-class Server:
-    """Keeps one Lease."""
+class LeaseServer:
+    """An API server that stores one Lease."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -33,13 +33,13 @@ class Server:
 
 
 class Clock:
-    """Stands in the place of `time`, and can be put forward."""
+    """Replaces the clocks of the modules under test; `ahead` is added to the real time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
-        real, of_lease = time.monotonic, lease_module._now
-        monkeypatch.setattr(time, "monotonic", lambda: real() + self.ahead)
-        monkeypatch.setattr(lease_module, "_now", lambda: of_lease() + self.ahead)
+        monotonic, lease_now = time.monotonic, leader_election._now
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + self.ahead)
+        monkeypatch.setattr(leader_election, "_now", lambda: lease_now() + self.ahead)
 
 
 @pytest.fixture
@@ -47,57 +47,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def made() -> tuple[Health, LeaderElection, Metrics]:
-    server: Any = Server()
-    metrics, lease = Metrics(), LeaderElection(server, "tensafe-system", "me")
-    return Health(metrics, lease), lease, metrics
+def make_health() -> tuple[Health, LeaderElection, OperatorMetrics]:
+    server: Any = LeaseServer()
+    metrics, election = OperatorMetrics("tensafe"), LeaderElection(server, "tensafe-system", "a-lease", "me")
+    return Health(metrics, election), election, metrics
 
 
-def value(metrics: Metrics, name: str) -> float:
+def value(metrics: OperatorMetrics, name: str) -> float:
     lines = generate_latest(metrics.registry).decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def test_who_led_and_no_longer_renews_is_ill_until_it_lets_go(clock: Clock) -> None:
-    health, lease, _ = made()
+def test_leader_that_no_longer_renews_is_unhealthy_until_it_gives_the_lease_up(clock: Clock) -> None:
+    health, election, _ = make_health()
     clock.ahead = 60.0
-    assert health.illness() == "", "who never led renews nothing"
-    asyncio.run(lease.acquire())
+    assert health.problem() == "", "a process that never led has nothing to renew"
+    asyncio.run(election.acquire())
     clock.ahead += LEASE_SECONDS - 1
-    assert health.illness() == ""
+    assert health.problem() == ""
     clock.ahead += 2
-    assert not lease.leading
-    assert health.illness().startswith("the lease was last renewed 11 s ago")
+    assert not election.leading
+    assert health.problem().startswith("the lease was last renewed 11 s ago")
     clock.ahead -= 5
-    asyncio.run(lease.release())
+    asyncio.run(election.give_up())
     clock.ahead += 60
-    assert health.illness() == "", "who let go owes nothing"
+    assert health.problem() == "", "a process that gave the Lease up has nothing to renew"
 
 
-def test_an_api_server_that_says_nothing_for_long_is_told(clock: Clock) -> None:
-    health, _, metrics = made()
+def test_silent_api_server_is_unhealthy(clock: Clock) -> None:
+    health, _, metrics = make_health()
     assert abs(value(metrics, "tensafe_api_last_heard_timestamp_seconds") - time.time()) < 60
-    clock.ahead = module.SILENT_SECONDS + 1
-    assert "nothing was heard of the API server for 151 s" in health.illness()
+    clock.ahead = health_module.SILENT_SECONDS + 1
+    assert "no answer and no event from the API server for 151 s" in health.problem()
     health.heard()
-    assert health.illness() == ""
+    assert health.problem() == ""
 
 
-def test_a_loop_that_is_blocked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TICK", 0.05)
-    monkeypatch.setattr(module, "LAG_SECONDS", 0.2)
-    health, _, metrics = made()
-    server: Any = Server()
+def test_blocked_event_loop_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "_TICK_SECONDS", 0.05)
+    monkeypatch.setattr(health_module, "LAG_SECONDS", 0.2)
+    health, election, metrics = make_health()
 
     async def block() -> None:
-        listening = asyncio.create_task(health.listen(server, "tensafe-system"))
+        monitoring = asyncio.create_task(health.monitor(election.read))
         await asyncio.sleep(0)
         time.sleep(0.4)
         await asyncio.sleep(0.01)
-        listening.cancel()
+        monitoring.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await listening
+            await monitoring
 
     asyncio.run(block())
     assert value(metrics, "tensafe_event_loop_lag_seconds") > 0.2
-    assert health.illness().startswith("the event loop lags")
+    assert health.problem().startswith("the event loop lags")

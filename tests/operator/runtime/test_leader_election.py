@@ -1,4 +1,6 @@
-"""Who is cancelled ends, whenever that comes: who ended but for its Lease would keep all others from leading."""
+"""A cancelled election ends, whenever the cancellation arrives. A process that has ended except for renewing its Lease
+would prevent every other process from leading.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from tensafe_operator.runtime import leader_election as module
+from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.leader_election import LeaderElection
 
-MOMENTS = range(8)
-"""So many turns of the event loop after the answer, the cancellation comes."""
+TURNS = range(8)
+"""Numbers of turns of the event loop between the answer and the cancellation."""
 
 
 class Server:
-    """Answers a request for the Lease when it is told to, and all others at once."""
+    """Answers a read of the Lease when `answer` is set, and all other requests immediately."""
 
     def __init__(self) -> None:
-        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+        self.requested, self.answer = asyncio.Event(), asyncio.Event()
 
     async def get(self, *_: str) -> None:
-        self.asked.set()
+        self.requested.set()
         await self.answer.wait()
 
     async def create(self, document: dict[str, Any]) -> None:
         self.answer.clear()
-        self.asked.clear()
+        self.requested.clear()
 
 
 async def ends(task: asyncio.Future[Any]) -> bool:
@@ -34,21 +36,21 @@ async def ends(task: asyncio.Future[Any]) -> bool:
     return bool(done)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_lease_is_let_go_however_near_the_cancellation_is_to_the_answer(
-    monkeypatch: pytest.MonkeyPatch, moment: int
+@pytest.mark.parametrize("turns", TURNS)
+def test_cancelled_election_stops_renewing_however_near_the_answer_is(
+    monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(leader_election, "RETRY_SECONDS", 0.2)
 
     async def run() -> bool:
         server: Any = Server()
-        lease = LeaderElection(server, "tensafe-system", "me")
+        election = LeaderElection(server, "tensafe-system", "a-lease", "me")
         server.answer.set()
-        await lease.acquire()
-        keeping = asyncio.ensure_future(lease.keep())
-        await server.asked.wait()
+        await election.acquire()
+        keeping = asyncio.ensure_future(election.keep())
+        await server.requested.wait()
         server.answer.set()
-        for _ in range(moment):
+        for _ in range(turns):
             await asyncio.sleep(0)
         keeping.cancel()
         return await ends(keeping)

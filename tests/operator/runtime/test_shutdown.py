@@ -1,4 +1,4 @@
-"""The first task that ends is the end of all, and it comes: swallowed cancellations and slow threads do not hold it."""
+"""The first task that ends ends all others, even if tasks swallow cancellations or threads do not return."""
 
 from __future__ import annotations
 
@@ -10,52 +10,51 @@ import sys
 import pytest
 
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, Timer
-from tensafe_operator.runtime import shutdown as module
+from tensafe_operator.runtime import shutdown
 from tensafe_operator.runtime.shutdown import TaskSupervisor
 
 
-async def for_ever() -> None:
+async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def deaf(times: int) -> None:
-    """Swallows so many cancellations."""
+async def swallow_cancellations(times: int) -> None:
     for _ in range(times):
         with contextlib.suppress(asyncio.CancelledError):
-            await for_ever()
-    await for_ever()
+            await wait_for_ever()
+    await wait_for_ever()
 
 
-def test_who_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+def test_task_that_swallows_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "AGAIN_SECONDS", 0.05)
 
     async def run() -> list[bool]:
         tasks = TaskSupervisor()
-        started = [tasks.start(f"deaf to {times}", deaf(times)) for times in range(4)]
+        started = [tasks.start(f"swallows {times}", swallow_cancellations(times)) for times in range(4)]
         await asyncio.sleep(0)
-        await tasks.end()
+        await tasks.cancel_all()
         return [task.cancelled() for task in started]
 
     assert asyncio.run(asyncio.wait_for(run(), TIMEOUT_SECONDS)) == [True] * 4
 
 
-def test_what_is_done_while_all_else_goes_on_is_known_from_what_is_cut_short() -> None:
+def test_completed_task_is_distinguished_from_an_interrupted_or_failed_one() -> None:
     async def answer() -> int:
         return 3
 
-    async def wrong() -> int:
+    async def fail() -> int:
         raise KeyError("metadata")
 
     async def run() -> None:
         tasks = TaskSupervisor()
         other = tasks.start("other", asyncio.sleep(0.2))
-        done = await tasks.done("answering", answer())
-        assert done is not None and done.result() == 3
-        assert tasks.ended() == set(), "it is no end"
-        assert await tasks.done("waiting", for_ever()) is None, "all else has ended"
+        completed = await tasks.complete("answering", answer())
+        assert completed is not None and completed.result() == 3
+        assert tasks.ended() == set(), "a completed task does not end the others"
+        assert await tasks.complete("waiting", wait_for_ever()) is None, "another task has ended first"
         assert tasks.ended() == {other}
-        assert await tasks.done("failing", wrong()) is None
-        await tasks.end()
+        assert await tasks.complete("failing", fail()) is None
+        await tasks.cancel_all()
 
     asyncio.run(run())
 
@@ -65,27 +64,27 @@ import asyncio, time
 from tensafe_operator.runtime import shutdown as module
 
 module.END_SECONDS = 1.0
-ending = module.Shutdown()
+shutdown = module.Shutdown()
 
-def plan():
+def compute():
     time.sleep(600)
 
 async def operate():
     tasks = module.TaskSupervisor()
-    tasks.start("planning", asyncio.to_thread(plan))
+    tasks.start("computing", asyncio.to_thread(compute))
     await asyncio.sleep(0.1)
-    ending.begin()
-    await tasks.end()
+    shutdown.start_deadline()
+    await tasks.cancel_all()
 
-print("begins", flush=True)
+print("starts", flush=True)
 asyncio.run(operate())
-print("goes on", flush=True)
+print("continues", flush=True)
 """
 
 
-def test_a_thread_that_goes_on_is_cut_off() -> None:
+def test_process_whose_thread_does_not_return_is_killed() -> None:
     timer = Timer()
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-    assert (done.returncode, done.stdout) == (1, "begins\n")
-    assert "has not ended within 1 s: it is cut off" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "starts\n")
+    assert "has not ended within 1 s: it is killed" in done.stderr
     assert timer.elapsed_with_cpu < 60

@@ -1,4 +1,4 @@
-"""The queue: each key once, one at a time, again when it was touched meanwhile, later when it failed."""
+"""A key is queued and handled once at a time, handled again if touched meanwhile, and retried if its handler fails."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tensafe_operator.runtime import work_queue as module
+from tensafe_operator.runtime import work_queue
 from tensafe_operator.runtime.api_client import ApiUnavailable
-from tensafe_operator.runtime.cache import Key
+from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.work_queue import WorkQueue
 
 ONE, TWO = ("clinic", "one"), ("clinic", "two")
 
 
-def drive(handle: Callable[[Key], Awaitable[float | None]], story: Callable[[WorkQueue], Awaitable[None]]) -> None:
-    """Let the story happen while the queue is served."""
+def drive(handle: Callable[[Key], Awaitable[float | None]], scenario: Callable[[WorkQueue], Awaitable[None]]) -> None:
+    """Run the scenario while the queue is being served."""
 
     async def run() -> None:
-        work = WorkQueue()
-        serving = asyncio.create_task(work.run(handle))
+        queue = WorkQueue()
+        serving = asyncio.create_task(queue.run(handle))
         try:
-            await asyncio.wait_for(story(work), 120)
+            await asyncio.wait_for(scenario(queue), 120)
         finally:
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -34,70 +34,70 @@ def drive(handle: Callable[[Key], Awaitable[float | None]], story: Callable[[Wor
     asyncio.run(run())
 
 
-def test_a_key_that_waits_is_not_queued_twice_and_one_that_runs_runs_again() -> None:
+def test_waiting_key_is_queued_once_and_running_key_runs_again() -> None:
     ran: list[Key] = []
-    running, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    running, resume, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def handle(key: Key) -> None:
         ran.append(key)
         running.set()
-        await go_on.wait()
+        await resume.wait()
         if len(ran) == 2:
             done.set()
 
-    async def story(work: WorkQueue) -> None:
-        work.touch(ONE)
-        work.touch(ONE)
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        queue.touch(ONE)
         await running.wait()
         for _ in range(3):
-            work.touch(ONE)
+            queue.touch(ONE)
         await asyncio.sleep(0)
-        assert ran == [ONE], "a key ran beside itself"
-        go_on.set()
+        assert ran == [ONE], "a key was handled twice at the same time"
+        resume.set()
         await done.wait()
         await asyncio.sleep(0.05)
         assert ran == [ONE, ONE]
 
-    drive(handle, story)
+    drive(handle, scenario)
 
 
-def test_different_keys_run_side_by_side() -> None:
+def test_different_keys_are_handled_concurrently() -> None:
     both = asyncio.Barrier(2)
 
     async def handle(key: Key) -> None:
         await both.wait()
 
-    async def story(work: WorkQueue) -> None:
-        work.touch(ONE)
-        work.touch(TWO)
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        queue.touch(TWO)
         while both.n_waiting or not both.parties:
             await asyncio.sleep(0)
 
-    drive(handle, story)
+    drive(handle, scenario)
 
 
-def test_an_alarm_rings_once_and_the_earlier_one_counts() -> None:
+def test_earliest_alarm_touches_the_key_once() -> None:
     ran: list[float] = []
-    rung = asyncio.Event()
+    handled = asyncio.Event()
 
     async def handle(key: Key) -> None:
         ran.append(time.time())
-        rung.set()
+        handled.set()
 
-    async def story(work: WorkQueue) -> None:
+    async def scenario(queue: WorkQueue) -> None:
         now = time.time()
-        work.at(ONE, now + 60)
-        work.at(ONE, now + 0.1)
-        work.at(ONE, now + 0.2)
-        await rung.wait()
+        queue.touch_at(ONE, now + 60)
+        queue.touch_at(ONE, now + 0.1)
+        queue.touch_at(ONE, now + 0.2)
+        await handled.wait()
         await asyncio.sleep(0.3)
         assert len(ran) == 1 and 0.09 <= ran[0] - now < 50
 
-    drive(handle, story)
+    drive(handle, scenario)
 
 
-def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_RETRY", 0.02)
+def test_failed_key_is_retried_with_a_growing_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_queue, "FIRST_RETRY_SECONDS", 0.02)
     ran: list[float] = []
     done = asyncio.Event()
 
@@ -107,16 +107,16 @@ def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPat
             raise ApiUnavailable("the API server does not answer") if len(ran) % 2 else ValueError("a bug")
         done.set()
 
-    async def story(work: WorkQueue) -> None:
-        work.touch(ONE)
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
         await done.wait()
         waits = [after - before for before, after in itertools.pairwise(ran)]
         assert waits[0] < waits[1] < waits[2]
 
-    drive(handle, story)
+    drive(handle, scenario)
 
 
-def test_a_handler_says_when_to_come_back() -> None:
+def test_handler_returns_when_to_be_called_again() -> None:
     ran: list[Key] = []
     done = asyncio.Event()
 
@@ -127,8 +127,8 @@ def test_a_handler_says_when_to_come_back() -> None:
             return None
         return time.time() + 0.05
 
-    async def story(work: WorkQueue) -> None:
-        work.touch(ONE)
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
         await done.wait()
 
-    drive(handle, story)
+    drive(handle, scenario)

@@ -1,4 +1,4 @@
-"""Streams and requests go to the same API server, by the same address."""
+"""kopf's streams connect to the same API server, by the same address, as all other requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tensafe_operator.runtime import watch
 
 
 @pytest.fixture(autouse=True)
-def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's service account and a kubeconfig file, both there."""
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both a pod's service account and a kubeconfig file are available."""
 
     def of_the_pod(**_: Any) -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="pod")
@@ -28,8 +28,8 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
 )
-def test_a_pod_needs_no_dns_to_hear_of_its_jobs(monkeypatch: pytest.MonkeyPatch, host: str, server: str) -> None:
-    """On a cluster whose DNS was away, the operator answered and heard nothing."""
+def test_streams_in_a_pod_need_no_dns(monkeypatch: pytest.MonkeyPatch, host: str, server: str) -> None:
+    """During a DNS outage, an operator that resolved the API server's name was healthy but received no events."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     found = watch.login()
@@ -37,7 +37,7 @@ def test_a_pod_needs_no_dns_to_hear_of_its_jobs(monkeypatch: pytest.MonkeyPatch,
     assert (found.server, found.token) == (server, "pod")
 
 
-def test_a_kubeconfig_that_is_named_comes_first_as_it_does_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubeconfig_takes_precedence_over_the_service_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "somewhere")
     found = watch.login()
     assert found is not None and found.token == "file"

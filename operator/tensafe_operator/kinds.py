@@ -1,0 +1,69 @@
+"""The kinds of objects that the operator works with, as the generic runtime needs them.
+
+The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods.
+The other kinds are only created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensafe_api.resources.job import GROUP, KIND, VERSION
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
+from tensafe_operator import names
+from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
+
+_DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
+_JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
+"""Annotations of a job that decisions depend on."""
+
+
+def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
+    """The part of an object that decisions depend on. Field ownership and pod templates are large and not needed."""
+    metadata = {name: value for name, value in body["metadata"].items() if name not in _DROPPED_METADATA}
+    trimmed = {name: body[name] for name in ("apiVersion", "kind", "spec", "status") if name in body}
+    match kind:
+        case "TenSafeTrainingJob":
+            annotations = body["metadata"].get("annotations") or {}
+            if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
+                metadata["annotations"] = kept
+        case "RayJob":
+            trimmed["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}
+        case "Pod":
+            trimmed.pop("spec", None)
+            metadata.pop("ownerReferences", None)
+    return {**trimmed, "metadata": metadata}
+
+
+def ray_cluster_of(kind: str, body: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The RayCluster that KubeRay has created for a RayJob, as kind and name.
+
+    KubeRay reports some failures, such as a pod that the quota forbids, as a warning about the RayCluster. The name is
+    unique enough without the namespace: it ends in five random letters.
+    """
+    name = (body.get("status") or {}).get("rayClusterName") if kind == "RayJob" else None
+    return ("RayCluster", name) if name else None
+
+
+KINDS = Kinds(
+    resources={
+        KIND: Resource(GROUP, VERSION, "tensafetrainingjobs"),
+        LEDGER_KIND: Resource(GROUP, VERSION, "privacyledgers"),
+        "RayJob": Resource("ray.io", "v1", "rayjobs"),
+        "Pod": Resource("", "v1", "pods"),
+        "ConfigMap": Resource("", "v1", "configmaps"),
+        "Secret": Resource("", "v1", "secrets"),
+        "ServiceAccount": Resource("", "v1", "serviceaccounts"),
+        "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
+        "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
+    },
+    parent=KIND,
+    children=(LEDGER_KIND, "RayJob", "Pod"),
+    parent_uid=names.job_uid_of,
+    warned=frozenset({"RayJob", "Pod"}),
+    warned_instead=ray_cluster_of,
+    installed_later=frozenset({KIND, LEDGER_KIND, "RayJob"}),
+    selectors={"Pod": names.JOB_UID},  # the other kinds are recognised without labels, which any user may edit
+    trim=trim,
+)

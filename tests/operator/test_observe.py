@@ -1,0 +1,98 @@
+"""A job is observed from the cache with its children and their warnings, without the parts that no decision needs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster
+from tensafe_operator import names
+from tensafe_operator.kinds import KINDS
+from tensafe_operator.observe import observe_cached
+from tensafe_operator.plan.observed import ClusterWarning
+from tensafe_operator.runtime.cache import Cache
+
+KEY = ("clinic", "claims-triage")
+
+
+def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "namespace": "clinic", "uid": f"uid-{name}"}
+    if kind == "RayJob":
+        metadata["ownerReferences"] = [{"kind": "TenSafeTrainingJob", "name": "claims-triage", "uid": uid}]
+    elif kind == "PrivacyLedger":
+        more["spec"] = {"jobUID": uid}
+    else:
+        metadata["labels"] = {names.JOB_UID: uid}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
+
+
+def at_version(body: dict[str, Any], number: int) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "resourceVersion": str(number)}}
+
+
+def filled_cache() -> Cache[ClusterWarning]:
+    cache = Cache[ClusterWarning](KINDS)
+    assert cache.put("TenSafeTrainingJob", FakeCluster.with_job().job) == KEY
+    ray_job = child("RayJob", "claims-triage-a1", spec={"suspend": False, "rayClusterSpec": {"x": 1}})
+    assert cache.put("RayJob", ray_job) == KEY
+    assert cache.put("Pod", child("Pod", "worker", spec={"containers": ["much"]}, status={"phase": "Running"})) == KEY
+    assert cache.put("PrivacyLedger", child("PrivacyLedger", names.ledger_name("claims-triage", JOB_UID))) == KEY
+    return cache
+
+
+def test_job_is_observed_with_its_children() -> None:
+    observed = observe_cached(filled_cache(), KEY)
+    assert observed is not None and observed.ledger is not None
+    assert [each["metadata"]["name"] for each in observed.ray_jobs] == ["claims-triage-a1"]
+    assert [each["metadata"]["name"] for each in observed.pods] == ["worker"]
+
+
+def test_fields_that_no_decision_needs_are_not_kept() -> None:
+    observed = observe_cached(filled_cache(), KEY)
+    assert observed is not None
+    assert "rayClusterSpec" not in json.dumps(observed.ray_jobs) and "much" not in json.dumps(observed.pods)
+
+
+def test_children_of_another_uid_are_not_the_jobs() -> None:
+    cache = filled_cache()
+    assert cache.put("Pod", child("Pod", "stranger", uid="another")) is None
+    assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "uid": "y"}}) is None
+    observed = observe_cached(cache, KEY)
+    assert observed is not None and len(observed.pods) == 1
+
+
+def test_deletion_of_an_older_job_of_the_same_name_does_not_drop_the_new_job() -> None:
+    cache = filled_cache()
+    assert cache.drop("Pod", child("Pod", "worker")) == KEY
+    cache.drop("TenSafeTrainingJob", FakeCluster.with_job(metadata__uid="older").job)
+    observed = observe_cached(cache, KEY)
+    assert observed is not None and observed.pods == ()
+    cache.drop("TenSafeTrainingJob", FakeCluster.with_job().job)
+    assert observe_cached(cache, KEY) is None
+    assert cache.put("Pod", child("Pod", "late")) is None
+
+
+def test_job_that_is_being_deleted_is_not_observed() -> None:
+    cache = Cache[ClusterWarning](KINDS)
+    cache.put("TenSafeTrainingJob", FakeCluster.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
+    assert observe_cached(cache, KEY) is None
+
+
+def test_warning_about_a_pod_is_the_jobs() -> None:
+    cache = filled_cache()
+    warning = ClusterWarning("Pod", "worker", "FailedMount", "secret not found")
+    assert cache.warn("Pod", "worker", "uid-worker", warning) == KEY
+    assert cache.warn("Pod", "worker", "unknown uid", warning) is None
+    observed = observe_cached(cache, KEY)
+    assert observed is not None and observed.warnings == (warning,)
+
+
+def test_warning_about_a_ray_cluster_is_its_ray_jobs() -> None:
+    cache, cluster = filled_cache(), "claims-triage-a1-x7x7x"
+    quota = ClusterWarning("RayCluster", cluster, "FailedToCreateHeadPod", "exceeded quota: nopods")
+    assert cache.warn("RayCluster", cluster, "uid-of-the-cluster", quota) is None
+    ray_job = child("RayJob", "claims-triage-a1", status={"rayClusterName": cluster})
+    cache.put("RayJob", at_version(ray_job, 4))
+    assert cache.warn("RayCluster", cluster, "uid-of-the-cluster", quota) == KEY
+    observed = observe_cached(cache, KEY)
+    assert observed is not None and observed.warnings == (quota,)
