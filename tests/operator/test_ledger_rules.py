@@ -9,7 +9,7 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import SPEC, LedgerObject, Pod, charged_status, make_pod
-from tensafe_operator.plan.parsing import ledger_status
+from tensafe_operator.plan.parsing import parse_ledger_status
 
 pytestmark = pytest.mark.cluster
 
@@ -101,7 +101,7 @@ def test_a_ledger_begins_with_a_claim(control_plane: ControlPlane, namespace: st
 @pytest.mark.parametrize("head", ["\x0b", " ", "\u00a0"])
 def test_a_head_that_python_cannot_read_is_refused_or_counted(ledger: LedgerObject, pod: Pod, head: str) -> None:
     refused = ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)], head=head), pod)
-    read = ledger_status(ledger.get())
+    read = parse_ledger_status(ledger.get())
     assert read is not None and read.charges[0].steps == (10 if refused else 11)
 
 
