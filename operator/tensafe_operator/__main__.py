@@ -134,10 +134,12 @@ async def _lead(
                 job_metrics.update(key, now.job)
 
     async def resync_periodically() -> None:
+        before: list[Key] = []
         while True:
-            for key in cache.known_keys():
+            for key in {*before, *cache.known_keys()}:  # also the jobs that the resync has dropped
                 queue.touch(key)
             await asyncio.sleep(RESYNC_SECONDS)
+            before = cache.known_keys()
             try:
                 await resync(api, cache, KINDS, settings.namespaces)
             except (ApiUnavailable, ApiError) as error:

@@ -65,10 +65,13 @@ class Cache(Generic[W]):
         self.put(kind, document)
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
-        """Forget a deleted object; the key of the parent if a child was dropped."""
+        """Forget a deleted object.
+
+        Returns:
+            The key of the parent that is affected, or None if no known parent is affected.
+        """
         if kind == self._kinds.parent:
-            self._drop_parent(body)
-            return None
+            return self._drop_parent(body)
         uid = body["metadata"]["uid"]
         parent = self._parent_of(kind, body)
         if (other := self._kinds.warned_instead(kind, body)) is not None:
@@ -142,16 +145,16 @@ class Cache(Generic[W]):
             self._warned_instead[other] = uid
         return self._keys.get(parent)
 
-    def _drop_parent(self, body: Mapping[str, Any]) -> None:
+    def _drop_parent(self, body: Mapping[str, Any]) -> Key | None:
         metadata = body["metadata"]
         key, uid = (str(metadata["namespace"]), str(metadata["name"])), metadata["uid"]
         if key in self._parents and self._parents[key][0] == uid:
             del self._parents[key]
-        self._keys.pop(uid, None)
         self._versions.pop(uid, None)
         for children in self._children.values():
             for child in children.pop(uid, {}):
                 self._forget_child(child)
+        return self._keys.pop(uid, None)
 
     def _forget_child(self, uid: str) -> None:
         self._parent_uids.pop(uid, None)

@@ -62,20 +62,10 @@ def handlers(
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(login)
 
-    def handler(kind: str) -> Callable[..., Awaitable[None]]:
-        async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            heard()
-            body = event["object"]
-            key = cache.drop(kind, body) if event["type"] == "DELETED" else cache.put(kind, body)
-            if key is not None:
-                touch(key)
-
-        return handle
-
     for kind in kinds.watched:
         resource = kinds.resources[kind]
         place = (resource.group, resource.version, resource.plural)
-        kopf.on.event(*place, registry=registry, id=resource.plural)(handler(kind))
+        kopf.on.event(*place, registry=registry, id=resource.plural)(_handler(kind, cache, touch, heard))
 
     @kopf.on.event("v1", "events", registry=registry, field="type", value="Warning")
     async def handle_warning(event: kopf.RawEvent, **_: Any) -> None:
@@ -87,6 +77,21 @@ def handlers(
             touch(key)
 
     return registry
+
+
+def _handler(
+    kind: str, cache: Cache[W], touch: Callable[[Key], None], heard: Callable[[], None]
+) -> Callable[..., Awaitable[None]]:
+    """The handler of the events of one kind. The deletion of a parent touches its key, too."""
+
+    async def handle(event: kopf.RawEvent, **_: Any) -> None:
+        heard()
+        body = event["object"]
+        key = cache.drop(kind, body) if event["type"] == "DELETED" else cache.put(kind, body)
+        if key is not None:
+            touch(key)
+
+    return handle
 
 
 async def watch(

@@ -1,13 +1,16 @@
-"""kopf's streams connect to the same API server, by the same address, as all other requests."""
+"""kopf's streams connect by the same address as all other requests, and each event touches the parent it affects."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import kopf
 import pytest
 
 from tensafe_operator.runtime import watch
+from tensafe_operator.runtime.cache import Cache
+from tensafe_operator.runtime.objects import Key, Kinds
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +44,16 @@ def test_kubeconfig_takes_precedence_over_the_service_account(monkeypatch: pytes
     monkeypatch.setenv("KUBECONFIG", "somewhere")
     found = watch.login()
     assert found is not None and found.token == "file"
+
+
+def test_deletion_of_a_parent_touches_its_key() -> None:
+    """Its metrics are removed then: without it, they stayed until the operator restarted."""
+    kinds = Kinds(
+        resources={}, parent="Parent", children=(), parent_uid=lambda kind, body: str(body["metadata"]["uid"])
+    )
+    touched: list[Key] = []
+    handle = watch._handler("Parent", Cache[str](kinds), touched.append, lambda: None)
+    body = {"metadata": {"namespace": "clinic", "name": "one", "uid": "u", "resourceVersion": "3"}}
+    for event in ("ADDED", "DELETED", "DELETED"):
+        asyncio.run(handle({"type": event, "object": body}))
+    assert touched == [("clinic", "one")] * 2
