@@ -10,7 +10,7 @@ import pytest
 
 from tensafe_operator.runtime import watch
 from tensafe_operator.runtime.cache import Cache
-from tensafe_operator.runtime.objects import Key, Kinds
+from tensafe_operator.runtime.objects import Key, Kinds, Resource
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +57,15 @@ def test_deletion_of_a_parent_touches_its_key() -> None:
     for event in ("ADDED", "DELETED", "DELETED"):
         asyncio.run(handle({"type": event, "object": body}))
     assert touched == [("clinic", "one")] * 2
+
+
+def test_kopf_is_set_to_watch_without_writing() -> None:
+    pod = Resource("", "v1", "pods")
+    kinds = Kinds({"Pod": pod}, "Parent", ("Pod",), lambda kind, body: "", selectors={"Pod": "owner"})
+    settings = watch.kopf_settings(kinds)
+    assert not settings.posting.enabled
+    assert settings.scanning.disabled
+    assert "owner" in str(settings.watching.label_selectors)
+    storage = settings.persistence.diffbase_storage
+    body: Any = {"spec": {"x": 1}}
+    assert not storage.build(body=body) and storage.fetch(body=body) is None
