@@ -252,7 +252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             Edit(
                 _FOLD,
                 '"charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),',
-                '"charges": _with(state, Charge(attempt, begins, entry["incarnation"], entry["holder"])),',
+                '"charges": _with(state, Charge(attempt, from_step, entry["incarnation"], entry["holder"])),',
             ),
         ),
         (
@@ -265,8 +265,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _FILE,
-                'raise OSError("the disk took only a part of the entry")\n            os.fsync(self._lock)',
-                'raise OSError("the disk took only a part of the entry")',
+                'raise OSError("only a part of the entry was written")\n            os.fsync(self._lock)',
+                'raise OSError("only a part of the entry was written")',
             ),
         ),
         (_LEDGER_TESTS + "test_file.py::test_a_charge_is_on_the_disk_when_it_returns",),

@@ -111,7 +111,7 @@ def test_every_reason_with_an_exit_code_ends_with_it_and_with_its_mend(end: obje
         (LedgerCorrupt("is another ledger"), Reason.LEDGER_CORRUPT),
         (LedgerForbidden("cannot be read"), Reason.LEDGER_UNREACHABLE),
         (LedgerUnreachable("has not answered"), Reason.LEDGER_UNREACHABLE),
-        (Fenced("comes too late"), Reason.LEDGER_LOCKED),
+        (Fenced("is fenced"), Reason.LEDGER_LOCKED),
         (DatasetChanged("is another one"), Reason.CONFIGURATION_CHANGED),
         (AggregationError("disagreed"), Reason.AGGREGATION_FAILED),
         (RayTimeoutError("no room"), Reason.RESOURCES_MISSING),

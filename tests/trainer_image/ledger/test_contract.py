@@ -104,7 +104,7 @@ class TestContract:
         claim(ledger, attempt=2)
         ledger.close()
         late, next_one = backend.open(), backend.open()
-        with pytest.raises(Fenced, match="attempt 1 comes too late: attempt 2 has claimed"):
+        with pytest.raises(Fenced, match="attempt 1 is fenced: attempt 2 has acquired"):
             claim(late)
         with pytest.raises(Fenced):
             late.charge(1)

@@ -298,13 +298,13 @@ def test_a_ledger_that_cannot_be_made_is_a_sentence_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(LedgerError, match=r"could not be made: .*No space left"):
+    with pytest.raises(LedgerError, match=r"cannot be created: .*No space left"):
         FileLedger.create(tmp_path, spec)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_ledger_is_made_in_a_directory_that_is_not_there(tmp_path: Path, spec: LedgerSpec) -> None:
-    with pytest.raises(LedgerError, match="could not be made"):
+    with pytest.raises(LedgerError, match="cannot be created"):
         FileLedger.create(tmp_path / "absent", spec)
 
 
@@ -327,7 +327,7 @@ def test_a_charge_that_does_not_reach_the_disk_fails_and_leaves_the_ledger_as_it
     ledger, states = used(tmp_path, spec)
     with monkeypatch.context() as patch:
         patch.setattr(os, *FAULTS[fault])
-        with pytest.raises(LedgerError, match=r"could not be written: .*; make room on the disk and resume"):
+        with pytest.raises(LedgerError, match=r"cannot be written: .*; free space on the disk and resume"):
             ledger.charge(100)
     assert ledger.read() == states[-1]
     assert ledger.charge(2).steps_charged == 18

@@ -78,7 +78,7 @@ def test_two_pods_of_one_service_account_cannot_write_under_each_others_claim(
     other = kubernetes_backend(control_plane, namespace, like=backend)
     second = other.open()
     second.acquire(attempt=1, from_step=0)
-    with pytest.raises(Fenced, match="incarnation 2 has claimed"):
+    with pytest.raises(Fenced, match="incarnation 2 has acquired"):
         first.charge(1)
     assert second.charge(2).steps_charged == 2
 
@@ -146,7 +146,7 @@ def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
     with pytest.raises(LedgerMissing, match="was deleted"):
         ledger.charge(1)
     backend.create(spec)
-    with pytest.raises(LedgerCorrupt, match="is another ledger than the job's own"):
+    with pytest.raises(LedgerCorrupt, match="is not the ledger that this job was admitted with"):
         ledger.charge(1)
 
 
@@ -224,7 +224,7 @@ def test_a_charge_waits_while_the_api_server_is_away(
 
     own_plane.kill("apiserver")
     timer = Timer()
-    hasty = KubernetesLedger(**{**backend.handle, "patience_seconds": 1.0})
+    hasty = KubernetesLedger(**{**backend.handle, "retry_seconds": 1.0})
     with pytest.raises(LedgerUnreachable, match="has not answered for 1 seconds"):
         hasty.read()
     assert timer.elapsed_with_cpu < 10

@@ -1,7 +1,7 @@
-"""Which ledger a rank 0 writes to: the file in its run's folder, or the object that its job has in a cluster.
+"""Opens the ledger that rank 0 writes to: a file in the run's folder, or the job's PrivacyLedger in a cluster.
 
-`training.worker` claims what comes out of here. In a cluster it also asks, at each charge, whether the job is to be
-suspended: a person sets `spec.suspend`, and no program but this one looks at it in time to seal a checkpoint.
+`training.worker` acquires the ledger. In a cluster it also reads, before each charge, whether the job is to be
+suspended (`SuspendFlag`): a user sets `spec.suspend`, and only this process reads it in time to save a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from kubernetes import client
 
 LOCK_WAIT_SECONDS = 30.0
+"""How long a local run waits for the lock of a run that is terminating."""
 POD_UID = "TENSAFE_POD_UID"
-"""Environment variable of each worker's container: the UID of its pod, by the downward API."""
+"""Environment variable of each worker's container: the UID of its pod, from the downward API."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LedgerLocation:
-    """Where a job in a cluster keeps its ledger: plain strings, which travel to the workers."""
+    """The ledger of a job in a cluster. Plain strings, so that it can be sent to the workers."""
 
     namespace: str
     job: str
@@ -36,31 +37,33 @@ class LedgerLocation:
     ledger_uid: str
 
 
-def open_ledger(directory: Path, place: LedgerLocation | None) -> Ledger:
-    """A handle on the run's ledger; nothing is claimed yet."""
-    if place is None:
+def open_ledger(directory: Path, location: LedgerLocation | None) -> Ledger:
+    """The run's ledger, not yet acquired. Without a `location` it is the file in `directory`."""
+    if location is None:
         return FileLedger(directory, lock_wait_seconds=LOCK_WAIT_SECONDS)
     from tensorguard.ledger.kubernetes import KubernetesLedger
 
     return KubernetesLedger(
         _api(),
-        namespace=place.namespace,
-        name=place.ledger,
-        uid=place.ledger_uid,
+        namespace=location.namespace,
+        name=location.ledger,
+        uid=location.ledger_uid,
         pod_uid=os.environ[POD_UID],
     )
 
 
 class SuspendFlag:
-    """Whether the job's author asks it to stop. Without a cluster nobody can ask here: `StopSignal` is another way."""
+    """Whether the author of the job has suspended it (`spec.suspend`). Always false without a cluster, where
+    `StopSignal` stops a run.
+    """
 
-    def __init__(self, place: LedgerLocation | None) -> None:
-        self._place = place
+    def __init__(self, location: LedgerLocation | None) -> None:
+        self._location = location
         self._api: client.CustomObjectsApi | None = None
 
     def __bool__(self) -> bool:
-        """One short question to the API server; no answer counts as no, since the charge that follows will wait."""
-        if self._place is None:
+        """Read the job once, with a short timeout. No answer counts as false: the charge that follows waits."""
+        if self._location is None:
             return False
         from kubernetes import client
         from urllib3.exceptions import HTTPError
@@ -70,16 +73,21 @@ class SuspendFlag:
         self._api = self._api or _api()
         try:
             job = self._api.get_namespaced_custom_object(
-                GROUP, VERSION, self._place.namespace, "tensafetrainingjobs", self._place.job, _request_timeout=5.0
+                GROUP,
+                VERSION,
+                self._location.namespace,
+                "tensafetrainingjobs",
+                self._location.job,
+                _request_timeout=5.0,
             )
         except (client.ApiException, HTTPError, OSError) as error:
-            log.warning("cannot see whether the job is suspended (%s)", type(error).__name__)
+            log.warning("cannot read whether the job is suspended (%s)", type(error).__name__)
             return False
         return bool(isinstance(job, dict) and job.get("spec", {}).get("suspend"))
 
 
 def _api() -> client.CustomObjectsApi:
-    """The API server as this pod's service account sees it, or as a kubeconfig says where KUBECONFIG names one."""
+    """A client with this pod's service account, or with the kubeconfig that KUBECONFIG names."""
     from kubernetes import client, config
 
     settings: Any = client.Configuration()

@@ -1,17 +1,18 @@
-"""What was spent: the ledger that every privacy figure comes from.
+"""The privacy ledger: the record of charged steps from which every privacy figure is computed.
 
-A job has one ledger for its whole life. It is opened with everything that the claim rests on (`LedgerSpec`), which
-never changes again. Then only these things happen to it, each durable before the call returns:
+A job has one ledger for its whole life. It is opened with everything that the privacy claim rests on (`LedgerSpec`),
+which never changes again. After that, only these operations change it. Each is durable before its call returns:
 
-- `claim`: a group of workers begins, as the next incarnation of an attempt; whoever held the ledger before can no
-  longer write (fencing);
-- `charge`: so many further steps are paid for, *before* the first of them is revealed;
-- `record_checkpoint`: a checkpoint can be read by others;
+- `acquire`: a group of workers starts, as the next incarnation of an attempt. The previous holder can no longer write
+  (fencing).
+- `charge`: further steps are charged, *before* the first of them is revealed.
+- `record_checkpoint`: a checkpoint was published, so that others can read it.
 - `record_dataset` (once) and `record_outcome`.
 
-ε is of *charged* steps. Nothing takes a charge back: not a crash, not an older checkpoint, not a new attempt.
+ε is computed from *charged* steps. Nothing takes a charge back: no crash, no older checkpoint and no new attempt.
 
-Two backends keep this contract: a local file (`file`) and, in a cluster, a Kubernetes object. One suite tests both.
+Two backends implement this contract: a local file (`file`) and, in a cluster, a Kubernetes object (`kubernetes`). One
+test suite covers both.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tensafe_api.resources.status import EvaluationResult, Progress
 
 
 class LedgerError(Exception):
-    """The ledger cannot be used. `str()` is a sentence."""
+    """The ledger cannot be used. `str()` is a sentence for the user."""
 
     reason: ClassVar[Reason] = Reason.LEDGER_CORRUPT
 
 
 class LedgerForbidden(LedgerError):
-    """The API server does not let this pod read the ledger."""
+    """The API server does not allow this pod to read the ledger."""
 
     reason: ClassVar[Reason] = Reason.LEDGER_UNREACHABLE
 
@@ -42,7 +43,7 @@ class LedgerMissing(LedgerError):
 
 
 class LedgerCorrupt(LedgerError):
-    """The ledger's text is not what was written: somebody edited it, or the disk did."""
+    """The ledger's text is not what was written: the file was edited or the disk is damaged."""
 
 
 class LedgerBusy(LedgerError):
@@ -52,13 +53,13 @@ class LedgerBusy(LedgerError):
 
 
 class LedgerUnreachable(Exception):
-    """The ledger does not answer, and may again: a restart of the workers asks anew. `str()` is a sentence."""
+    """The ledger does not answer, but may answer later: a restart of the workers tries again. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.LEDGER_UNREACHABLE
 
 
 class Fenced(LedgerError):
-    """A later incarnation has claimed the ledger; this one may no longer spend."""
+    """A later incarnation has acquired the ledger; this one may no longer charge."""
 
     reason: ClassVar[Reason] = Reason.LEDGER_LOCKED
 
@@ -71,7 +72,7 @@ class DatasetChanged(LedgerError):
 
 @dataclass(frozen=True)
 class Charge:
-    """What one attempt was charged, over its incarnations."""
+    """The steps that were charged in one attempt, over all its incarnations."""
 
     attempt: int
     steps: int
@@ -81,7 +82,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class PublishedCheckpoint:
-    """A checkpoint that others can read: `step` steps of training, under this digest of its manifest."""
+    """A checkpoint that others can read: the state after `step` training steps. `digest` is that of its manifest."""
 
     step: int
     attempt: int
@@ -104,9 +105,9 @@ class LedgerState:
     checkpoints: tuple[PublishedCheckpoint, ...]
     steps_recharged: int
     start_steps: tuple[int, ...]
-    """The step at which each incarnation of the last attempt began, or the latest ones where there were many."""
+    """The step at which each incarnation of the last attempt started; only the latest ones if there were many."""
     charged_through: int
-    """The step through which the present incarnation has been charged."""
+    """The current incarnation is charged for all steps below this one."""
     outcome: Outcome | None
     dataset_digest: str | None
     head: str
@@ -114,68 +115,68 @@ class LedgerState:
 
     @property
     def steps_charged(self) -> int:
-        """All charges, over all attempts: what ε is computed from."""
+        """All charges, over all attempts. ε is computed from this number."""
         return sum(charge.steps for charge in self.charges)
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """The charges in the words of accounting."""
+        """The charges as privacy events, for accounting."""
         return charged_events(self.spec.mechanism, self.steps_charged)
 
 
 class Ledger(Protocol):
-    """One job's ledger. Every write has reached the disk (or the API server) when it returns the state after it."""
+    """One job's ledger. A write returns the new state once it has reached the disk (or the API server)."""
 
     max_checkpoints: int | None
-    """How many releases it can hold, the final one included; None where there is no limit."""
+    """How many published checkpoints it can record, the final one included; None means no limit."""
 
     def read(self) -> LedgerState:
-        """The state now. Raises LedgerMissing or LedgerCorrupt."""
+        """The current state. Raises LedgerMissing or LedgerCorrupt."""
         ...
 
     def extends(self, head: str, length: int) -> bool:
-        """Whether this ledger goes on from the one that had this head at this length. A ledger that was cut short does
-        not; a backend that keeps no old heads compares the lengths alone.
+        """Whether this ledger continues the ledger that had this head at this length. False if the ledger was cut
+        short. A backend that keeps no old heads compares only the lengths.
         """
         ...
 
     def acquire(self, *, attempt: int, from_step: int) -> LedgerState:
-        """Begin the next incarnation of `attempt`, which goes on from `from_step`, and fence all earlier ones.
+        """Start the next incarnation of `attempt`, which resumes at `from_step`, and fence all earlier ones.
 
         Raises:
-            Fenced: where a later attempt has claimed already.
-            LedgerBusy: where another process holds the ledger.
+            Fenced: if a later attempt has already acquired the ledger.
+            LedgerBusy: if another process holds the ledger.
         """
         ...
 
     def charge(self, steps: int) -> LedgerState:
-        """Pay for `steps` ≥ 1 further steps. Raises Fenced where this is no longer the claimant."""
+        """Charge `steps` ≥ 1 further steps. Raises Fenced if this is no longer the holder."""
         ...
 
     def record_dataset(self, digest: str) -> LedgerState:
-        """Note the data set's keyed digest; the same one again changes nothing, another one raises DatasetChanged."""
+        """Record the data set's keyed digest. The same digest again changes nothing; another raises DatasetChanged."""
         ...
 
-    def record_checkpoint(self, release: PublishedCheckpoint) -> LedgerState:
-        """Note a checkpoint."""
+    def record_checkpoint(self, checkpoint: PublishedCheckpoint) -> LedgerState:
+        """Record a published checkpoint."""
         ...
 
     def record_outcome(self, outcome: Outcome) -> LedgerState:
-        """Note how the attempt ended."""
+        """Record how the attempt ended."""
         ...
 
     def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
-        """Have the next write tell how far the training is, where others look for it here. Costs no write itself."""
+        """Include the training progress in the next write, if this backend publishes it. Writes nothing itself."""
         ...
 
     def wait_until_free(self) -> None:
-        """Return once nobody holds the ledger any more; at once where a claim fences whoever does.
+        """Return once no process holds the ledger. Returns immediately if `acquire` fences the holder.
 
         Raises:
-            LedgerBusy: where it is still held after the handle's patience.
+            LedgerBusy: if it is still held after this backend's time limit.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the ledger."""
+        """Give up the ledger."""
         ...

@@ -1,13 +1,13 @@
 """The ledger as a local file, for runs without Kubernetes.
 
-`ledger.jsonl` holds one entry a line, each with the hash of the one before it, so that nothing in the middle can be
-changed without a trace; that the tail was not cut off shows from the checkpoints, which record the ledger's head and
-length. A line is on the disk (fsync) before the call that writes it returns. A last line without a newline was torn by
-a crash before anybody relied on it: readers skip it, and the next claimant removes it. An exclusive lock (flock, which
-dies with its process) belongs to whoever claimed.
+`ledger.jsonl` holds one entry per line, each with the hash of the previous one, so that an edit in the middle is
+detected. A tail that was cut off is detected by the checkpoints, which record the ledger's head and length. A line is
+on the disk (fsync) before the call that writes it returns. A last line without a newline was interrupted by a crash
+before any process relied on it: readers skip it, and the next holder removes it. The holder has an exclusive lock
+(flock, which the system releases when the process ends).
 
-The chain notices accidents and hasty edits. Somebody who may write the folder can make a whole new chain: keep the
-folder as you keep a key.
+The chain detects accidents and careless edits. A user who may write to the folder can create a whole new chain, so
+protect the folder like a key.
 """
 
 from __future__ import annotations
@@ -40,49 +40,52 @@ _LOCK_POLL_SECONDS = 0.05
 
 
 class FileLedger(LedgerWriter):
-    """A ledger in `directory`. Reading needs no lock; `claim` takes it and `close` (or death) gives it back."""
+    """A ledger in `directory`. Reading needs no lock. `acquire` takes the lock; `close` or the end of the process
+    releases it.
+    """
 
     max_checkpoints: int | None = None
 
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
-        """Args: directory: of the run; lock_wait_seconds: how long a claim waits for a holder that is about to die."""
+        """Args: directory: of the run; lock_wait_seconds: how long `acquire` waits for a holder that is terminating."""
         self._path = directory / NAME
         self._holder = f"{os.uname().nodename}/{os.getpid()}"
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
-        self._claimed: tuple[int, int] | None = None
-        self._wrote: tuple[str, int] | None = None
-        """The head and length after our last entry: while we hold the lock nobody else may change them."""
+        self._held_as: tuple[int, int] | None = None
+        """The attempt and incarnation as which this process acquired the ledger."""
+        self._last_written: tuple[str, int] | None = None
+        """Head and length after our last entry. No other process may change them while we hold the lock."""
 
     @classmethod
     def create(cls, directory: Path, spec: LedgerSpec) -> FileLedger:
-        """Open a new ledger. Raises LedgerError where there is one already: what was spent stays spent."""
+        """Open a new ledger. Raises LedgerError if one exists already: charged steps stay charged."""
         ledger = cls(directory)
         line = _line({"kind": "open", "spec": spec.model_dump(by_alias=True, mode="json")}, _NO_HEAD, 0)
-        # Written aside and linked, so that a ledger exists with its first entry or not at all.
-        aside = directory / f".{NAME}-{os.getpid()}"
+        # Written under a temporary name and then linked, so that a ledger exists with its first entry or not at all.
+        temporary = directory / f".{NAME}-{os.getpid()}"
         try:
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(aside, ledger._path)
+            os.link(temporary, ledger._path)
             _sync_directory(directory)
         except FileExistsError as error:
-            raise LedgerError(f"{ledger._path} exists already; resume that run, or name another directory") from error
+            raise LedgerError(f"{ledger._path} exists already; resume that run, or choose another directory") from error
         except OSError as error:
             raise LedgerError(
-                f"{ledger._path} could not be made: {error}; name a directory on a local disk with room"
+                f"{ledger._path} cannot be created: {error}; choose a directory on a local disk with free space"
             ) from error
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return ledger
 
     def read(self) -> LedgerState:
         entries, head, _ = self._load()
-        if self._wrote is not None and (head, len(entries)) != self._wrote:
+        if self._last_written is not None and (head, len(entries)) != self._last_written:
             raise LedgerCorrupt(
-                f"{self._path} was changed while in use; put back what was cut off, since what was spent stays spent"
+                f"{self._path} was changed while in use; restore the missing entries, since charged steps stay charged"
             )
         try:
             opening, *rest = entries
@@ -92,7 +95,8 @@ class FileLedger(LedgerWriter):
             return state
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerCorrupt(
-                f"{self._path} is not a ledger that this version of tensafe can read: {error}"
+                f"{self._path} is not a ledger that this version of tensafe can read ({error}); "
+                "use the version that wrote it, or restore the file from a copy"
             ) from error
 
     def extends(self, head: str, length: int) -> bool:
@@ -105,12 +109,12 @@ class FileLedger(LedgerWriter):
             self._drop_torn_line()
             state = self.read()
             if attempt < state.attempt:
-                raise Fenced(f"attempt {attempt} comes too late: attempt {state.attempt} has claimed the ledger")
+                raise Fenced(f"attempt {attempt} is fenced: attempt {state.attempt} has acquired the ledger")
         except LedgerError:
             self.close()
             raise
         incarnation = state.incarnation + 1 if attempt == state.attempt else 1
-        self._claimed = (attempt, incarnation)
+        self._held_as = (attempt, incarnation)
         return self._record(
             {
                 "kind": "claim",
@@ -122,13 +126,13 @@ class FileLedger(LedgerWriter):
         )
 
     def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
-        """Nothing: in a local run the event log tells."""
+        """Does nothing: in a local run the run log shows the progress."""
 
     def wait_until_free(self) -> None:
-        """Return once nobody holds the ledger: after kill -9 of the driver, workers step on for about two seconds.
+        """Return once no process holds the ledger: after kill -9 of the driver, workers continue for about two seconds.
 
         Raises:
-            LedgerBusy: where it is still held after the wait that was given to the constructor.
+            LedgerBusy: if it is still held after the constructor's `lock_wait_seconds`.
         """
         if self._lock is None:
             self._take_lock()
@@ -138,50 +142,47 @@ class FileLedger(LedgerWriter):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-            self._claimed = None
-            self._wrote = None
+            self._held_as = None
+            self._last_written = None
 
     def _record(self, entry: Entry) -> LedgerState:
-        """Append `entry` under the lock, after a look at what is there: only the last claimant may write."""
-        if self._lock is None or self._claimed is None:
-            raise Fenced("only the incarnation that has claimed a ledger may write to it")
+        """Append `entry` under the lock, after reading the current state: only the last holder may write."""
+        if self._lock is None or self._held_as is None:
+            raise Fenced("only the incarnation that has acquired a ledger may write to it")
         self._check_in_place(self._lock)
         state = self.read()
-        fenced = (state.attempt, state.incarnation) != self._claimed
+        fenced = (state.attempt, state.incarnation) != self._held_as
         if fenced and entry["kind"] != "claim":
-            raise Fenced(f"incarnation {state.incarnation} of attempt {state.attempt} has claimed the ledger since")
-        self._wrote = (self._append(entry, state.head, state.length), state.length + 1)
+            raise Fenced(f"incarnation {state.incarnation} of attempt {state.attempt} has acquired the ledger since")
+        self._last_written = (self._append(entry, state.head, state.length), state.length + 1)
         return self.read()
 
     def _check_in_place(self, held: int) -> None:
-        """Raise unless the file that is held is still the one at the ledger's path: a copy put there has no lock."""
+        """Raise LedgerCorrupt unless the locked file is still at the ledger's path: a copy there has no lock."""
         try:
             same = os.path.samestat(os.fstat(held), self._path.stat())
         except FileNotFoundError:
             same = False
         if not same:
-            raise LedgerCorrupt(f"{self._path} was moved or replaced while in use; put the file back as it was")
+            raise LedgerCorrupt(f"{self._path} was moved or replaced while in use; restore the original file")
 
     def _append(self, entry: Entry, previous: str, length: int) -> str:
-        """Append `entry`, on the disk when this returns; its hash."""
+        """Append `entry` and return its hash. The entry is on the disk when this returns."""
         line = _line(entry, previous, length)
         assert self._lock is not None
         before = os.fstat(self._lock).st_size
         try:
             if os.write(self._lock, line) != len(line):
-                raise OSError("the disk took only a part of the entry")
+                raise OSError("only a part of the entry was written")
             os.fsync(self._lock)
         except OSError as error:
-            os.ftruncate(
-                self._lock, before
-            )  # nobody has relied on it, and the next entry must not run into its remains
-            raise LedgerError(
-                f"{self._path} could not be written: {error}; make room on the disk and resume"
-            ) from error
+            # No process has relied on the partial entry, and the next entry must start on a new line.
+            os.ftruncate(self._lock, before)
+            raise LedgerError(f"{self._path} cannot be written: {error}; free space on the disk and resume") from error
         return str(json.loads(line)["hash"])
 
     def _load(self) -> tuple[list[dict[str, Any]], str, int]:
-        """All whole entries with their chain checked, the head, and how many bytes they take."""
+        """All complete entries, after checking their chain; the head; and the number of bytes of these entries."""
         try:
             text = self._path.read_bytes()
         except FileNotFoundError as error:
@@ -193,26 +194,26 @@ class FileLedger(LedgerWriter):
             entry = _entry(line, head, number)
             if entry is None:
                 raise LedgerCorrupt(
-                    f"{self._path} was edited: entry {number} does not follow from the ones before it; "
-                    "restore the file from a copy, since what was spent can no longer be told"
+                    f"{self._path} was edited: entry {number} does not follow from the previous ones; "
+                    "restore the file from a copy, since the number of charged steps is no longer known"
                 )
             entries.append(entry)
             head = entry["hash"]
-        # An entry that lacks nothing but its end of line counts: somebody may have relied on it.
-        if (unended := _entry(last, head, len(entries) + 1)) is not None:
-            entries.append(unended)
-            head, last = unended["hash"], b""
+        # An entry that lacks only its newline counts: a process may have relied on it.
+        if (unterminated := _entry(last, head, len(entries) + 1)) is not None:
+            entries.append(unterminated)
+            head, last = unterminated["hash"], b""
         if not entries:
-            raise LedgerCorrupt(f"{self._path} holds no entry; restore the file from a copy")
+            raise LedgerCorrupt(f"{self._path} has no entry; restore the file from a copy")
         return entries, head, len(text) - len(last)
 
     def _drop_torn_line(self) -> None:
         assert self._lock is not None
         self._check_in_place(self._lock)
-        _, _, whole = self._load()
-        if os.fstat(self._lock).st_size > whole:
-            os.ftruncate(self._lock, whole)
-        if os.pread(self._lock, 1, whole - 1) != b"\n":
+        _, _, complete = self._load()
+        if os.fstat(self._lock).st_size > complete:
+            os.ftruncate(self._lock, complete)
+        if os.pread(self._lock, 1, complete - 1) != b"\n":
             os.write(self._lock, b"\n")
         os.fsync(self._lock)
 
@@ -230,25 +231,25 @@ class FileLedger(LedgerWriter):
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     os.close(descriptor)
-                    raise LedgerBusy(f"another run is using {self._path}; wait for its end, or stop it") from None
+                    raise LedgerBusy(f"another run is using {self._path}; wait until it ends, or stop it") from None
                 time.sleep(_LOCK_POLL_SECONDS)
         self._lock = descriptor
 
 
 def _entry(line: bytes, head: str, number: int) -> dict[str, Any] | None:
-    """The entry that `line` holds, if it is a sound one that goes on from `head`."""
+    """The entry in `line`, if it is valid and follows the entry with the hash `head`; None otherwise."""
     try:
         entry = json.loads(line)
         body = {key: value for key, value in entry.items() if key != "hash"}
         follows = entry["previous"] == head and entry["number"] == number
-        sound = follows and entry["hash"] == _hash(body) and _canonical(entry) == line
+        valid = follows and entry["hash"] == _hash(body) and _canonical(entry) == line
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
-    return entry if sound else None
+    return entry if valid else None
 
 
 def _line(entry: Entry, previous: str, length: int) -> bytes:
-    """An entry as it stands in the file."""
+    """An entry as a line of the file."""
     body = {**entry, "number": length + 1, "previous": previous, "time": round(time.time(), 3)}
     return _canonical({**body, "hash": _hash(body)}) + b"\n"
 

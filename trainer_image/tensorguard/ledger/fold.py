@@ -1,7 +1,9 @@
-"""From a ledger's entries to its state: pure, so that reading and writing, and both backends, cannot disagree.
+"""Computes a ledger's state from its entries.
 
-An entry is a mapping with a `kind`: claim, charge, dataset, release or outcome. What a person may rely on holds by the
-shape of `after`: a charge only adds, and no kind subtracts.
+The functions are pure, so that reading and writing, and both backends, give the same state.
+
+An entry is a mapping with a `kind`: claim (an acquisition), charge, dataset, release (a published checkpoint) or
+outcome. `apply_entry` keeps the most important guarantee by its form: a charge only adds, and no kind subtracts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ Entry = Mapping[str, Any]
 
 
 def new_state(spec: LedgerSpec, head: str) -> LedgerState:
-    """A ledger with nothing in it but what it was opened with."""
+    """The state of a ledger that holds only the specification it was opened with."""
     return LedgerState(
         spec=spec,
         attempt=0,
@@ -38,7 +40,7 @@ def apply_entry(state: LedgerState, entry: Entry, head: str) -> LedgerState:
     """The state after one more entry, whose hash is `head`.
 
     Raises:
-        ValueError, KeyError, TypeError: where it is not an entry of a ledger.
+        ValueError, KeyError, TypeError: if it is not a valid entry of a ledger.
     """
     return replace(state, **_changes(state, entry), head=head, length=state.length + 1)
 
@@ -46,22 +48,22 @@ def apply_entry(state: LedgerState, entry: Entry, head: str) -> LedgerState:
 def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
     match entry["kind"]:
         case "claim":
-            attempt, begins = entry["attempt"], entry["fromStep"]
+            attempt, from_step = entry["attempt"], entry["fromStep"]
             before = next((charge.steps for charge in state.charges if charge.attempt == attempt), 0)
-            restarted = attempt == state.attempt and state.outcome is None  # what ended in good order has not failed
+            restarted = attempt == state.attempt and state.outcome is None  # an outcome means that it ended gracefully
             return {
                 "attempt": attempt,
                 "incarnation": entry["incarnation"],
                 "charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),
-                "start_steps": (*(state.start_steps if restarted else ()), begins),
-                "steps_recharged": state.steps_recharged + max(0, state.charged_through - begins),
-                "charged_through": begins,
+                "start_steps": (*(state.start_steps if restarted else ()), from_step),
+                "steps_recharged": state.steps_recharged + max(0, state.charged_through - from_step),
+                "charged_through": from_step,
                 "outcome": None,
             }
         case "charge":
             steps = entry["steps"]
             if steps < 1:
-                raise ValueError("a charge is of at least one step")
+                raise ValueError("a charge must be of at least one step")
             charge = next(charge for charge in state.charges if charge.attempt == state.attempt)
             return {
                 "charges": _with(state, replace(charge, steps=charge.steps + steps)),
@@ -70,7 +72,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
         case "dataset":
             return {"dataset_digest": entry["digest"]}
         case "release":
-            release = PublishedCheckpoint(
+            checkpoint = PublishedCheckpoint(
                 step=entry["step"],
                 attempt=entry["attempt"],
                 uri=entry["uri"],
@@ -78,7 +80,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
                 statement_digest=entry["statementDigest"],
                 final=entry["final"],
             )
-            return {"checkpoints": (*state.checkpoints, release)}
+            return {"checkpoints": (*state.checkpoints, checkpoint)}
         case "outcome":
             return {"outcome": entry["outcome"]}
         case kind:
@@ -86,19 +88,19 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
 
 
 def _with(state: LedgerState, charge: Charge) -> tuple[Charge, ...]:
-    """The charges with this one in the place of its attempt's."""
+    """The charges, with this one instead of the previous charge of the same attempt."""
     others = {each.attempt: each for each in state.charges}
     return tuple({**others, charge.attempt: charge}.values())
 
 
-def checkpoint_entry(release: PublishedCheckpoint) -> Entry:
-    """What is written of a release."""
+def checkpoint_entry(checkpoint: PublishedCheckpoint) -> Entry:
+    """The ledger entry of a published checkpoint."""
     return {
         "kind": "release",
-        "step": release.step,
-        "attempt": release.attempt,
-        "uri": release.uri,
-        "digest": release.digest,
-        "statementDigest": release.statement_digest,
-        "final": release.final,
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
+        "uri": checkpoint.uri,
+        "digest": checkpoint.digest,
+        "statementDigest": checkpoint.statement_digest,
+        "final": checkpoint.final,
     }

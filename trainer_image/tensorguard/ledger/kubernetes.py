@@ -1,11 +1,12 @@
 """The ledger as a Kubernetes object, for jobs in a cluster: a `PrivacyLedger`, written by rank 0 from its own pod.
 
-Every write is a new status under the resourceVersion of the one before, so of two writers one loses and looks again.
-The API server holds what must hold whoever writes: charges only grow, a lower attempt is fenced, and only the pod whose
-bound token this is writes under its claim (`tensafe_api.resources.ledger`, `tensafe_api.admission_policy`).
+Every write replaces the status under the resourceVersion that was read. Of two concurrent writers one fails and reads
+again. The API server enforces what must hold for every writer: charges only grow, a lower attempt is fenced, and only
+the pod to which the token is bound writes under its acquisition (`tensafe_api.resources.ledger`,
+`tensafe_api.admission_policy`).
 
-While the API server is away a call waits, for longer than any restart of it takes; nothing is run that was not charged.
-An answer that was lost on the way is not asked for twice: the hash of the entry tells whether it was taken in.
+While the API server is unavailable a call waits, for longer than any restart of the API server takes. Nothing runs that
+was not charged. A write whose answer was lost is not repeated: the hash of the entry shows whether the write succeeded.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ from tensorguard.ledger.writer import LedgerWriter
 PLURAL = "privacyledgers"
 REQUEST_SECONDS = 10.0
 STARTING_SECONDS = 20.0
-"""How long an API server may take, from its first answer, until it knows every role."""
+"""How long an API server may take, from its first answer, to load every role."""
 _CONFLICT, _TOO_MANY, _NOT_FOUND = 409, 429, 404
 _STARTING = (401, 403)
 _BY_POLICY = re.compile("denied (the )?request")
-"""How an admission policy or webhook begins its refusal."""
+"""The start of the message with which an admission policy or webhook refuses a request."""
 
 log = logging.getLogger(__name__)
 
 
 class KubernetesLedger(LedgerWriter):
-    """One job's ledger in a namespace. `claim` fences whoever held it before; there is no lock to wait for."""
+    """One job's ledger in a namespace. `acquire` fences the previous holder; there is no lock to wait for."""
 
     max_checkpoints: int | None = MAX_PUBLISHED_CHECKPOINTS
 
@@ -72,10 +73,10 @@ class KubernetesLedger(LedgerWriter):
         name: str,
         uid: str,
         pod_uid: str,
-        patience_seconds: float = RETRY_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """Args: uid: of the ledger that the job was admitted with, since one of the same name made later is another's;
-        pod_uid: of this pod, as its service account token is bound to it.
+        """Args: uid: of the ledger that the job was admitted with, since a later object of the same name is another
+        ledger; pod_uid: of this pod, to which its service account token is bound.
         """
         self._api = api
         self._where: dict[str, Any] = {
@@ -87,15 +88,16 @@ class KubernetesLedger(LedgerWriter):
         }
         self._uid = uid
         self._pod_uid = pod_uid
-        self._patience = patience_seconds
-        self._claimed: tuple[int, int] | None = None
-        self._longest = 0
-        """The greatest length that this handle has seen: a shorter ledger was restored from a copy."""
+        self._retry_seconds = retry_seconds
+        self._held_as: tuple[int, int] | None = None
+        """The attempt and incarnation as which this process acquired the ledger."""
+        self._max_length = 0
+        """The greatest length that this object has read. A shorter ledger was restored from a copy."""
         self._progress: Progress | None = None
         self._evaluations: list[EvaluationResult] = []
 
     def read(self) -> LedgerState:
-        return self._state(self._get(_Call(self._patience)))
+        return self._state(self._get(_Call(self._retry_seconds)))
 
     def extends(self, head: str, length: int) -> bool:
         state = self.read()
@@ -104,7 +106,7 @@ class KubernetesLedger(LedgerWriter):
     def acquire(self, *, attempt: int, from_step: int) -> LedgerState:
         def entry(state: LedgerState) -> Entry:
             if attempt < state.attempt:
-                raise Fenced(f"attempt {attempt} comes too late: attempt {state.attempt} has claimed the ledger")
+                raise Fenced(f"attempt {attempt} is fenced: attempt {state.attempt} has acquired the ledger")
             incarnation = state.incarnation + 1 if attempt == state.attempt else 1
             return {
                 "kind": "claim",
@@ -114,9 +116,9 @@ class KubernetesLedger(LedgerWriter):
                 "fromStep": from_step,
             }
 
-        self._claimed = None
+        self._held_as = None
         state = self._write(entry)
-        self._claimed = (attempt, state.incarnation)
+        self._held_as = (attempt, state.incarnation)
         return state
 
     def set_progress(self, progress: Progress, evaluation: EvaluationResult | None = None) -> None:
@@ -125,31 +127,35 @@ class KubernetesLedger(LedgerWriter):
             self._evaluations.append(evaluation)
 
     def wait_until_free(self) -> None:
-        """At once: a claim fences whoever holds it."""
+        """Returns immediately: `acquire` fences the holder."""
 
     def close(self) -> None:
-        self._claimed = None
+        self._held_as = None
 
     def _record(self, entry: Entry) -> LedgerState:
-        if self._claimed is None:
-            raise Fenced("only the incarnation that has claimed a ledger may write to it")
-        claimed = self._claimed
+        if self._held_as is None:
+            raise Fenced("only the incarnation that has acquired a ledger may write to it")
+        held_as = self._held_as
 
         def checked(state: LedgerState) -> Entry:
             holder = next((charge.holder for charge in state.charges if charge.attempt == state.attempt), None)
-            if (state.attempt, state.incarnation) != claimed or holder != self._pod_uid:
+            if (state.attempt, state.incarnation) != held_as or holder != self._pod_uid:
                 raise Fenced(
-                    f"attempt {claimed[0]}, incarnation {claimed[1]} is fenced: attempt {state.attempt}, "
-                    f"incarnation {state.incarnation} has claimed the ledger"
+                    f"attempt {held_as[0]}, incarnation {held_as[1]} is fenced: attempt {state.attempt}, "
+                    f"incarnation {state.incarnation} has acquired the ledger"
                 )
             return entry
 
         return self._write(checked)
 
     def _write(self, entry_for: Callable[[LedgerState], Entry]) -> LedgerState:
-        """Add the entry that suits the state, and return the state after it. Looks again after each conflict."""
-        heads: set[str] = set()  # of what we have tried: one of them may have been taken in without our hearing of it
-        call = _Call(self._patience)
+        """Add the entry that `entry_for` gives for the current state, and return the new state. Reads again after each
+        conflict.
+        """
+        heads: set[str] = (
+            set()
+        )  # heads that we tried to write: one write may have succeeded although its answer was lost
+        call = _Call(self._retry_seconds)
         for wait in retry_delays():
             found = self._get(call)
             state = self._state(found)
@@ -162,9 +168,11 @@ class KubernetesLedger(LedgerWriter):
             status = self._encode(new, found.get("status", {}))
             try:
                 written = self._put({**found, "status": status}, call)
-            except _LookAgain as unknown:
+            except _ReadAgain as unknown:
                 if call.is_over():
-                    raise LedgerUnreachable(f"no write has got through for {self._patience:.0f} seconds") from unknown
+                    raise LedgerUnreachable(
+                        f"no write has succeeded for {self._retry_seconds:.0f} seconds"
+                    ) from unknown
                 time.sleep(wait)
                 continue
             self._evaluations.clear()
@@ -172,7 +180,7 @@ class KubernetesLedger(LedgerWriter):
         raise AssertionError("waits never end")
 
     def _get(self, call: _Call) -> dict[str, Any]:
-        """The object as it is. Waits while the API server is away."""
+        """The current object. Waits while the API server is unavailable."""
         for wait in retry_delays():
             try:
                 found: Any = self._api.get_namespaced_custom_object(**self._where, _request_timeout=REQUEST_SECONDS)
@@ -180,14 +188,14 @@ class KubernetesLedger(LedgerWriter):
                 if error.status == _NOT_FOUND:
                     raise LedgerMissing(f"there is no ledger {self._name}: it was deleted") from error
                 if not call.may_change(error):
-                    raise LedgerForbidden(f"{self._name} cannot be read: {_words(error)}") from error
-                log.warning("the API server answers %s %s; waiting", error.status, error.reason)
+                    raise LedgerForbidden(f"{self._name} cannot be read: {_server_message(error)}") from error
+                log.warning("the API server answers %s %s; retrying", error.status, error.reason)
             except (HTTPError, OSError) as error:
-                log.warning("the API server does not answer (%s); waiting", type(error).__name__)
+                log.warning("the API server does not answer (%s); retrying", type(error).__name__)
             else:
-                return self._ours(found)
+                return self._checked_uid(found)
             if call.is_over():
-                raise LedgerUnreachable(f"the API server has not answered for {self._patience:.0f} seconds")
+                raise LedgerUnreachable(f"the API server has not answered for {self._retry_seconds:.0f} seconds")
             time.sleep(wait)
         raise AssertionError("waits never end")
 
@@ -195,8 +203,8 @@ class KubernetesLedger(LedgerWriter):
         """Replace the status.
 
         Raises:
-            _LookAgain: where somebody else wrote first, or nobody knows whether this was written.
-            Fenced: where the API server says that this pod may not write.
+            _ReadAgain: if another process wrote first, or if it is unknown whether this write succeeded.
+            Fenced: if the API server refuses writes of this pod.
         """
         try:
             written: Any = self._api.replace_namespaced_custom_object_status(
@@ -204,35 +212,37 @@ class KubernetesLedger(LedgerWriter):
             )
         except client.ApiException as error:
             if error.status in (_CONFLICT, _NOT_FOUND) or call.may_change(error):
-                raise _LookAgain from error
-            raise Fenced(f"the API server refuses this write to {self._name}: {_words(error)}") from error
+                raise _ReadAgain from error
+            raise Fenced(f"the API server refuses this write to {self._name}: {_server_message(error)}") from error
         except (HTTPError, OSError) as error:
-            raise _LookAgain from error
+            raise _ReadAgain from error
         return cast(dict[str, Any], written)
 
-    def _ours(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _checked_uid(self, found: dict[str, Any]) -> dict[str, Any]:
         if found["metadata"]["uid"] != self._uid:
-            raise LedgerCorrupt(f"{self._name} is another ledger than the job's own, which was deleted")
+            raise LedgerCorrupt(f"{self._name} is not the ledger that this job was admitted with, which was deleted")
         return found
 
     def _state(self, found: dict[str, Any]) -> LedgerState:
         state = decode(found)
-        if state.length < self._longest:
+        if state.length < self._max_length:
             raise LedgerCorrupt(
-                f"{self._name} has {state.length} entries and had {self._longest}: it was restored from a copy; "
-                "what was spent stays spent"
+                f"{self._name} has {state.length} entries and had {self._max_length}: it was restored from a copy; "
+                "charged steps stay charged"
             )
-        self._longest = state.length
+        self._max_length = state.length
         return state
 
     def _encode(self, state: LedgerState, before: dict[str, Any]) -> dict[str, Any]:
-        """The status that says `state`; what the state knows nothing of stays, or becomes what was noted."""
+        """`state` as the status of a PrivacyLedger. Other fields keep their values from `before`, or become what
+        `set_progress` received.
+        """
         known = {record["uri"]: record for record in before.get("releases", ())}
-        releases = tuple(
-            PublishedCheckpointRecord.model_validate(known[release.uri])
-            if release.uri in known
-            else _record(release, state)
-            for release in state.checkpoints
+        published = tuple(
+            PublishedCheckpointRecord.model_validate(known[checkpoint.uri])
+            if checkpoint.uri in known
+            else _checkpoint_record(checkpoint, state)
+            for checkpoint in state.checkpoints
         )
         evaluations = {
             record["step"]: EvaluationResult.model_validate(record) for record in before.get("evaluations", ())
@@ -250,7 +260,7 @@ class KubernetesLedger(LedgerWriter):
             charged_through=state.charged_through,
             starts=state.start_steps[-MAX_STARTS:],
             steps_recharged=state.steps_recharged,
-            releases=releases,
+            releases=published,
             dataset_digest=state.dataset_digest,
             outcome=state.outcome,
             progress=progress,
@@ -266,20 +276,22 @@ class KubernetesLedger(LedgerWriter):
 
 
 def decode(found: dict[str, Any]) -> LedgerState:
-    """The state that a PrivacyLedger object says.
+    """The state in a PrivacyLedger object.
 
     Raises:
-        LedgerCorrupt: where it is not one of this version.
+        LedgerCorrupt: if this version cannot read it.
     """
     try:
         spec = PrivacyLedgerSpec.model_validate(found["spec"], by_alias=True, by_name=False)
         frozen = LedgerSpec.model_validate({name: getattr(spec, name) for name in LedgerSpec.model_fields})
-        empty = new_state(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
+        opened = new_state(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
         if "status" not in found:
-            return empty
+            return opened
         status = LedgerStatus.model_validate(found["status"], by_alias=True, by_name=False)
     except (ValueError, KeyError) as error:
-        raise LedgerCorrupt(f"a ledger that this version of tensafe cannot read: {error}") from error
+        raise LedgerCorrupt(
+            f"this version of tensafe cannot read the ledger ({error}); use the version that wrote it"
+        ) from error
     charges = tuple(
         Charge(record.attempt, record.steps, record.incarnation, record.pod_uid) for record in status.charges
     )
@@ -309,18 +321,18 @@ def decode(found: dict[str, Any]) -> LedgerState:
     )
 
 
-class _LookAgain(Exception):
-    """The write was not taken in, or nobody knows: only a new look can tell."""
+class _ReadAgain(Exception):
+    """The write failed, or its result is unknown. Only another read can show it."""
 
 
-def _record(release: PublishedCheckpoint, state: LedgerState) -> PublishedCheckpointRecord:
+def _checkpoint_record(checkpoint: PublishedCheckpoint, state: LedgerState) -> PublishedCheckpointRecord:
     return PublishedCheckpointRecord(
-        uri=release.uri,
-        step=release.step,
-        attempt=release.attempt,
-        digest=release.digest,
-        statement_digest=release.statement_digest,
-        final=release.final,
+        uri=checkpoint.uri,
+        step=checkpoint.step,
+        attempt=checkpoint.attempt,
+        digest=checkpoint.digest,
+        statement_digest=checkpoint.statement_digest,
+        final=checkpoint.final,
         steps_charged=state.steps_charged,
     )
 
@@ -331,32 +343,32 @@ def _hash(previous: str, entry: Entry) -> str:
 
 
 class _Call:
-    """The patience of one call, which may need several requests."""
+    """The deadline of one call, which may need several requests."""
 
-    def __init__(self, patience: float) -> None:
-        self._deadline = time.monotonic() + patience
-        self._refused: float | None = None
+    def __init__(self, retry_seconds: float) -> None:
+        self._deadline = time.monotonic() + retry_seconds
+        self._first_refusal: float | None = None
 
     def is_over(self) -> bool:
         return time.monotonic() > self._deadline
 
     def may_change(self, error: client.ApiException) -> bool:
-        """Whether the API server may answer otherwise in a moment.
+        """Whether the API server may answer differently in a moment.
 
-        One that has just started refuses whom it then lets in: it answers before it has read all roles, accounts and
-        policies. Only a policy's own words are final at once.
+        An API server that has just started refuses requests that it accepts later: it answers before it has read all
+        roles, accounts and policies. Only the refusal of a policy is final immediately.
         """
         if error.status in (0, _TOO_MANY) or error.status >= 500:
             return True
-        if error.status not in _STARTING or _BY_POLICY.search(_words(error)):
+        if error.status not in _STARTING or _BY_POLICY.search(_server_message(error)):
             return False
         now = time.monotonic()
-        self._refused = now if self._refused is None else self._refused
-        return now < self._refused + STARTING_SECONDS
+        self._first_refusal = now if self._first_refusal is None else self._first_refusal
+        return now < self._first_refusal + STARTING_SECONDS
 
 
-def _words(error: client.ApiException) -> str:
-    """The API server's own sentence."""
+def _server_message(error: client.ApiException) -> str:
+    """The message of the API server."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, KeyError, TypeError):

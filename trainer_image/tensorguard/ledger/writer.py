@@ -1,6 +1,6 @@
-"""What a claimant writes, the same for every backend: charges, the data set, releases, the outcome.
+"""The write operations of a ledger that are the same for every backend: charges, data set, checkpoints, outcome.
 
-A backend says how an entry becomes durable (`_record`), and whether whoever writes has claimed.
+A backend implements how an entry becomes durable (`_record`), and checks that the writer holds the ledger.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tensorguard.ledger.fold import Entry, checkpoint_entry
 
 
 class LedgerWriter(ABC):
-    """The claimant's half of a `contract.Ledger`."""
+    """The part of a `contract.Ledger` that its holder writes with."""
 
     @abstractmethod
     def read(self) -> LedgerState: ...
 
     @abstractmethod
     def _record(self, entry: Entry) -> LedgerState:
-        """Make the entry durable. Raises Fenced where this is not the claimant."""
+        """Make the entry durable. Raises Fenced if this is not the holder."""
 
     def charge(self, steps: int) -> LedgerState:
         if steps < 1:
-            raise ValueError(f"a charge is of at least one step, not {steps}")
+            raise ValueError(f"a charge must be of at least one step, not {steps}")
         return self._record({"kind": "charge", "steps": steps})
 
     def record_dataset(self, digest: str) -> LedgerState:
@@ -33,12 +33,13 @@ class LedgerWriter(ABC):
             return known
         if known.dataset_digest is not None:
             raise DatasetChanged(
-                "the data set is not the one that this ledger was opened for; resume with the same, or start anew"
+                "the data set is not the one that this ledger was opened for; resume with that data set, or start a "
+                "new run"
             )
         return self._record({"kind": "dataset", "digest": digest})
 
-    def record_checkpoint(self, release: PublishedCheckpoint) -> LedgerState:
-        return self._record(checkpoint_entry(release))
+    def record_checkpoint(self, checkpoint: PublishedCheckpoint) -> LedgerState:
+        return self._record(checkpoint_entry(checkpoint))
 
     def record_outcome(self, outcome: Outcome) -> LedgerState:
         return self._record({"kind": "outcome", "outcome": outcome})
