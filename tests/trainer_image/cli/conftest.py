@@ -1,4 +1,4 @@
-"""A manifest to call the command with, and an engine that trains nothing: it tells the events that a test gives it."""
+"""A manifest for the command, and a local runner that trains nothing: it reports the log records of a test."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from tensafe_api.resources.status import (
     Status,
 )
 from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.preflight import RunRefused
 from tensorguard.training.run_log import Evaluated, LogRecord, Preparing, RunLog, Saved, Started, Stepped
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    """A right manifest; `changes` are dotted paths below spec with `__` for the dots."""
+    """A valid manifest; `changes` are dotted paths below spec with `__` for the dots."""
     document: dict[str, Any] = {
         "apiVersion": "tensafe.io/v1alpha1",
         "kind": "TenSafeTrainingJob",
@@ -74,7 +75,7 @@ def write_manifest(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def write_ledger() -> Callable[..., Path]:
-    """Makes the folder of a manifest's run with a ledger in it, and returns the ledger's path."""
+    """Creates the folder of a manifest's run with a ledger, and returns the ledger's path."""
 
     def write(path: str, directory: Path, *, charged: int) -> Path:
         directory.mkdir()
@@ -87,32 +88,32 @@ def write_ledger() -> Callable[..., Path]:
     return write
 
 
-def a_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[LogRecord]:
-    """The events of a whole run at two steps a second, with one restart from step 35 after step 40."""
-    events: list[LogRecord] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
+def whole_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[LogRecord]:
+    """The log records of a whole run at two steps a second, with one restart from step 35 after step 40."""
+    records: list[LogRecord] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
     now, charged = start + 5, 0
     spans = ((1, 0, 40), (2, 35, steps)) if steps > 40 else ((1, 0, steps),)
     for incarnation, first, last in spans:
         if incarnation > 1:
-            events.append(Started(now, 1, incarnation, first))
+            records.append(Started(now, 1, incarnation, first))
         for step in range(first + 1, last + 1):
             now, charged = now + 0.5, charged + 1
-            events.append(Stepped(now, step, charged))
+            records.append(Stepped(now, step, charged))
             if step % every == 0:
-                events.append(Evaluated(now, step, 1.1 - step / 200, {"accuracy": 0.4 + 0.5 * (step / steps) ** 0.5}))
-                events.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps, charged))
-    return events
+                records.append(Evaluated(now, step, 1.1 - step / 200, {"accuracy": 0.4 + 0.5 * (step / steps) ** 0.5}))
+                records.append(Saved(now, step, f"file:///models/step-{step}", "sha256:0", step == steps, charged))
+    return records
 
 
 @dataclass
-class FakeEngine:
-    """Stands in for `tensorguard.runners.local.driver`; the attributes say what a run tells, does and comes to."""
+class FakeRunner:
+    """Replaces `tensorguard.runners.local.driver`; the attributes define the run's log records, actions and result."""
 
     phase: str = "Succeeded"
     exit_code: int = 0
     message: str = ""
     refusal: tuple[str, str] | None = None
-    events: Sequence[LogRecord] = field(default_factory=a_run)
+    records: Sequence[LogRecord] = field(default_factory=whole_run)
     during: Callable[[Any], None] = lambda stop: None
     pace: float = 0.0
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -122,21 +123,19 @@ class FakeEngine:
     ) -> Any:
         self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
         if self.refusal:
-            refused = sys.modules["tensorguard.runners.local.driver"].RunRefused(": ".join(filter(None, self.refusal)))
-            refused.path = self.refusal[0]
-            raise refused
+            raise RunRefused(*self.refusal)
         completed, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "job.yaml").write_text(dump_manifest(completed))
         ledger = FileLedger.create(output_dir, ledger_spec(completed, plan))
-        if charged := max((event.charged for event in self.events if isinstance(event, Stepped)), default=0):
+        if charged := max((record.charged for record in self.records if isinstance(record, Stepped)), default=0):
             ledger.acquire(attempt=1, from_step=0)
             ledger.charge(charged)
             ledger.close()
         log = RunLog(output_dir / "events.jsonl")
-        for event in self.events:
-            log.write(event)
-            listener(event)
+        for record in self.records:
+            log.write(record)
+            listener(record)
             time.sleep(self.pace)
             if self.pace and stop:
                 break
@@ -148,9 +147,9 @@ class FakeEngine:
         )
 
     def _finished(self, job: TenSafeTrainingJob, plan: Any, output_dir: Path) -> TenSafeTrainingJob:
-        steps = [event for event in self.events if isinstance(event, Stepped)]
+        steps = [record for record in self.records if isinstance(record, Stepped)]
         last = steps[-1] if steps else Stepped(0.0, 0, 0)
-        evaluations = [event for event in self.events if isinstance(event, Evaluated)]
+        evaluations = [record for record in self.records if isinstance(record, Evaluated)]
         uri = f"file://{output_dir}/checkpoints/final"
         status = Status(
             phase=self.phase,
@@ -191,26 +190,23 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Any) -> LedgerSpec:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The fake engine, in the place of the real one."""
-    fake = FakeEngine()
-    install(fake, monkeypatch.setitem, monkeypatch.setattr)
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    """The fake runner, in place of the real one."""
+    fake = FakeRunner()
+    _install(fake, monkeypatch.setitem, monkeypatch.setattr)
     return fake
 
 
-def install(fake: FakeEngine, set_item: Callable[..., None], set_attribute: Callable[..., None]) -> None:
-    """Put `fake` where the command looks for the engine, and a look-up of the model that needs no transformers."""
+def _install(fake: FakeRunner, set_item: Callable[..., None], set_attribute: Callable[..., None]) -> None:
+    """Install `fake` as the local runner, and a model lookup that needs no transformers."""
 
     @dataclass(frozen=True)
     class RunResult:
         job: TenSafeTrainingJob
         exit_code: int
 
-    class RunRefused(Exception):
-        path = ""
-
     module = ModuleType("tensorguard.runners.local.driver")
-    module.__dict__.update(run=fake.run, RunResult=RunResult, RunRefused=RunRefused)
+    module.__dict__.update(run=fake.run, RunResult=RunResult)
     source = ModuleType("tensorguard.models.source")
     source.__dict__.update(resolve_model=_found, ModelNotFound=LookupError)
     set_item(sys.modules, "tensorguard.runners.local.driver", module)

@@ -1,4 +1,4 @@
-"""The command's contract with scripts: exit codes, what stands on standard output, and sentences for mistakes."""
+"""The command's contract with scripts: exit codes, standard output, and the messages for mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACCOUNT = ["account", "--sample-rate", "0.04", "--steps", "2250", "--delta", "1e
 
 
 def call(*arguments: str) -> int:
-    """The exit code of `tensafe`, however it is given."""
+    """The exit code of `tensafe`, returned or raised."""
     try:
         code = main(list(arguments))
     except SystemExit as exit_:
@@ -29,14 +29,14 @@ def call(*arguments: str) -> int:
     return int(code or 0)
 
 
-def test_epsilon_of_a_noise_multiplier(capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_computes_epsilon_from_noise_multiplier(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*ACCOUNT, "--noise-multiplier", "1.5", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["epsilon"] == pytest.approx(7.32934, abs=1e-4)
     assert (found["noiseMultiplier"], found["delta"], found["accountant"].lower()) == (1.5, 1e-5, "rdp")
 
 
-def test_noise_multiplier_of_an_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_computes_noise_multiplier_from_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*ACCOUNT, "--target-epsilon", "7.33", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["noiseMultiplier"] == pytest.approx(1.5, abs=2e-3)
@@ -57,16 +57,27 @@ def test_noise_multiplier_of_an_epsilon(capsys: pytest.CaptureFixture[str]) -> N
         ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "1.5", "--delta", "1e-5"],
         ["account", "--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "10", "--delta", "1"],
     ],
-    ids=["neither", "both", "nan", "negative", "tiny", "huge", "pld", "rate", "steps", "delta"],
+    ids=[
+        "neither σ nor ε",
+        "both σ and ε",
+        "σ is nan",
+        "σ is negative",
+        "σ is tiny",
+        "σ is huge",
+        "δ too small for pld",
+        "rate above 1",
+        "steps not whole",
+        "δ is 1",
+    ],
 )
-def test_a_wrong_figure_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_refuses_invalid_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*arguments) == 2
     shown = capsys.readouterr()
     assert not shown.out
     assert shown.err
 
 
-def test_validate_tells_every_problem_at_once(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_all_faults_at_once(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_manifest(privacy__targetEpsilon="NaN", privacy__targetDelta="0.5", trainin={}, cluster__workers=99)
     assert call("validate", path) == 2
     errors = capsys.readouterr().err
@@ -74,21 +85,19 @@ def test_validate_tells_every_problem_at_once(write_manifest: Write, capsys: pyt
         assert field in errors
 
 
-def test_validate_warns_of_what_this_machine_cannot_run_and_of_a_promise_that_is_none(
+def test_validate_warns_of_missing_resources_and_of_a_weak_epsilon(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers = (os.cpu_count() or 1) + 1
     if workers > 16:
-        pytest.skip("a manifest asks for at most 16 workers, and this machine has the CPUs for them")
+        pytest.skip("a manifest has at most 16 workers, and this machine has the CPUs for them")
     assert call("validate", write_manifest(cluster__workers=workers, privacy__targetEpsilon="50")) == 0
     warnings = capsys.readouterr().err
     assert "would refuse it on this machine: spec.cluster.workers" in warnings
-    assert "ε = 50 promises little" in warnings
+    assert "ε = 50 protects little" in warnings
 
 
-def test_validate_prints_what_a_right_manifest_resolves_to(
-    write_manifest: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("validate", write_manifest(), "-o", "json") == 0
     spec = json.loads(capsys.readouterr().out)["spec"]
     assert float(spec["privacy"]["noiseMultiplier"]) > 0.3
@@ -99,10 +108,10 @@ def test_validate_prints_what_a_right_manifest_resolves_to(
 @pytest.mark.parametrize(
     ("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("BudgetExhausted", 3), ("Suspended", 130)]
 )
-def test_run_returns_how_the_job_ended_and_prints_only_the_job(
-    phase: str, code: int, engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_run_returns_the_exit_code_of_the_phase_and_prints_only_the_job(
+    phase: str, code: int, runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.phase, engine.exit_code = phase, code
+    runner.phase, runner.exit_code = phase, code
     assert call("run", write_manifest(), "--output-dir", str(tmp_path / "out")) == code
     shown = capsys.readouterr()
     job = yaml.safe_load(shown.out)
@@ -115,8 +124,8 @@ def test_run_returns_how_the_job_ended_and_prints_only_the_job(
         assert "PeftModel" in shown.err
 
 
-def test_the_last_words_come_after_the_job_where_both_are_shown(
-    engine: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_summary_is_printed_after_the_job(
+    runner: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(sys, "stdout", terminal)
@@ -126,7 +135,7 @@ def test_the_last_words_come_after_the_job_where_both_are_shown(
     assert 0 < shown.index("kind: TenSafeTrainingJob") < shown.index("Load the adapter")
 
 
-def test_an_edited_ledger_fails_a_resume_as_it_fails_to_be_shown(
+def test_resume_with_an_edited_ledger_fails_with_exit_code_1(
     write_manifest: Write, write_ledger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_manifest(cluster__workers=1)
@@ -136,18 +145,18 @@ def test_an_edited_ledger_fails_a_resume_as_it_fails_to_be_shown(
     assert "was edited" in capsys.readouterr().err
 
 
-def test_a_refused_run_is_two_and_one_sentence(
-    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_refused_run_prints_one_sentence_and_exits_with_2(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine.refusal = ("spec.cluster.workers", "2 workers of 8 CPUs need 16, and this machine has 2; lower it")
+    runner.refusal = ("spec.cluster.workers", "2 workers of 8 CPUs need 16, and this machine has 2; lower it")
     assert call("run", write_manifest(), "--output-dir", str(tmp_path / "out")) == 2
     shown = capsys.readouterr()
     assert not shown.out
     assert "this machine has 2; lower it" in shown.err
 
 
-def test_the_ledger_of_a_run_as_json(
-    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ledger_prints_a_run_as_json(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
     capsys.readouterr()
@@ -158,8 +167,8 @@ def test_the_ledger_of_a_run_as_json(
     assert 1 < found["epsilonSpent"] <= found["epsilonClaimed"]
 
 
-def test_a_ledger_that_was_cut_is_not_believed(
-    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_truncated_ledger_is_refused(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
     path = tmp_path / "out" / "ledger.jsonl"
@@ -171,8 +180,8 @@ def test_a_ledger_that_was_cut_is_not_believed(
     assert "tells of 105: entries were cut off" in shown.err
 
 
-def test_a_ledger_without_its_event_log_is_not_believed(
-    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ledger_without_its_run_log_is_refused(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))
     (tmp_path / "out" / "events.jsonl").unlink()
@@ -181,14 +190,16 @@ def test_a_ledger_without_its_event_log_is_not_believed(
     assert "events.jsonl is gone" in capsys.readouterr().err
 
 
-def test_a_status_in_a_manifest_is_not_believed(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_in_a_manifest_is_ignored(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(write_manifest())
     path.write_text(path.read_text() + 'status: {phase: Succeeded, privacy: {epsilonSpent: "0"}}\n')
     assert call("validate", str(path), "-o", "json") == 0
     assert "status" not in json.loads(capsys.readouterr().out)
 
 
-def test_what_has_no_meaning_here_is_said(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_without_effect_in_a_local_run_are_named(
+    write_manifest: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     changes = {"retry__maxAttempts": 1, "cluster__worker": {"memory": "1Gi"}, "storage": {"region": "eu-1"}}
     assert call("validate", write_manifest(**changes)) == 0
     warnings = capsys.readouterr().err
@@ -196,12 +207,12 @@ def test_what_has_no_meaning_here_is_said(write_manifest: Write, capsys: pytest.
         assert field in warnings
 
 
-def test_cores_are_a_quantity(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpus_are_a_quantity(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("validate", write_manifest(cluster__worker={"cpus": "1.5m"})) == 0
 
 
-def test_an_edited_ledger_is_one_and_a_missing_one_two(
-    engine: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_ledger_exits_with_1_if_edited_and_2_if_missing(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("ledger", str(tmp_path)) == 2
     call("run", write_manifest(), "--output-dir", str(tmp_path / "out"))

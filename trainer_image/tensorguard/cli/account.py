@@ -1,7 +1,7 @@
 """`tensafe account`: the privacy of a number of steps, without a manifest.
 
-In: q, T, δ and either σ or a target ε. Out: ε, or the least σ that keeps the target with the ε that it comes to.
-Every figure is `tensafe_api.accounting`'s, the same that a job's ledger is read with.
+In: q, T, δ and either σ or a target ε. Out: ε; or the smallest σ that keeps the target, with its ε. All figures are
+computed by `tensafe_api.accounting`, which also computes those of a job's ledger.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import json
 import math
 
-from tensorguard.cli.arguments import Verbs, open_fraction, positive, probability, sensible_sigma, whole
-from tensorguard.cli.exit_codes import SUCCEEDED, Refused
+from tensorguard.cli.arguments import Subparsers, delta, noise_multiplier, positive, probability, whole_number
+from tensorguard.cli.exit_codes import SUCCEEDED, CommandError
 
 _EPILOG = """\
 examples:
@@ -21,50 +21,56 @@ examples:
   How much noise do 81 steps of 512 out of 6,920 records need to stay within ε = 8?
     tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5
 
-Assumed are Poisson sampling (each unit joins each step independently) and neighbours that differ by adding or removing
-one unit. RDP is what jobs are held to by default; PLD is tighter and slower.
+  The same with the PLD accountant, as JSON for a script:
+    tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5 --accountant pld -o json
+
+The figures assume Poisson sampling (each unit joins each step independently), and neighbouring data sets that differ by
+adding or removing one unit. RDP is the default accountant of jobs; PLD is tighter and slower.
+
+Exit codes: 0 computed, 2 invalid arguments, or no noise multiplier keeps the target.
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Describe the verb to the command line."""
-    parser = verbs.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
         "account",
-        help="ε of a noise multiplier, or the noise multiplier for an ε",
-        description="ε of a number of steps with a noise multiplier, or the noise multiplier that an ε needs.",
+        help="compute ε from a noise multiplier, or the noise multiplier from ε",
+        description="Compute the ε of a number of steps from the noise multiplier, or the smallest noise multiplier\n"
+        "that keeps a target ε. Neither a manifest nor data is read.",
         epilog=_EPILOG,
     )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
         "--noise-multiplier",
         metavar="σ",
-        type=sensible_sigma,
-        help="standard deviation of the noise over the clip norm",
+        type=noise_multiplier,
+        help="standard deviation of the noise divided by the clip norm: compute its ε",
     )
     given.add_argument(
-        "--target-epsilon", metavar="ε", type=positive, help="find the least noise multiplier for this ε instead"
+        "--target-epsilon", metavar="ε", type=positive, help="compute the smallest noise multiplier that keeps this ε"
     )
     parser.add_argument(
         "--sample-rate",
         metavar="q",
         type=probability,
         required=True,
-        help="probability of joining a step, as 0.04 or 512/6920",
+        help="probability that a unit joins a step: 0.04, or batch size/units as 512/6920",
     )
-    parser.add_argument("--steps", metavar="T", type=whole, required=True, help="number of steps")
-    parser.add_argument("--delta", metavar="δ", type=open_fraction, required=True, help="the δ of (ε, δ), as 1e-5")
+    parser.add_argument("--steps", metavar="T", type=whole_number, required=True, help="number of training steps")
+    parser.add_argument("--delta", metavar="δ", type=delta, required=True, help="the δ of (ε, δ), such as 1e-5")
     parser.add_argument(
         "--accountant",
         metavar="NAME",
         type=str.upper,
         choices=("RDP", "PLD"),
         default="RDP",
-        help="rdp (default) or pld",
+        help="rdp (default), or pld: tighter and slower",
     )
     parser.add_argument(
         "-o", dest="output", choices=("text", "json"), default="text", help="text (default), or json in full precision"
     )
-    parser.set_defaults(act=_account)
+    parser.set_defaults(handler=_account)
 
 
 def _account(arguments: argparse.Namespace) -> int:
@@ -81,22 +87,24 @@ def _account(arguments: argparse.Namespace) -> int:
     try:
         if sigma is None:
             if arguments.steps == 0:
-                raise Refused(
-                    "tensafe account: --steps must be at least 1 with --target-epsilon, since no step needs no noise"
+                raise CommandError(
+                    "tensafe account: --steps is 0, and no steps need no noise: with --target-epsilon write at least 1"
                 )
             sigma = float(accounting.calibrate(target_epsilon=arguments.target_epsilon, **sampled))
         epsilon = accounting.epsilon(noise_multiplier=sigma, **sampled)
     except accounting.CalibrationError as error:
-        raise Refused(f"tensafe account: {error}; raise --target-epsilon, or lower --steps or --sample-rate") from error
+        raise CommandError(
+            f"tensafe account: {error}; raise --target-epsilon, or lower --steps or --sample-rate"
+        ) from error
     except (OverflowError, ZeroDivisionError):
         epsilon = math.inf
     if not math.isfinite(epsilon) and arguments.accountant == "PLD" and arguments.delta < accounting.MIN_PLD_DELTA:
-        raise Refused(
-            "tensafe account: --accountant pld is computed by FFT, whose rounding counts at a δ of "
-            f"{arguments.delta:g}: take rdp, or a δ of {accounting.MIN_PLD_DELTA:g} or more"
+        raise CommandError(
+            "tensafe account: --accountant pld uses an FFT, whose rounding errors matter at δ = "
+            f"{arguments.delta:g}: use rdp, or a δ of at least {accounting.MIN_PLD_DELTA:g}"
         )
     if not math.isfinite(epsilon):
-        raise Refused(f"tensafe account: --noise-multiplier {sigma:g} gives no finite ε for these steps; raise it")
+        raise CommandError(f"tensafe account: --noise-multiplier {sigma:g} gives no finite ε for these steps: raise it")
 
     if arguments.output == "json":
         figures = {
@@ -107,11 +115,11 @@ def _account(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps({**figures, "sampleRate": arguments.sample_rate, "steps": arguments.steps}, indent=2))
         return SUCCEEDED
-    from tensorguard.cli.tables import facts
+    from tensorguard.cli.tables import print_facts
 
-    found = "the least that keeps the target" if arguments.noise_multiplier is None else ""
+    found = "the smallest that keeps the target" if arguments.noise_multiplier is None else ""
     target = f", target {arguments.target_epsilon:g}" if arguments.target_epsilon else ""
-    facts(
+    print_facts(
         [
             ("ε", round_up(epsilon, 5), f"rounded up{target}"),
             ("δ", f"{arguments.delta:g}", ""),

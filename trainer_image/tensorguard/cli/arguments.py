@@ -1,6 +1,6 @@
-"""The command line's own way of reading arguments: argparse with one-sentence errors, and types that name the mend.
+"""argparse with one-sentence errors, and argument types whose errors name the fix.
 
-Out come numbers that are finite and in their range, so that no verb has to look at them again.
+The types return numbers that are finite and in their range, so that no verb checks them again.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.cli.exit_codes import INVALID
 
-Verbs = argparse._SubParsersAction
-"""What `add_subparsers` returns; argparse has no public name for it."""
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction["Parser"]
+else:
+    Subparsers = argparse._SubParsersAction
+"""The type that `add_subparsers` returns; argparse has no public name for it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes no abbreviations, keeps its texts' layout, and errs in one sentence."""
+    """An argument parser without abbreviations. It keeps the layout of texts, and reports errors in one sentence."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -31,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class ShowVersion(argparse.Action):
-    """`--version`; the distribution's metadata is read only when it is asked for."""
+    """`--version`. The distribution's metadata is read only when this option is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help="print the version and exit")
@@ -43,49 +46,49 @@ class ShowVersion(argparse.Action):
         raise SystemExit(0)
 
 
-def real(condition: Callable[[float], bool], range_in_words: str) -> Callable[[str], float]:
-    """A type for argparse: a finite number, written as 0.04, 4e-2 or 512/6920, for which `condition` holds."""
+def number_type(condition: Callable[[float], bool], valid_range: str) -> Callable[[str], float]:
+    """A type for argparse: a finite number, written as 0.04, 4e-2 or 512/6920, for which `condition` is true."""
 
-    def read(text: str) -> float:
-        above, slash, below = text.partition("/")
+    def parse(text: str) -> float:
+        numerator, slash, denominator = text.partition("/")
         try:
-            value = float(above) / float(below) if slash else float(above)
+            value = float(numerator) / float(denominator) if slash else float(numerator)
         except (ValueError, ZeroDivisionError):
             value = math.nan
         if not math.isfinite(value):
-            raise argparse.ArgumentTypeError(f'"{text}" is no finite number: write it as 0.04, 4e-2 or 512/6920')
+            raise argparse.ArgumentTypeError(f'"{text}" is not a finite number: write it as 0.04, 4e-2 or 512/6920')
         if not condition(value):
-            raise argparse.ArgumentTypeError(f"{text} must be {range_in_words}")
+            raise argparse.ArgumentTypeError(f"{text} is out of range: it must be {valid_range}")
         return value
 
-    return read
+    return parse
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """A type for argparse: a whole number of at least 0."""
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no whole number: write it as 2250') from None
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number: write it as 2250') from None
     if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0")
+        raise argparse.ArgumentTypeError(f"{text} is out of range: it must be at least 0")
     return value
 
 
-positive = real(lambda value: value > 0, "above 0")
-sensible_sigma = real(lambda value: MIN_SIGMA <= value <= MAX_SIGMA, f"from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
-probability = real(lambda value: 0 < value <= 1, "above 0 and at most 1")
-open_fraction = real(lambda value: MIN_DELTA <= value < 1, f"at least {MIN_DELTA:g} and below 1")
+positive = number_type(lambda value: value > 0, "above 0")
+noise_multiplier = number_type(lambda value: MIN_SIGMA <= value <= MAX_SIGMA, f"from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
+probability = number_type(lambda value: 0 < value <= 1, "above 0 and at most 1")
+delta = number_type(lambda value: MIN_DELTA <= value < 1, f"at least {MIN_DELTA:g} and below 1")
 
 
-def add_manifest(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every verb that reads a manifest."""
-    parser.add_argument("manifest", metavar="JOB.yaml", help="the manifest: a TenSafeTrainingJob")
+def add_manifest_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of every verb that reads a manifest."""
+    parser.add_argument("manifest", metavar="JOB.yaml", help="the manifest: a YAML file with a TenSafeTrainingJob")
     parser.add_argument(
         "--set",
         dest="overrides",
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="replace one field for this call, as spec.training.steps=20; may be given many times",
+        help="replace one field for this call, such as spec.training.steps=20; can be repeated",
     )

@@ -1,6 +1,6 @@
-"""From the command line to a job and its plan, with everything that is wrong said at once.
+"""Loads a job from the command line and resolves its plan, with all faults reported at once.
 
-`validate` prints what comes out of here; `run` hands it to the engine.
+`validate` prints the result; `run` passes it to the local runner.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.base import Block, alias_of
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.cli.exit_codes import Refused
+from tensorguard.cli.exit_codes import CommandError
 
 WEAK_EPSILON = 30
-_USED_OF_CLUSTER = frozenset({"workers", "worker"})
+_LOCAL_CLUSTER_FIELDS = frozenset({"workers", "worker"})
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A manifest that can be run.
+class LoadedJob:
+    """A valid manifest.
 
     Attributes:
-        job: as written, with the changes of the command line.
-        completed: the same with every default filled in.
-        plan: the figures that it comes to.
+        job: as in the file, with the changes of the command line.
+        completed: the same with all defaults.
+        plan: the training plan that it resolves to.
     """
 
     job: TenSafeTrainingJob
@@ -34,24 +34,26 @@ class Loaded:
     plan: Plan
 
 
-def load(path: str, overrides: Sequence[str]) -> Loaded:
-    """Read the manifest at `path` and resolve it. Raises Refused with one line for each problem."""
+def load_job(path: str, overrides: Sequence[str]) -> LoadedJob:
+    """Read the manifest at `path` and resolve it. Raises CommandError with one line for each fault."""
     try:
         job = load_manifest(Path(path), overrides)
         completed, plan = resolve_job(job)
     except ManifestError as error:
-        raise Refused(str(error)) from error
-    job, completed = (each.model_copy(update={"status": None}) for each in (job, completed))  # that is ours to write
-    return Loaded(job, completed, plan)
+        raise CommandError(str(error)) from error
+    job, completed = (
+        each.model_copy(update={"status": None}) for each in (job, completed)
+    )  # only the runner writes it
+    return LoadedJob(job, completed, plan)
 
 
-def warnings(loaded: Loaded) -> Iterator[str]:
-    """What the author of a right manifest should know before it runs on this machine."""
+def local_warnings(loaded: LoadedJob) -> Iterator[str]:
+    """What the author of a valid manifest should know before it runs on this machine."""
     plan = loaded.plan
     if plan.target_epsilon > WEAK_EPSILON:
         yield (
-            f"spec.privacy.targetEpsilon: ε = {plan.target_epsilon:g} promises little (what is seen may be "
-            f"e^{plan.target_epsilon:g} times as likely with a record as without it); 1 to 10 is usual"
+            f"spec.privacy.targetEpsilon: ε = {plan.target_epsilon:g} protects little (a result may be "
+            f"e^{plan.target_epsilon:g} times as likely with a record as without it): 1 to 10 is usual"
         )
     if loaded.job.spec.privacy.noise_multiplier is not None:
         within = plan.affordable_steps(0, plan.steps)
@@ -59,15 +61,15 @@ def warnings(loaded: Loaded) -> Iterator[str]:
             sigma, target = plan.mechanism.noise_multiplier, f"{plan.target_epsilon:g}"
             yield (
                 f"spec.privacy.noiseMultiplier: with σ = {sigma} the budget of ε = {target} ends after {within:,} of "
-                f"the {plan.steps:,} planned steps; leave it out to calibrate it, or raise spec.privacy.targetEpsilon"
+                f"the {plan.steps:,} planned steps: leave it out to calibrate it, or raise spec.privacy.targetEpsilon"
             )
-    idle = list(_idle_locally(loaded.job))
-    if idle:
-        yield f"{', '.join(idle)}: without meaning in a local run"
+    unused = list(_unused_locally(loaded.job))
+    if unused:
+        yield f"{', '.join(unused)}: no effect in a local run"
 
 
-def no_room(loaded: Loaded) -> Iterator[str]:
-    """Why `tensafe run` would refuse the manifest on this very machine, if it would: a cluster may have the room."""
+def resource_warnings(loaded: LoadedJob) -> Iterator[str]:
+    """Why `tensafe run` would refuse the manifest on this machine, if it would. A cluster may have the resources."""
     from tensorguard.runners.preflight import RunRefused, check_local_resources
 
     try:
@@ -76,14 +78,14 @@ def no_room(loaded: Loaded) -> Iterator[str]:
         yield f"`tensafe run` would refuse it on this machine: {refusal}"
 
 
-def _idle_locally(job: TenSafeTrainingJob) -> Iterator[str]:
-    """The paths of fields that were set to something and that only a cluster looks at."""
+def _unused_locally(job: TenSafeTrainingJob) -> Iterator[str]:
+    """The paths of fields that were set and that have an effect in a cluster only."""
     spec = job.spec
     yield from _set_fields(spec.model, "spec.model", {"token_secret"})
     uris = [spec.dataset.uri, spec.checkpoint.uri, spec.evaluation.uri if spec.evaluation else ""]
     of_s3 = {"endpoint", "region"} if not any(uri.startswith("s3://") for uri in uris) else set()
     yield from _set_fields(spec.storage, "spec.storage", {"secret_name"} | of_s3)
-    yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _USED_OF_CLUSTER)
+    yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _LOCAL_CLUSTER_FIELDS)
     yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
     yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})
     yield from _set_fields(spec, "spec", {"active_deadline_seconds", "children_ttl_seconds", "suspend"})

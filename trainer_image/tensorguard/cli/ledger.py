@@ -1,8 +1,7 @@
-"""`tensafe ledger`: what was spent, read from the ledger of a run.
+"""`tensafe ledger`: the ε that a run has spent, read from its ledger.
 
-In: the folder of a run. Out: the charges of each attempt, the ε that they come to, and what was released. The figures
-are computed here anew from the charges; nothing that was stored about ε is believed. Reading takes no lock, so it
-works while the job runs.
+In: the folder of a run. Out: the charges of each attempt, their ε, and the published checkpoints. The figures are
+computed from the charges; no stored ε is used. Reading takes no lock, so the command works while the job runs.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.cli.arguments import Verbs
-from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, Refused
+from tensorguard.cli.arguments import Subparsers
+from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
 
 if TYPE_CHECKING:
     from tensorguard.ledger.contract import LedgerState
@@ -23,26 +22,26 @@ examples:
   tensafe ledger tensafe-runs/claims-triage
   tensafe ledger tensafe-runs/claims-triage -o json | jq .epsilonSpent
 
-ε spent is of the steps that were charged; ε claimed, the one to sign off, is of the planned steps at least, since where
-a run stopped may have depended on what it showed.
+ε spent is the ε of the charged steps. ε claimed is the figure to sign off: it covers at least the planned steps,
+because the decision to stop a run early may have depended on its results.
 
-Exit codes: 0 read, 1 the ledger was edited or is damaged, 2 there is none.
+Exit codes: 0 read, 1 the ledger was edited or is damaged, 2 there is no ledger.
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Describe the verb to the command line."""
-    parser = verbs.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
         "ledger",
-        help="show what a run has spent",
-        description="Show what a run has spent, attempt by attempt, and what it has released.",
+        help="show the ε that a run has spent",
+        description="Show the ε that a run has spent, the charges of each attempt, and the published checkpoints.",
         epilog=_EPILOG,
     )
-    parser.add_argument("directory", metavar="DIR", help="the run's folder (what --output-dir named)")
+    parser.add_argument("directory", metavar="DIR", help="the run's folder: the --output-dir of `tensafe run`")
     parser.add_argument(
         "-o", dest="output", choices=("text", "json"), default="text", help="text (default), or json in full precision"
     )
-    parser.set_defaults(act=_ledger)
+    parser.set_defaults(handler=_ledger)
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
@@ -66,17 +65,17 @@ def _read(directory: Path) -> LedgerState:
         check_run_log(directory / RUN_LOG, state)
         return state
     except LedgerMissing as error:
-        raise Refused(f"tensafe ledger: {error}; name the folder of a run (its --output-dir)", INVALID) from error
+        raise CommandError(f"tensafe ledger: {error}: pass the folder of a run (its --output-dir)", INVALID) from error
     except LedgerCorrupt as error:
-        raise Refused(f"tensafe ledger: {error}", FAILED) from error
+        raise CommandError(f"tensafe ledger: {error}", FAILED) from error
     except OSError as error:
-        raise Refused(
-            f"tensafe ledger: {directory} cannot be read: {error.strerror}; name the folder of a run", INVALID
+        raise CommandError(
+            f"tensafe ledger: {directory} cannot be read ({error.strerror}): pass the folder of a run", INVALID
         ) from error
 
 
 def _figures(state: LedgerState) -> dict[str, Any]:
-    """Everything that the ledger says, as JSON. ε are floats in full precision, not rounded."""
+    """The content of the ledger and the figures that follow from it, as JSON. Each ε is a float in full precision."""
     from tensafe_api.accounting import claimed_steps, job_epsilon, outsider_epsilon
 
     spec, charged = state.spec, state.steps_charged
@@ -131,11 +130,11 @@ def _figures(state: LedgerState) -> dict[str, Any]:
 
 def _show(state: LedgerState, figures: dict[str, Any]) -> None:
     from tensafe_api.accounting import format_epsilon
-    from tensorguard.cli.tables import facts, listing
+    from tensorguard.cli.tables import print_facts, print_table
 
     spec = state.spec
-    outcome = state.outcome or "none yet: the job runs, or was cut short"
-    facts(
+    outcome = state.outcome or "none yet: the job is running, or was interrupted"
+    print_facts(
         [
             (
                 "ε spent",
@@ -150,7 +149,7 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
             (
                 "ε against an outsider",
                 format_epsilon(figures["epsilonAgainstOutsider"]),
-                "of the charged steps, against who is no worker",
+                "of the charged steps, against an adversary who is not a worker",
             ),
             ("δ", spec.delta, ""),
             (
@@ -158,7 +157,7 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
                 spec.mechanism.unit,
                 f"σ {spec.mechanism.noise_multiplier}, q {spec.mechanism.sample_rate}, {spec.accountant}",
             ),
-            ("charged again", f"{state.steps_recharged:,}", "steps that were run anew after a crash"),
+            ("charged again", f"{state.steps_recharged:,}", "steps that ran again after a crash"),
             ("outcome", outcome, ""),
             ("head", state.head[:16], f"of {state.length:,} entries"),
         ],
@@ -166,7 +165,7 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
     )
     if state.charges:
         print()
-        listing(
+        print_table(
             ("ATTEMPT", "STEPS CHARGED", "INCARNATIONS", "HOLDER"),
             [
                 (str(charge.attempt), f"{charge.steps:,}", str(charge.incarnation), charge.holder)
@@ -175,8 +174,8 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
         )
     if state.checkpoints:
         print()
-        listing(
-            ("RELEASE", "STEP", "ATTEMPT", "URI"),
+        print_table(
+            ("PUBLISHED", "STEP", "ATTEMPT", "URI"),
             [
                 ("final" if release.final else "", f"{release.step:,}", str(release.attempt), release.uri)
                 for release in state.checkpoints

@@ -1,15 +1,15 @@
-"""`report.png`: what a run spent and what it learned, over its steps.
+"""`report.png`: the ε and the evaluation of a run, over its steps.
 
-In: the run's plan and its event log, which outlives crashes and resumes. Out: two panels over the charged steps
-(steps that a restart made the workers run again count again, as they do in ε): ε with its target, and the public
-evaluation. Every figure is public.
+In: the run's plan and its log, which survives crashes and resumes. Out: two panels over the charged steps: ε with its
+target, and the public evaluation. Steps that ran again after a restart count again, as they do in ε. Every figure is
+public.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.cli.progress import PLD_FIGURES, restart_of
+from tensorguard.cli.progress import PLD_FIGURES, is_restart
 from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Started, Stepped
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ EVENTS = "events.jsonl"
 _RDP_FIGURES = 200
 _INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
 _LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "fontweight": "bold"}
-"""How the figure at the end of a line is written."""
+"""The style of the figure at the end of a line."""
 
 
 @dataclass
 class History:
-    """A run's events, placed on the axis of charged steps.
+    """A run's log records on the axis of charged steps.
 
     Attributes:
         charged: steps charged over all attempts.
-        restarts: where on that axis the workers began again, each with the word for it.
-        evaluations: each evaluation, and where on that axis it was made.
+        restarts: the positions at which the workers were restarted, each with its label.
+        evaluations: each evaluation with its position.
     """
 
     charged: int = 0
@@ -46,42 +46,41 @@ class History:
     evaluations: list[tuple[int, Evaluated]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, events: Iterable[LogRecord]) -> History:
-        """The history that `events` tell, in their order."""
+    def from_records(cls, records: Iterable[LogRecord]) -> History:
+        """The history of a run from its log records, in their order."""
         history, started = cls(), None
-        for event in events:
-            match event:
+        for record in records:
+            match record:
                 case Started():
-                    if restart_of(started, event):
-                        word = (
-                            "restarted" if started and event.attempt == started.attempt else f"attempt {event.attempt}"
-                        )
-                        history.restarts.append((history.charged, word))
-                    started = event
+                    if is_restart(started, record):
+                        resumed = started is not None and record.attempt == started.attempt
+                        label = "restarted" if resumed else f"attempt {record.attempt}"
+                        history.restarts.append((history.charged, label))
+                    started = record
                 case Stepped():
-                    history.charged = max(history.charged, event.charged)
+                    history.charged = max(history.charged, record.charged)
                 case Evaluated():
-                    history.evaluations.append((history.charged, event))
+                    history.evaluations.append((history.charged, record))
         return history
 
 
-def write(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
-    """Draw the run in `output_dir` and return the picture; None where no step was made or no picture can be written."""
-    history = History.of(RunLogReader(output_dir / EVENTS).read())
+def write_report(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
+    """Draw the run in `output_dir` and return the picture; None if no step ran or the picture cannot be written."""
+    history = History.from_records(RunLogReader(output_dir / EVENTS).read())
     if not history.charged:
         return None
     path = output_dir / NAME
     try:
-        draw(history, plan, job.metadata.name, path)
+        draw_report(history, plan, job.metadata.name, path)
     except OSError as error:
-        print(f"warning: {path} could not be written: {error.strerror or error}", file=sys.stderr)
+        print(f"warning: {path} cannot be written ({error.strerror or error}): no picture of the run", file=sys.stderr)
         return None
     return path
 
 
-def draw(history: History, plan: Plan, name: str, path: Path) -> None:
-    """Write the picture of `history` to `path`. Raises OSError where that fails."""
-    # matplotlib tells of its font cache and its folders on standard error.
+def draw_report(history: History, plan: Plan, name: str, path: Path) -> None:
+    """Write the picture of `history` to `path`. Raises OSError if it cannot be written."""
+    # matplotlib reports its font cache and its folders on standard error.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -90,13 +89,13 @@ def draw(history: History, plan: Plan, name: str, path: Path) -> None:
     figure = Figure(figsize=(8, 1.2 + 2.8 * panels), dpi=150)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     FigureCanvasAgg(figure)
-    axes: Sequence[Axes] = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+    axes: list[Axes] = list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
     _draw_spending(axes[0], history, plan)
     if history.evaluations:
         _draw_evaluations(axes[1], history)
     for panel in axes:
-        _dress(panel, history)
-    again = " (steps that run again count again)" if history.restarts else ""
+        _style_panel(panel, history)
+    again = " (steps that ran again count again)" if history.restarts else ""
     axes[-1].set_xlabel(f"steps charged{again}", color=_INK)
     axes[-1].set_xlim(0, max(plan.steps, history.charged))
     run = plan.mechanism
@@ -114,7 +113,8 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
     spent = _curve(plan, 0, history.charged)
     epsilon = spent[-1][1]
     panel.plot(*zip(*spent), color=_SPENT, linewidth=2.2, zorder=3)
-    panel.fill_between(*zip(*spent), color=_SPENT, alpha=0.10, linewidth=0)
+    steps, epsilons = zip(*spent)
+    panel.fill_between(steps, epsilons, color=_SPENT, alpha=0.10, linewidth=0)
     if history.charged < plan.steps:
         panel.plot(
             *zip(*_curve(plan, history.charged, plan.steps)), color=_SPENT, linewidth=1.2, linestyle=":", alpha=0.7
@@ -136,7 +136,7 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
 
 
 def _curve(plan: Plan, first: int, last: int) -> list[tuple[int, float]]:
-    """ε at the steps from `first` to `last`, more densely at the beginning, where it rises fast."""
+    """ε at steps from `first` to `last`, more of them at the start, where it rises fast."""
     count = _RDP_FIGURES if plan.accountant == "RDP" else PLD_FIGURES
     steps = sorted({first + round((last - first) * (number / count) ** 2) for number in range(count + 1)})
     return [(step, plan.epsilon(step)) for step in steps]
@@ -147,9 +147,9 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
     measured = [metric for metric in main if metric is not None]
     by_metric = len(measured) == len(main) and len({title for title, _ in measured}) == 1
     values = [v for _, v in measured] if by_metric else [evaluation.loss for _, evaluation in history.evaluations]
-    places = [place for place, _ in history.evaluations]
+    positions = [position for position, _ in history.evaluations]
     panel.plot(
-        places,
+        positions,
         values,
         "o-",
         color=_LEARNED,
@@ -161,16 +161,16 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
         zorder=3,
     )
     below = -15 if values[-1] < values[0] else 8
-    panel.annotate(f"{values[-1]:.3f}", (places[-1], values[-1]), (-2, below), color=_LEARNED, **_LAST)
+    panel.annotate(f"{values[-1]:.3f}", (positions[-1], values[-1]), (-2, below), color=_LEARNED, **_LAST)
     panel.margins(y=0.2)
     panel.set_ylabel(f"evaluation {measured[0][0]}" if by_metric else "evaluation loss", color=_INK)
 
 
-def _dress(panel: Axes, history: History) -> None:
-    for place, word in history.restarts:
-        panel.axvline(place, color=_FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
-        spot: dict[str, Any] = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
-        panel.annotate(word, (place, 0.02), (3, 0), **spot, rotation=90, fontsize=7.5, color=_FAINT, va="bottom")
+def _style_panel(panel: Axes, history: History) -> None:
+    for position, label in history.restarts:
+        panel.axvline(position, color=_FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
+        anchor: dict[str, Any] = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
+        panel.annotate(label, (position, 0.02), (3, 0), **anchor, rotation=90, fontsize=7.5, color=_FAINT, va="bottom")
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(_FAINT)
     panel.tick_params(colors=_INK, labelsize=9)

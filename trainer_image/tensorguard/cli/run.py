@@ -1,8 +1,8 @@
-"""`tensafe run`: train what a manifest asks for, on a Ray cluster on this machine.
+"""`tensafe run`: train a manifest's job on a Ray cluster on this machine.
 
-In: a manifest and a folder for the run. Out: the job with its status on standard output, and nothing else there. This
-module does what belongs to a person at a terminal (progress, signals, where things were put);
-`tensorguard.runners.local.driver` does the training, and says how it ended by the exit code that is returned here.
+In: a manifest, and a folder for the run. Out: the job with its status on standard output, and nothing else there. This
+module serves the user at a terminal: progress, signals, and a summary of the results.
+`tensorguard.runners.local.driver` runs the training and returns the exit code.
 """
 
 from __future__ import annotations
@@ -16,71 +16,72 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.arguments import Verbs, add_manifest
-from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, Refused
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
+from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
     from tensafe_api.resources.job import TenSafeTrainingJob
-    from tensorguard.cli.signals import Interrupts
+    from tensorguard.cli.signals import StopOnSignal
     from tensorguard.runners.local.driver import RunResult
 
 _EPILOG = """\
 examples:
   tensafe run job.yaml
   tensafe run job.yaml --set spec.training.steps=20 --set spec.privacy.targetEpsilon=4 --output-dir runs/short
-  tensafe run runs/short/job.yaml --output-dir runs/short --resume      go on after Ctrl-C or a crash
+  tensafe run runs/short/job.yaml --output-dir runs/short --resume      continue after Ctrl-C or a crash
+  tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
 
-The folder of a run holds its ledger (what was spent), job.yaml (the manifest with every default), checkpoints, events
-and a picture. A folder that holds a ledger is refused without --resume: what was spent stays spent.
+The run's folder holds the ledger (the steps charged), job.yaml (the manifest with all defaults), checkpoints, the log
+of the run and a picture. A folder that holds a ledger is refused without --resume: charged steps stay charged.
 
-Exit codes: 0 succeeded, 1 failed (or the ledger was edited), 2 wrong manifest or arguments, 3 the budget ended before
-the planned steps, 130 stopped by Ctrl-C or SIGTERM (a checkpoint was sealed, and the command to go on is printed).
+Exit codes: 0 succeeded; 1 failed, or the ledger was edited; 2 invalid manifest or arguments; 3 the budget ended before
+the planned steps; 130 stopped by Ctrl-C or SIGTERM (a checkpoint was saved, and the command to resume is printed).
 """
 
 MANIFEST_COPY = "job.yaml"
-"""The completed manifest in a run's folder, with absolute paths: what a resume reads."""
+"""The completed manifest in a run's folder, with absolute paths: a resume reads it."""
 
 
-def add(verbs: Verbs) -> None:
-    """Describe the verb to the command line."""
-    parser = verbs.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
         "run",
-        help="train what a manifest asks for, on this machine",
-        description="Train what a manifest asks for on this machine, and print the job with its status.",
+        help="train a manifest's job on this machine",
+        description="Train a manifest's job on this machine, and print the job with its status.",
         epilog=_EPILOG,
     )
-    add_manifest(parser)
+    add_manifest_arguments(parser)
     parser.add_argument(
         "--output-dir",
         metavar="DIR",
         type=Path,
-        help="the run's folder, checkpoints included (default: tensafe-runs/ and the job's name)",
+        help="the run's folder, also for checkpoints (default: tensafe-runs/ and the job's name)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in this folder, from its last checkpoint"
+        "--resume", action="store_true", help="continue the run in this folder from its last checkpoint"
     )
     parser.add_argument(
         "-o",
         dest="output",
         choices=("yaml", "json"),
         default="yaml",
-        help="how the job is printed: yaml (default) or json",
+        help="format of the printed job: yaml (default) or json",
     )
-    parser.set_defaults(act=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from tensorguard.cli.signals import Interrupts
+    from tensorguard.cli.signals import StopOnSignal
 
-    interrupts = Interrupts()
-    with interrupts.caught():
+    signals = StopOnSignal()
+    with signals.installed():
         from tensafe_api.manifest import dump_manifest
         from tensorguard.cli import report, summary
-        from tensorguard.cli.job_loading import load, warnings
+        from tensorguard.cli.job_loading import load_job, local_warnings
 
-        loaded = load(arguments.manifest, arguments.overrides)
-        for warning in warnings(loaded):
+        loaded = load_job(arguments.manifest, arguments.overrides)
+        for warning in local_warnings(loaded):
             print(f"warning: {warning}", file=sys.stderr)
         given: Path | None = arguments.output_dir
         output_dir = (given or Path("tensafe-runs") / loaded.job.metadata.name).absolute()
@@ -90,62 +91,63 @@ def _run(arguments: argparse.Namespace) -> int:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
         try:
             with _only_results_on_stdout():
-                result = _train(job, loaded.plan, output_dir, base_dir, resume=arguments.resume, interrupts=interrupts)
+                result = _train(job, loaded.plan, output_dir, base_dir, resume=arguments.resume, signals=signals)
         except KeyboardInterrupt:
-            summary.tell_aborted(output_dir)
+            summary.print_aborted(output_dir)
             return INTERRUPTED
-        picture = report.write(output_dir, loaded.plan, result.job)
+        picture = report.write_report(output_dir, loaded.plan, result.job)
         try:
             print(dump_manifest(result.job, arguments.output), end="", flush=True)
-        finally:  # last, so that on a terminal the job does not scroll it away
-            summary.tell(result.job, loaded.plan, output_dir, picture)
+        finally:  # last, so that on a terminal the printed job does not scroll the summary away
+            summary.print_summary(result.job, loaded.plan, output_dir, picture)
         return result.exit_code
 
 
 def _train(
-    job: TenSafeTrainingJob, plan: Plan, output_dir: Path, base_dir: Path, *, resume: bool, interrupts: Interrupts
+    job: TenSafeTrainingJob, plan: Plan, output_dir: Path, base_dir: Path, *, resume: bool, signals: StopOnSignal
 ) -> RunResult:
-    """Let the engine train `job`, and show how it goes on. Raises Refused where the engine will not begin."""
+    """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
     from tensafe_api.manifest import ManifestError
     from tensorguard.cli.display import display_for
     from tensorguard.ledger.contract import LedgerCorrupt
     from tensorguard.training.run_log import Preparing
 
     with display_for(plan) as display:
-        display.hear(Preparing(time.time(), "Loading PyTorch and Ray"))
-        from tensorguard.runners.local import driver as engine
+        display.show(Preparing(time.time(), "Loading PyTorch and Ray"))
+        from tensorguard.runners.local import driver
+        from tensorguard.runners.preflight import RunRefused
         from tensorguard.training.stop_signal import StopSignal
 
         stop = StopSignal()
         try:
-            with interrupts.stopping(stop, display.say):
-                return engine.run(
-                    job, output_dir=output_dir, base_dir=base_dir, resume=resume, listener=display.hear, stop=stop
+            with signals.requesting(stop, display.print_line):
+                return driver.run(
+                    job, output_dir=output_dir, base_dir=base_dir, resume=resume, listener=display.show, stop=stop
                 )
-        except engine.RunRefused as refusal:
+        except RunRefused as refusal:
             edited = isinstance(refusal.__cause__, LedgerCorrupt)
             message = str(refusal) if refusal.path else f"tensafe run: {refusal}"
-            raise Refused(message, FAILED if edited else INVALID) from refusal
+            raise CommandError(message, FAILED if edited else INVALID) from refusal
         except ManifestError as error:
-            raise Refused(str(error)) from error
+            raise CommandError(str(error)) from error
 
 
 def _with_checkpoints_in(output_dir: Path, job: TenSafeTrainingJob, overrides: Sequence[str]) -> TenSafeTrainingJob:
-    """The job with its checkpoints in the run's folder, unless they go to an object store or were placed by `--set`."""
+    """The job with its checkpoints in the run's folder, unless they are in an object store or `--set` names a place."""
     uri = job.spec.checkpoint.uri
     local = "://" not in uri or uri.startswith("file://")
     placed = any(change.split("=", 1)[0] in ("spec.checkpoint.uri", "spec.checkpoint") for change in overrides)
     if placed or not local:
         return job
     new = str(output_dir / "checkpoints")
-    print(f"spec.checkpoint.uri: {uri} becomes {new}, because of --output-dir", file=sys.stderr)
+    print(f"spec.checkpoint.uri: {uri} is replaced by {new}, because of --output-dir", file=sys.stderr)
     checkpoint = job.spec.checkpoint.model_copy(update={"uri": new})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
 
 
 @contextlib.contextmanager
 def _only_results_on_stdout() -> Iterator[None]:
-    """Send to standard error whatever libraries, and the processes that they start, print meanwhile."""
+    """Redirect to standard error what libraries, and the processes that they start, print within this block."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: the first one stops the job in good order, a second one at once.
+"""Ctrl-C and SIGTERM: the first one saves a checkpoint and stops the job, a second one aborts it.
 
-The handlers belong to the main thread, where Python runs them; the engine runs Ray in a thread of its own, because
-Ray's handler would kill the workers without a checkpoint. A handler may interrupt the main thread in the middle of a
-write to standard error, so it leaves talking to another thread, which waits for its turn.
+The handlers run on the main thread. The local runner runs Ray in another thread, because Ray's own handler would kill
+the workers without a checkpoint. A handler may interrupt the main thread while it writes to standard error, so another
+thread prints the message, and waits for the stream's lock.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-SENTENCE = (
-    "stopping: as soon as the workers look up, what they have learned is sealed in a checkpoint "
-    "(Ctrl-C again to abort at once)"
+MESSAGE = (
+    "stopping: the workers save a checkpoint as soon as they have checked the stop flag "
+    "(press Ctrl-C again to abort without it)"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stoppable(Protocol):
-    """`tensorguard.training.stop_signal.StopSignal`: a request that the engine looks at before each step."""
+    """`tensorguard.training.stop_signal.StopSignal`: a request that the workers check before each step."""
 
     def request(self) -> None: ...
 
     def __bool__(self) -> bool: ...
 
 
-class Interrupts:
+class StopOnSignal:
     """Turns signals into a request to stop while a job runs, and into KeyboardInterrupt otherwise."""
 
     def __init__(self) -> None:
         self._stop: Stoppable | None = None
-        self._say: Callable[[str], None] | None = None
+        self._print: Callable[[str], None] | None = None
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Handle the signals within this block; only on the main thread."""
+    def installed(self) -> Iterator[None]:
+        """Handle the signals within this block. Only for the main thread."""
         before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
@@ -47,9 +47,9 @@ class Interrupts:
                 signal.signal(number, handler)
 
     @contextmanager
-    def stopping(self, stop: Stoppable, say: Callable[[str], None]) -> Iterator[None]:
-        """Within this block the first signal asks `stop` and says so."""
-        self._say, self._stop = say, stop
+    def requesting(self, stop: Stoppable, print_line: Callable[[str], None]) -> Iterator[None]:
+        """Within this block the first signal requests `stop` and prints a message."""
+        self._print, self._stop = print_line, stop
         try:
             yield
         finally:
@@ -59,5 +59,5 @@ class Interrupts:
         if self._stop is None or self._stop:
             raise KeyboardInterrupt
         self._stop.request()
-        if self._say is not None:
-            threading.Thread(target=self._say, args=(SENTENCE,), daemon=True).start()
+        if self._print is not None:
+            threading.Thread(target=self._print, args=(MESSAGE,), daemon=True).start()

@@ -1,6 +1,6 @@
-"""The last words of a run, on standard error: how it ended, what to do next, and where everything lies.
+"""The summary of a run, on standard error: how it ended, what to do next, and where its files are.
 
-In: the job with its final status. Each ending says who acts next: load the adapter, resume, or mend and resume.
+In: the job with its final status. Out: the user's next action: load the adapter, resume, or fix a fault and resume.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _STYLES = {
     Phase.FAILED: "bold red",
 }
 
-_GO_ON = "Go on from the last checkpoint"
+_RESUME = "Resume from the last checkpoint"
 
 
 def resume_command(output_dir: Path) -> str:
-    """The command that goes on with the run in `output_dir`, from any folder."""
+    """The command that resumes the run in `output_dir`; it works in any working directory."""
     return shlex.join(["tensafe", "run", str(output_dir / "job.yaml"), "--output-dir", str(output_dir), "--resume"])
 
 
-def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None) -> None:
-    """Say how the run of `job` ended. `picture` is the report, where one was drawn."""
+def print_summary(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None) -> None:
+    """Print how the run of `job` ended. picture: the report, if one was drawn."""
     console = Console(stderr=True, highlight=False)
     status = job.status or Status()
     phase = Phase(status.phase or Phase.FAILED)
@@ -51,20 +51,20 @@ def tell(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | 
         for line in _snippet(job, status.final_model.uri):
             _line(console, f"    {line}", "cyan")
     if phase is Phase.FAILED and status.privacy.steps_charged == 0:
-        _line(console, "Nothing was spent", "bold", ": mend what is named above, and run it again")
+        _line(console, "Nothing was spent", "bold", ": fix the fault above, and run the command again")
     elif not phase.final or phase is Phase.FAILED:
-        mended = "Once that is mended, go on with" if phase is Phase.FAILED else _GO_ON
-        _tell_resume(console, output_dir, mended)
+        heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
+        _print_resume(console, output_dir, heading)
     _line(console)
     for name, place in _places(status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
 
 
-def tell_aborted(output_dir: Path) -> None:
-    """Say that a second Ctrl-C ended the run at once."""
+def print_aborted(output_dir: Path) -> None:
+    """Print that a second Ctrl-C aborted the run."""
     console = Console(stderr=True, highlight=False)
-    _line(console, "aborted", "bold red", ": nothing more was sealed; the steps that were charged stay charged")
-    _tell_resume(console, output_dir, _GO_ON)
+    _line(console, "aborted", "bold red", ": no further checkpoint was saved; charged steps stay charged")
+    _print_resume(console, output_dir, _RESUME)
 
 
 def _summary(status: Status, plan: Plan) -> str:
@@ -80,7 +80,7 @@ def _summary(status: Status, plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def _tell_resume(console: Console, output_dir: Path, heading: str) -> None:
+def _print_resume(console: Console, output_dir: Path, heading: str) -> None:
     if not (output_dir / "job.yaml").exists():
         return
     _line(console)
@@ -90,7 +90,7 @@ def _tell_resume(console: Console, output_dir: Path, heading: str) -> None:
 
 
 def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
-    """Python that loads the adapter with nothing but peft and transformers."""
+    """Python code that loads the adapter with peft and transformers alone."""
     from tensorguard.models.tasks import task_of
 
     spec = job.spec
@@ -114,13 +114,13 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
 
 
 def _base(job: TenSafeTrainingJob) -> str:
-    """What transformers loads the base model from: a hub id or a folder (also of an installed package)."""
+    """The location from which transformers loads the base model: a hub id or a folder (of a package, too)."""
     from tensorguard.models.source import ModelNotFound, resolve_model
 
     model = job.spec.model
     try:
         return resolve_model(model.name, model.revision).location
-    except ModelNotFound:  # it was there when training began; the hub has gone away since
+    except ModelNotFound:  # it was found when training started; the hub is unavailable now
         return model.name
 
 
@@ -129,18 +129,18 @@ def _places(status: Status, output_dir: Path, picture: Path | None) -> list[tupl
     places: list[tuple[str, str | None]] = [
         ("adapter", final.uri if final else None),
         ("statement", final.statement_uri if final else None),
-        ("ledger", _if_there(output_dir / "ledger.jsonl")),
+        ("ledger", _existing(output_dir / "ledger.jsonl")),
         ("report", str(picture) if picture else None),
     ]
     return [(name, _path(place)) for name, place in places if place]
 
 
-def _if_there(path: Path) -> str | None:
+def _existing(path: Path) -> str | None:
     return str(path) if path.exists() else None
 
 
 def _path(uri: str) -> str:
-    """A local URI as the path that it means; any other as it is."""
+    """A local URI as a path; any other URI unchanged."""
     return uri.removeprefix("file://")
 
 

@@ -1,4 +1,4 @@
-"""How results look on standard output: small tables, coloured on a terminal, plain in a pipe, and never cut off."""
+"""Small tables on standard output: coloured on a terminal, plain in a pipe, and never cut off."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 160
-"""Columns when the output is no terminal: wide enough that no row is folded into two."""
+"""Width when the output is not a terminal: wide enough that no row is wrapped."""
 
 
 Row = tuple[str, str, str]
 """A name, a value and a remark."""
 
 
-def facts(rows: Iterable[Row], title: str = "") -> None:
+def print_facts(rows: Iterable[Row], title: str = "") -> None:
     """Print rows of a name, a value and a remark, under an optional title."""
     grid = Table.grid(padding=(0, 2))
     for style in ("dim", "bold", "dim"):
@@ -26,8 +26,8 @@ def facts(rows: Iterable[Row], title: str = "") -> None:
     _print(*([Text(title, style="bold cyan")] if title else []), grid)
 
 
-def listing(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with headers; columns of numbers stand right-aligned."""
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table with headers; columns of numbers are right-aligned."""
     rows = [list(row) for row in rows]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, header in enumerate(headers):

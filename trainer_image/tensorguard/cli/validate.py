@@ -1,8 +1,7 @@
-"""`tensafe validate`: is this manifest right, and what does it come to?
+"""`tensafe validate`: check a manifest, and show the figures that follow from it.
 
-In: a manifest. Out: every problem at once on standard error, or the figures that it resolves to and the manifest with
-every default written out. Nothing is read but the manifest: whether the data and the model are there shows when the
-job runs.
+In: a manifest. Out: all faults at once on standard error; or the privacy and training figures, and the manifest with
+all defaults. Only the manifest is read: whether the data and the model exist shows when the job runs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.arguments import Verbs, add_manifest
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import SUCCEEDED
 
 if TYPE_CHECKING:
@@ -21,49 +20,51 @@ if TYPE_CHECKING:
 _EPILOG = """\
 examples:
   tensafe validate job.yaml
-  tensafe validate job.yaml --set spec.privacy.targetEpsilon=4     what would half the budget come to?
-  tensafe validate job.yaml -o yaml > completed.yaml               the manifest with every default written out
+  tensafe validate job.yaml --set spec.privacy.targetEpsilon=4     the figures for half the budget
+  tensafe validate job.yaml -o yaml > completed.yaml               the manifest with all defaults
+  tensafe validate job.yaml -o json | jq .spec.privacy             one block of it, for a script
 
-Exit codes: 0 right, 2 wrong (every problem is named, with its field and the mend).
+Exit codes: 0 valid, 2 invalid (each fault is reported with its field and the fix).
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Describe the verb to the command line."""
-    parser = verbs.add_parser(
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
         "validate",
-        help="check a manifest and show what it comes to",
-        description="Check a manifest and show everything that it comes to. Nothing is run, no data is read.",
+        help="check a manifest, and show its ε, noise and number of steps",
+        description="Check a manifest, and show the privacy and training figures that follow from it.\n"
+        "Nothing is run, and no data is read.",
         epilog=_EPILOG,
     )
-    add_manifest(parser)
+    add_manifest_arguments(parser)
     parser.add_argument(
         "-o",
         dest="output",
         choices=("text", "yaml", "json"),
         default="text",
-        help="text (default), or only the completed manifest as yaml or json",
+        help="text (default): figures and manifest; yaml or json: only the manifest with all defaults",
     )
-    parser.set_defaults(act=_validate)
+    parser.set_defaults(handler=_validate)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
     from tensafe_api.manifest import dump_manifest
-    from tensorguard.cli.job_loading import load, no_room, warnings
+    from tensorguard.cli.job_loading import load_job, local_warnings, resource_warnings
 
-    loaded = load(arguments.manifest, arguments.overrides)
-    for warning in (*warnings(loaded), *no_room(loaded)):
+    loaded = load_job(arguments.manifest, arguments.overrides)
+    for warning in (*local_warnings(loaded), *resource_warnings(loaded)):
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.output != "text":
         print(dump_manifest(loaded.completed, arguments.output), end="")
         return SUCCEEDED
 
-    from tensorguard.cli.tables import facts
+    from tensorguard.cli.tables import print_facts
 
-    facts(_privacy(loaded.plan, calibrated=loaded.job.spec.privacy.noise_multiplier is None), "Privacy")
+    print_facts(_privacy(loaded.plan, calibrated=loaded.job.spec.privacy.noise_multiplier is None), "Privacy")
     print()
-    facts(_training(loaded.plan, evaluates=loaded.job.spec.evaluation is not None), "Training")
-    print("\nThe manifest with every default:\n")
+    print_facts(_training(loaded.plan, evaluates=loaded.job.spec.evaluation is not None), "Training")
+    print("\nThe manifest with all defaults:\n")
     print(dump_manifest(loaded.completed, "yaml"), end="")
     return SUCCEEDED
 
@@ -75,12 +76,12 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
     outsider = outsider_epsilon(mechanism, plan.steps, plan.delta, plan.accountant)
     total = plan.steps + plan.reserve_steps
     within = plan.affordable_steps(0, total)
-    reserve = f"when all {plan.reserve_steps:,} reserved steps are charged as well"
-    origin = f"calibrated for {total:,} steps" if calibrated else "as written"
+    reserve = f"if all {plan.reserve_steps:,} reserved steps are charged as well"
+    origin = f"calibrated for {total:,} steps" if calibrated else "as in the manifest"
     colluders = (
-        f"what stands when {mechanism.colluders} of {mechanism.workers} workers collude"
+        f"what remains if {mechanism.colluders} of {mechanism.workers} workers collude"
         if mechanism.colluders
-        else "nobody colludes"
+        else "no worker colludes"
     )
     return [
         (
@@ -93,12 +94,16 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
             format_epsilon(plan.epsilon(within)),
             reserve if within == total else f"the budget ends after {within:,} steps",
         ),
-        ("ε against an outsider", format_epsilon(outsider), "of the planned steps, against who is no worker"),
+        (
+            "ε against an outsider",
+            format_epsilon(outsider),
+            "of the planned steps, against an adversary who is not a worker",
+        ),
         ("δ", plan.delta, ""),
         ("unit", mechanism.unit, "neighbours: add or remove one"),
         ("noise multiplier σ", mechanism.noise_multiplier, f"{origin}; {colluders}"),
-        ("sample rate q", mechanism.sample_rate, "chance of a unit to join a step"),
-        ("clip norm C", mechanism.clip, f"is 2^{mechanism.grid_bits} steps of the integer grid"),
+        ("sample rate q", mechanism.sample_rate, "probability that a unit joins a step"),
+        ("clip norm C", mechanism.clip, f"2^{mechanism.grid_bits} steps of the integer grid"),
         ("accountant", plan.accountant, ""),
     ]
 
@@ -110,7 +115,7 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
         ("expected batch", f"{plan.mechanism.expected_batch_size:,}", "units in a step, on average"),
         ("checkpoint", _every(plan.checkpoint_every), "and at the end"),
         *evaluation,
-        ("charged in advance", f"{plan.chunk_steps:,}", "steps at a time; a crash costs at most these"),
+        ("charged in advance", f"{plan.chunk_steps:,}", "steps at a time; a crash charges at most these again"),
         ("workers", f"{plan.mechanism.workers:,}", ""),
     ]
 

@@ -35,6 +35,7 @@ from tensorguard.distributed._signals import StopOnSignal
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
+from tensorguard.runners.preflight import RunRefused
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
 
@@ -138,7 +139,7 @@ class TenSafeTrainer:
                     sources=driver.InMemoryData(train=train_dataset, evaluation=eval_dataset),
                     timeout=self.config.ray_timeout,
                 ).job
-            except (ManifestError, driver.RunRefused) as error:
+            except (ManifestError, RunRefused) as error:
                 raise ConfigurationError(with_python_names(str(error))) from error
             dispatcher.end()
         note = _end_note(finished, output_dir)
