@@ -1,7 +1,8 @@
-"""What the operator makes for a job: pure builders, from a completed job to Kubernetes objects.
+"""Builds the Kubernetes objects that the operator creates for a job.
 
-All are created, never applied: what others change afterwards (Kueue suspends a RayJob, a person edits a policy) stays
-theirs. Each has the job as its owner, so that garbage collection removes it with the job, and no finalizer is needed.
+The builders are pure: a completed job comes in, a manifest goes out. The objects are created once and never changed
+afterwards, so that changes by others remain (Kueue suspends a RayJob, an administrator edits a NetworkPolicy). The job
+owns all of them except the ledger. Garbage collection deletes them with the job, and no finalizer is needed.
 """
 
 from __future__ import annotations
@@ -32,5 +33,5 @@ def metadata(job: TenSafeTrainingJob, name: str, attempt: int | None = None) -> 
 
 
 def service_account(job: TenSafeTrainingJob) -> str:
-    """The workers' service account: the one that the job names, else its own."""
+    """Name of the workers' service account: the one in the job, else one that is created for the job."""
     return job.spec.cluster.service_account_name or job.metadata.name

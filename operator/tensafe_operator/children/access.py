@@ -1,7 +1,7 @@
-"""Who a job's workers are to the API server, and the key by which its pods know each other.
+"""Builds the service account of a job's workers, its rights, and the key that the workers share.
 
 The service account may read its own ledger and job and write its ledger's status, by the ClusterRole that the chart
-installs; the head pod gets neither this account's token nor the key.
+installs. The head pod gets neither a token of this account nor the key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tensafe_operator.children import Manifest, metadata, service_account
 
 JOB_KEY = "job.key"
 _SEED = secrets.token_bytes(32)
-"""Of this process: keys and names follow from it, so that trying again makes the same."""
+"""Secret of this process. Keys and names are derived from it, so that a retry builds the same Secret."""
 
 
 def account(job: TenSafeTrainingJob) -> Manifest | None:
-    """The job's own service account, or None where the job names one that exists."""
+    """The service account created for the job, or None if the job names an existing one."""
     if job.spec.cluster.service_account_name:
         return None
     return {
@@ -33,7 +33,7 @@ def account(job: TenSafeTrainingJob) -> Manifest | None:
 
 
 def role_binding(job: TenSafeTrainingJob) -> Manifest:
-    """Lets the workers' account do what `tensafe-trainer` may, in this namespace."""
+    """Grants the workers' account the rights of the ClusterRole `tensafe-trainer` in this namespace."""
     subject = {"kind": "ServiceAccount", "name": service_account(job), "namespace": job.metadata.namespace}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -45,9 +45,11 @@ def role_binding(job: TenSafeTrainingJob) -> Manifest:
 
 
 def job_key(job: TenSafeTrainingJob) -> Manifest:
-    """The Secret with the job's key: made before the ledger, whose spec names it and holds its digest, never read back
-    by the operator, mounted into workers alone. Nobody can have put one there before, since its name cannot be guessed
-    either. One whose ledger was not made any more, since the operator died, is nobody's, and goes with the job.
+    """The Secret with the job's key, which only the workers mount.
+
+    It is created before the ledger, whose spec names it and holds its digest. The operator never reads it. Its name
+    cannot be guessed, so no user can have created a Secret of this name before. If the operator dies before the ledger
+    is created, the Secret stays unused and is deleted with the job.
     """
     uid = job.metadata.uid or ""
     name = f"{names.ledger_name(job.metadata.name, uid)}-key-{_derived('name', uid).hex()[:8]}"
@@ -62,7 +64,7 @@ def job_key(job: TenSafeTrainingJob) -> Manifest:
 
 
 def key_digest(key: Manifest) -> str:
-    """SHA-256 of the key in such a Secret, in hex."""
+    """SHA-256 of the key in a Secret built by `job_key`, in hex."""
     return hashlib.sha256(base64.b64decode(key["data"][JOB_KEY])).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What an attempt is told: the completed job and where its ledger is, in a ConfigMap that all its pods mount.
+"""Builds the ConfigMap that all pods of an attempt mount: the completed job, and where its ledger is.
 
-Parameters travel as files: a RayJob's entrypoint goes through a shell, so it is a constant.
+Parameters are passed as files. A RayJob's entrypoint is run by a shell, so it is a constant.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
     }
 
 
-def digest(made: Manifest) -> str:
-    """SHA-256 of what such a ConfigMap tells, in hex. The RayJob carries it to the pods, which run nothing else."""
-    return hashlib.sha256("".join(made["data"][name] for name in (MANIFEST, PLACE)).encode()).hexdigest()
+def digest(config: Manifest) -> str:
+    """SHA-256 of the content of such a ConfigMap, in hex. The RayJob passes it to the pods, which run no other job."""
+    return hashlib.sha256("".join(config["data"][name] for name in (MANIFEST, PLACE)).encode()).hexdigest()

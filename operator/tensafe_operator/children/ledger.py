@@ -1,4 +1,6 @@
-"""The job's PrivacyLedger. The one object without an owner: what was spent stays spent when the job is gone."""
+"""Builds the job's PrivacyLedger. It is the only object without an owner: what was spent stays spent when the job is
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from tensafe_operator.children.access import key_digest
 
 
 def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
-    """The ledger of a completed job, with every privacy value frozen. `key` is the Secret with the job's key."""
+    """The ledger of a completed job, with a copy of every privacy value. `key` is the Secret with the job's key."""
     uid = job.metadata.uid or ""
     opened = ledger_spec(job, plan, uid)
     frozen = {name: getattr(opened, name) for name in type(opened).model_fields}

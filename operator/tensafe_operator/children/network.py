@@ -1,8 +1,11 @@
-"""Who may talk to a job's pods, and to whom they may talk.
+"""Builds the NetworkPolicy of a job's pods.
 
-In: the job's own pods among themselves, and KubeRay to the head's dashboard, by which it submits the job. Out: the job,
-DNS, HTTPS (object storage, hubs, the API server), the clouds' credential endpoints, and what the installation adds.
-A cluster whose network enforces no policies is not isolated by this: the documentation says so.
+Ingress: from the job's own pods, and from KubeRay to the head's dashboard, through which it submits the job. Egress: to
+the job's own pods, DNS, HTTPS (object storage, model hubs, the API server), the credential endpoints of the clouds, and
+the networks in the operator's settings.
+
+If the cluster's network plugin does not enforce NetworkPolicies, the policy isolates nothing. The documentation warns of
+it.
 """
 
 from __future__ import annotations

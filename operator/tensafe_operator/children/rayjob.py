@@ -1,10 +1,10 @@
-"""The RayJob of one attempt, with the cluster that KubeRay makes for it: one head that schedules, N workers that train.
+"""Builds the RayJob of one attempt, with the cluster that KubeRay creates for it: one head and N workers.
 
-The head runs the driver and sees neither records nor keys: no service account token, no job key, no credentials.
-Workers mount the key, the job and its data; rank 0 among them writes the ledger with the pod's own bound token.
+The head runs the driver and has access to neither records nor keys: no service account token, no job key, no
+credentials. The workers mount the key, the job and its data. Rank 0 writes the ledger with the bound token of its pod.
 
-KubeRay retries nothing (`backoffLimit: 0`): an attempt is ours to count. What it would refuse is refused by us first,
-since a RayJob that it finds invalid never recovers.
+KubeRay retries nothing (`backoffLimit: 0`), because the operator counts the attempts. Admission refuses everything that
+KubeRay would refuse, because a RayJob that KubeRay finds invalid never recovers.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from tensafe_operator.children import Manifest, metadata, service_account
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
-"""A constant: parameters travel in the ConfigMap."""
+"""A constant: parameters are passed in the ConfigMap."""
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
 JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
-"""Environment variable: what the files below JOB_PATH must add up to (`configuration.digest`)."""
-OWN_GROUP = 1000
-"""Of the image's user."""
+"""Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
+IMAGE_GROUP = 1000
+"""Group of the image's user."""
 PRE_RUNNING_SECONDS = 1800
-"""How long the pods may take to be scheduled and started."""
+"""Time limit for scheduling and starting the pods."""
 GRACE_SECONDS = 120
-"""How long a pod that is told to go may take: a worker until a checkpoint is sealed, the head until they have ended."""
-_LEAVE = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
-"""The preStop hook of all pods. Once it ends, Ray is ended too, and everything with it: so it waits for the lock that
-whoever is at work there holds (`tensorguard.runners.run_folder`)."""
-_STORE_SHARE = 0.3
-"""Of a pod's memory for Ray's object store, which lies in /dev/shm."""
+"""Grace period of a pod that is asked to terminate: a worker saves a checkpoint in it, and the head waits for the
+workers.
+"""
+_PRE_STOP = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
+"""The preStop hook of all pods. When it ends, Ray and all its processes are ended. So it waits for the lock that a
+working process in the pod holds (`tensorguard.runners.run_folder`).
+"""
+_OBJECT_STORE_SHARE = 0.3
+"""Share of a pod's memory for Ray's object store, which is in /dev/shm."""
 _AGENT_PORT = 52365
-_HEALTH_SINCE = (2, 53)
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_AT_ONCE = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-"""Ray would spend half a minute on tasks that have ended: whoever had something to lose was waited for."""
+_HEALTH_PATH_SINCE = (2, 53)
+_RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_NO_DRAIN = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+"""Without it, Ray drains for half a minute after all tasks have ended. The preStop hook has already waited for them."""
 _FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": ""}
-"""What no Secret that a job takes its environment from may decide: where mounts are looked for, what a shell runs."""
+"""Variables that a Secret in `envFrom` must not set: where mounts are searched, and what a shell runs at its start."""
 _ANNOTATIONS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -55,7 +58,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
     """The RayJob of attempt number `attempt` of a completed job.
 
     Args:
-        job_digest: of the attempt's ConfigMap.
+        job_digest: digest of the attempt's ConfigMap.
         key_secret: name of the Secret with the job's key.
     """
     name = names.ray_job_name(job.metadata.name, attempt)
@@ -73,7 +76,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
             "backoffLimit": 0,
             "preRunningDeadlineSeconds": PRE_RUNNING_SECONDS,
             "shutdownAfterJobFinishes": True,
-            "suspend": bool(cluster.queue_name),  # Kueue lets it go
+            "suspend": bool(cluster.queue_name),  # Kueue resumes it
             "rayClusterSpec": {
                 "rayVersion": cluster.ray_version or settings.ray_version,
                 "authOptions": {"mode": "token"},
@@ -82,10 +85,10 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
                     "rayStartParams": {
                         "num-cpus": "0",
                         "num-gpus": "0",
-                        "object-store-memory": _store(cluster.head.memory),
+                        "object-store-memory": _object_store_bytes(cluster.head.memory),
                         "dashboard-host": "0.0.0.0",
                     },
-                    "template": _head(job, attempt, settings, job_digest),
+                    "template": _head_template(job, attempt, settings, job_digest),
                 },
                 "workerGroupSpecs": [
                     {
@@ -94,11 +97,11 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
                         "minReplicas": cluster.workers,
                         "maxReplicas": cluster.workers,
                         "rayStartParams": {
-                            "num-cpus": str(_whole_cpus(cluster) + 1),  # one for reading the data, which a worker holds
+                            "num-cpus": str(_whole_cpus(cluster) + 1),  # one more for Ray Data, which reads the data
                             "num-gpus": str(cluster.worker.gpus),
-                            "object-store-memory": _store(cluster.worker.memory),
+                            "object-store-memory": _object_store_bytes(cluster.worker.memory),
                         },
-                        "template": _worker(job, attempt, settings, job_digest, key_secret),
+                        "template": _worker_template(job, attempt, settings, job_digest, key_secret),
                     }
                 ],
             },
@@ -106,26 +109,28 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
     }
 
 
-def _head(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str) -> Manifest:
+def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str) -> Manifest:
     cluster = job.spec.cluster
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
         **_container("ray-head", cluster, settings, size),
-        "env": [*_own_environment(job_digest), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
+        "env": [*_common_environment(job_digest), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
     return _template(job, attempt, container, [_job_volume(job, attempt), {"name": "run", "emptyDir": {}}])
 
 
-def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str, key_secret: str) -> Manifest:
+def _worker_template(
+    job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str, key_secret: str
+) -> Manifest:
     cluster = job.spec.cluster
     size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
     if cluster.worker.gpus:
         size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
-    volumes = [*cluster.volumes, *_claims(job)]
+    volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
         **_container("ray-worker", cluster, settings, size),
-        "env": _environment(job, job_digest),
+        "env": _worker_environment(job, job_digest),
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
             _mount("job", JOB_PATH),
@@ -141,7 +146,7 @@ def _worker(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_diges
     ]
     template = _template(job, attempt, container, own + [_volume(volume) for volume in volumes])
     template["spec"] |= {
-        "initContainers": [_first_look(container)],
+        "initContainers": [_check_container(container)],
         "serviceAccountName": service_account(job),
         "automountServiceAccountToken": True,
     }
@@ -175,17 +180,17 @@ def _template(job: TenSafeTrainingJob, attempt: int, container: Manifest, volume
     }
 
 
-def _first_look(container: Manifest) -> Manifest:
-    """A container that ends at once, before KubeRay's own, which waits for the head: a Secret that is missing, or a
-    variable that cannot be read, is then told when the pod starts instead of half a minute later.
+def _check_container(container: Manifest) -> Manifest:
+    """An init container that does nothing. It runs before KubeRay's init container, which waits for the head. A missing
+    Secret or an unreadable variable is then reported when the pod starts, instead of half a minute later.
     """
     taken = ("image", "imagePullPolicy", "env", "envFrom", "resources", "securityContext")
     return {"name": "first-look", "command": ["true"], **{key: container[key] for key in taken}}
 
 
 def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, str]) -> Manifest:
-    """A container of Ray's. CPUs are asked for and not limited: a head that is held to its share takes minutes to start
-    (decision 0013). Of memory and GPUs none has more than it asked for.
+    """A container that runs Ray. CPUs are requested and not limited: a head with a CPU limit takes minutes to start
+    (decision 0013). Memory and GPUs are limited to the request.
     """
     limits = {resource: amount for resource, amount in size.items() if resource != "cpu"}
     return {
@@ -193,7 +198,7 @@ def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, 
         **_probe(cluster.ray_version or settings.ray_version),
         "image": cluster.image or settings.image,
         "imagePullPolicy": cluster.image_pull_policy,
-        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _LEAVE]}}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", _PRE_STOP]}}},
         "resources": {"requests": size, "limits": limits},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -204,36 +209,36 @@ def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, 
 
 
 def _probe(ray_version: str) -> Manifest:
-    """A readiness probe that looks every second: KubeRay's own begins after ten and looks every five. Older versions of
-    Ray have no address for it, and keep KubeRay's.
+    """A readiness probe every second. KubeRay's probe starts after ten seconds and runs every five. Versions of Ray
+    before 2.53 do not serve the path, and keep KubeRay's probe.
     """
     parts = [int(part) for part in ray_version.split(".")[:2] if part.isdigit()]
-    if parts < list(_HEALTH_SINCE):
+    if parts < list(_HEALTH_PATH_SINCE):
         return {}
     check = {"httpGet": {"path": "/api/healthz", "port": _AGENT_PORT}}
     return {"readinessProbe": {**check, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 60}}
 
 
 def _pod_security(cluster: Cluster) -> Manifest:
-    """Under which ids the containers run. Files of volumes belong to root: without a group of their own the processes
-    could not read the key, nor write to a claim.
+    """User and group ids of the containers. Files of volumes belong to root: without `fsGroup` the processes could
+    neither read the key nor write to a PVC.
     """
-    asked = cluster.security_context
+    requested = cluster.security_context
     context: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    if asked.run_as_user is not None:
-        context["runAsUser"] = asked.run_as_user
-    return {**context, "fsGroup": OWN_GROUP if asked.fs_group is None else asked.fs_group}
+    if requested.run_as_user is not None:
+        context["runAsUser"] = requested.run_as_user
+    return {**context, "fsGroup": IMAGE_GROUP if requested.fs_group is None else requested.fs_group}
 
 
-def _own_environment(job_digest: str) -> list[Manifest]:
-    """What every pod is told."""
-    told = {**_QUIET, **_AT_ONCE, **_FIXED, JOB_DIGEST_VARIABLE: job_digest}
-    return [{"name": name, "value": value} for name, value in told.items()]
+def _common_environment(job_digest: str) -> list[Manifest]:
+    """Environment variables of every pod."""
+    variables = {**_RAY_SETTINGS, **_NO_DRAIN, **_FIXED, JOB_DIGEST_VARIABLE: job_digest}
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:
-    """What the job adds, and ours. The schema refuses names that we set."""
-    own = _own_environment(job_digest)
+def _worker_environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:
+    """Environment variables of a worker: those of the job, then ours. The schema refuses names that we set."""
+    own = _common_environment(job_digest)
     own.append({"name": "TENSAFE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}})
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
@@ -264,22 +269,20 @@ def _volume(volume: Volume) -> Manifest:
     return {"name": volume.name, "emptyDir": {"sizeLimit": volume.empty_dir}}
 
 
-def _claims(job: TenSafeTrainingJob) -> list[Volume]:
-    """The volumes that pvc:// URIs of the job ask for, each claim once; the checkpoints' one is written to. Their names
-    are ours alone, so the schema would refuse them.
+def _pvc_volumes(job: TenSafeTrainingJob) -> list[Volume]:
+    """The volumes for the pvc:// URIs of the job, each PVC once. Only the checkpoints' PVC is writable. The volumes are
+    built without validation, because the schema refuses their names to users.
     """
-    places = job.spec.uris()
-    written = _claim(places["checkpoint"])
-    claims = dict.fromkeys(claim for uri in places.values() if (claim := _claim(uri)))
+    uris = job.spec.uris()
+    written = _pvc_of(uris["checkpoint"])
+    pvcs = dict.fromkeys(pvc for uri in uris.values() if (pvc := _pvc_of(uri)))
     return [
-        Volume.model_construct(
-            name=f"pvc-{claim}"[:63], mount_path=f"/mnt/{claim}", read_only=claim != written, pvc=claim
-        )
-        for claim in claims
+        Volume.model_construct(name=f"pvc-{pvc}"[:63], mount_path=f"/mnt/{pvc}", read_only=pvc != written, pvc=pvc)
+        for pvc in pvcs
     ]
 
 
-def _claim(uri: str) -> str:
+def _pvc_of(uri: str) -> str:
     return urlsplit(uri).netloc if uri.startswith("pvc://") else ""
 
 
@@ -291,8 +294,8 @@ def _mount(name: str, path: str, *, read_only: bool = True) -> Manifest:
     return {"name": name, "mountPath": path, "readOnly": read_only}
 
 
-def _store(memory: str) -> str:
-    return str(int(parse_quantity(memory) * _STORE_SHARE))
+def _object_store_bytes(memory: str) -> str:
+    return str(int(parse_quantity(memory) * _OBJECT_STORE_SHARE))
 
 
 def _whole_cpus(cluster: Cluster) -> int:
