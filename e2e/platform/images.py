@@ -1,6 +1,6 @@
-"""Images without a registry: built by buildah on a Debian base of our own, and handed to the node as archives.
+"""Images without a registry: buildah builds them on a Debian base image, and the node imports them as archives.
 
-What was built is kept by buildah, and what was handed over by the node's containerd: a second call with the same
+buildah keeps what it has built, and the node's containerd keeps what it has imported. A second call with the same
 sources takes seconds.
 """
 
@@ -20,103 +20,111 @@ from e2e.platform.node import PAUSE, ClusterError, Node, UnsupportedMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = os.environ.get("TENSAFE_IMAGE_PREFIX", "localhost/")
-"""What all names of images begin with: a registry, where the cluster is somebody else's."""
+"""Prefix of all image names: a registry, where nodes pull the images."""
 BASE = f"{PREFIX}tensafe-base:{versions.DEBIAN}"
 S3 = f"{PREFIX}versitygw:{versions.VERSITYGW}"
 KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
 KUEUE = f"{PREFIX}kueue:{versions.KUEUE}"
 _COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _PACKAGES = "python3,python3-venv,ca-certificates"
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def missing() -> set[str]:
-    """The Debian packages that images are built with and this machine lacks."""
+    """The Debian packages that building images needs and this machine lacks."""
     return {package for command, package in _COMMANDS.items() if not shutil.which(command)}
 
 
 def check() -> None:
-    """See whether images can be built here.
+    """Check whether images can be built on this machine.
 
     Raises:
-        UnsupportedMachine: where they cannot.
+        UnsupportedMachine: they cannot.
     """
     if lacking := missing():
-        raise UnsupportedMachine(f"images need Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+        raise UnsupportedMachine(
+            f"Debian packages are missing ({', '.join(sorted(lacking))}): install them with apt-get install"
+        )
 
 
 def programs() -> tuple[Path, Path]:
-    """KubeRay's operator and the S3 server."""
+    """Build KubeRay's operator and the S3 server."""
     kuberay = program("kuberay", versions.KUBERAY_MODULE)
     return kuberay, program("s3", "github.com/versity/versitygw/cmd/versitygw")
 
 
-def build(say: Say) -> dict[str, str]:
-    """Build what is not there yet, and everything of ours: the ids of all images, by name."""
+def build(log: Log) -> dict[str, str]:
+    """Build missing images, and always the operator's and the trainer's; return the ids of all, by name."""
     kuberay, s3 = programs()
-    if not identity(BASE):
-        say("building the base image")
-        _base()
-    if not identity(PAUSE):
-        _on_base(PAUSE, None, ["/bin/sleep", "infinity"])
-    if not identity(KUBERAY):
-        say("building KubeRay's image")
-        _on_base(KUBERAY, kuberay, ["/manager"])
-    if not identity(S3):
-        say("building the S3 server's image")
-        _on_base(S3, s3, ["/versitygw"])
-    say("building the images of operator and trainer")
-    make(PREFIX)
-    names = (PAUSE, KUBERAY, S3, *ours())
-    return {name: identity(name) for name in names}
+    if not image_id(BASE):
+        log("building the base image")
+        _build_base()
+    if not image_id(PAUSE):
+        _build_on_base(PAUSE, None, ["/bin/sleep", "infinity"])
+    if not image_id(KUBERAY):
+        log("building KubeRay's image")
+        _build_on_base(KUBERAY, kuberay, ["/manager"])
+    if not image_id(S3):
+        log("building the S3 server's image")
+        _build_on_base(S3, s3, ["/versitygw"])
+    log("building the images of operator and trainer")
+    build_ours(PREFIX)
+    names = (PAUSE, KUBERAY, S3, *names_of_ours())
+    return {name: image_id(name) for name in names}
 
 
-def make(prefix: str, *targets: str, **settings: str) -> None:
-    """Build images of ours under names that begin with `prefix`, as `make images` does, on our base."""
+def build_ours(prefix: str, *targets: str, **settings: str) -> None:
+    """Build the operator's and the trainer's image as `make images` does, on the base image.
+
+    Args:
+        prefix: prefix of the names.
+        targets: `operator`, `trainer`; both by default.
+        settings: further settings of `scripts/images`, such as `FRESH`.
+    """
     environment = {"PREFIX": prefix, "BUILDER": "buildah", "BASE_IMAGE": BASE, **settings}
     _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"), *targets)
 
 
-def build_kueue(say: Say) -> dict[str, str]:
-    """Build Kueue's image, which one scenario alone needs: its id by its name."""
-    if not identity(KUEUE):
-        say("building Kueue's image")
-        _on_base(KUEUE, program("kueue", "sigs.k8s.io/kueue/cmd/kueue"), ["/manager"])
-    return {KUEUE: identity(KUEUE)}
+def build_kueue(log: Log) -> dict[str, str]:
+    """Build Kueue's image, which only one scenario needs; return its id by its name."""
+    if not image_id(KUEUE):
+        log("building Kueue's image")
+        _build_on_base(KUEUE, program("kueue", "sigs.k8s.io/kueue/cmd/kueue"), ["/manager"])
+    return {KUEUE: image_id(KUEUE)}
 
 
-def ours() -> tuple[str, str]:
-    """The names of the operator's and the trainer's image."""
+def names_of_ours() -> tuple[str, str]:
+    """Names of the operator's and the trainer's image."""
     lines = (ROOT / "pyproject.toml").read_text().splitlines()
     version = next(line.split('"')[1] for line in lines if line.startswith("version ="))
     return f"{PREFIX}tensafe-operator:{version}", f"{PREFIX}tensafe-trainer:{version}"
 
 
-def forget(name: str) -> None:
-    """Take a name from an image; it stays while it has another."""
+def remove_name(name: str) -> None:
+    """Remove one name of an image. The image stays while it has another."""
     _run("buildah", "rmi", name)
 
 
-def load(node: Node, built: dict[str, str], record: Path, say: Say) -> None:
-    """Hand the node what it does not have.
+def load(node: Node, built: dict[str, str], record: Path, log: Log) -> None:
+    """Import into the node those images that it lacks.
 
     Args:
         built: ids of images, by name.
-        record: file that tells the ids of what the node was given before.
+        record: file with the ids of the images that the node has imported.
     """
     known = json.loads(record.read_text()) if record.exists() else {}
-    there = node.images()
-    for name, identity in built.items():
-        if name in there and known.get(name) == identity:
+    imported = node.images()
+    for name, new_id in built.items():
+        if name in imported and known.get(name) == new_id:
             continue
-        say(f"handing {name} to the node")
-        # Compressed it would take twice the time, and an archive as a file three times.
+        log(f"importing {name} into the node")
+        # Compression would double the time, and an archive on disk would triple it.
         node.load(["buildah", "push", "--quiet", "--disable-compression", name, f"docker-archive:/dev/stdout:{name}"])
-        known[name] = identity
+        known[name] = new_id
         record.write_text(json.dumps(known))
 
 
-def _base() -> None:
+def _build_base() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
         _run("debootstrap", "--variant=minbase", f"--include={_PACKAGES}", versions.DEBIAN, str(root))
@@ -129,8 +137,8 @@ def _base() -> None:
         _run("buildah", "commit", "--quiet", "--rm", container, BASE)
 
 
-def _on_base(name: str, binary: Path | None, entrypoint: list[str]) -> None:
-    """An image of the base and one program."""
+def _build_on_base(name: str, binary: Path | None, entrypoint: list[str]) -> None:
+    """Build an image of the base and one program."""
     container = _run("buildah", "from", BASE).strip()
     if binary is not None:
         _run("buildah", "copy", "--quiet", container, str(binary), entrypoint[0])
@@ -139,8 +147,8 @@ def _on_base(name: str, binary: Path | None, entrypoint: list[str]) -> None:
     _run("buildah", "commit", "--quiet", "--rm", container, name)
 
 
-def identity(name: str) -> str:
-    """An image's id; empty where there is none."""
+def image_id(name: str) -> str:
+    """An image's id; empty if it does not exist."""
     command = ["buildah", "images", "--quiet", "--no-trunc", name]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -1,6 +1,6 @@
-"""The first process of the node's namespaces: sets them up, then buries the dead. When it ends, all in them ends.
+"""The first process of the node's namespaces. It sets them up and then reaps exited processes.
 
-Run by `node` with `unshare`, before anything else is there.
+`node` starts it with `unshare`. When it exits, the kernel ends all processes in the namespaces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SYSCTLS = {
 
 def main() -> None:
     for command in (
-        ("mount", "--make-rshared", "/"),  # volumes that a kubelet mounts are seen in containers
+        ("mount", "--make-rshared", "/"),  # so that containers see the volumes that the kubelet mounts
         ("mount", "-t", "proc", "proc", "/proc"),
         ("ip", "link", "set", "lo", "up"),
     ):

@@ -1,12 +1,12 @@
-"""This machine as the one node of a cluster: containerd, kubelet, kube-proxy and DNS, in namespaces of their own.
+"""This machine as the only node of a cluster: containerd, kubelet, kube-proxy and DNS, in separate namespaces.
 
     init ─► (mounts, processes, network, hostname) ─► containerd ─► kubelet ─► pods
               └ veth to this machine, bridge of the pods' network ─► kube-proxy, CoreDNS
 
-All of it hangs on one process, the namespaces' `init`: when that is killed, every process of the node ends, and its
-mounts, its iptables chains and its links are gone with their namespaces. Only control groups are left, and removed.
+The first process of the namespaces is `init`. When it is killed, the kernel ends all processes of the node and removes
+its mounts, iptables chains and links with the namespaces. Only control groups remain; `stop` removes them.
 
-It needs root, containerd, runc, the CNI plugins, iptables and conntrack; what is missing is told by its package's name.
+The node needs root, containerd, runc, the CNI plugins, iptables and conntrack. `check` names the missing packages.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from e2e.platform.processes import TIMEOUT_SECONDS, Processes, identity, process
 
 NAME = "localhost"
 OUTSIDE, INSIDE = "10.84.0.1", "10.84.0.2"
-"""The two ends of the cable between this machine and the node: tests reach the node's servers by the second."""
+"""Addresses of the veth pair: this machine's end and the node's. Tests reach the node's servers at the second."""
 GATEWAY, POD_NETWORK = "10.85.0.1", "10.85.0.0/16"
 SERVICE_NETWORK, DNS = "10.96.0.0/16", "10.96.0.10"
 PAUSE = "localhost/pause:1"
 BRIDGE = "pods"
-_CABLE = "tensafe-e2e"
+_VETH = "tensafe-e2e"
 _CGROUP = "tensafe-e2e"
 _MEMORY = 18 << 30
 _CNI = Path("/usr/lib/cni")
@@ -54,55 +54,58 @@ _COMMANDS = {
 
 
 class UnsupportedMachine(Exception):
-    """This machine cannot be a node; the message says what it lacks, and how that is mended. Only checks raise it: what
-    breaks after them is `ClusterError`.
+    """This machine cannot run the cluster; the message has the reason and the fix. Only checks raise it: any later
+    failure is a `ClusterError`.
     """
 
 
 class ClusterError(Exception):
-    """A part of the cluster that this machine can have does not work."""
+    """A part of the cluster failed on a machine that passed the checks."""
 
 
 def missing() -> set[str]:
-    """The Debian packages that a node needs and this machine lacks."""
+    """The Debian packages that the node needs and this machine lacks."""
     found = {package for command, package in _COMMANDS.items() if not shutil.which(command)}
     return found if (_CNI / "bridge").exists() else found | {"containernetworking-plugins"}
 
 
 def check() -> None:
-    """See whether this machine can be a node.
+    """Check whether this machine can be the node.
 
     Raises:
-        UnsupportedMachine: where it cannot.
+        UnsupportedMachine: it cannot.
     """
     if os.geteuid() != 0:
-        raise UnsupportedMachine("a node needs root: run it with sudo, or point KUBECONFIG at a cluster of your own")
+        raise UnsupportedMachine("the local cluster needs root: use sudo, or set KUBECONFIG to another cluster")
     if (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) < _MEMORY:
         raise UnsupportedMachine(
-            f"this machine has {memory >> 30} GiB of memory, and a cluster with a job on it takes 18"
+            f"this machine has {memory >> 30} GiB of memory, and a cluster with one job needs 18: "
+            "set KUBECONFIG to another cluster"
         )
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         raise UnsupportedMachine(
-            "this machine's control groups are of version 2, on which this cluster was never tried: point KUBECONFIG "
-            "at a cluster of your own"
+            "this machine has control groups of version 2, on which the local cluster was not tested: "
+            "set KUBECONFIG to another cluster"
         )
     if lacking := missing():
-        raise UnsupportedMachine(f"a node needs Debian's packages {', '.join(sorted(lacking))}: apt-get install them")
+        raise UnsupportedMachine(
+            f"Debian packages are missing ({', '.join(sorted(lacking))}): install them with apt-get install"
+        )
     probe = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnsupportedMachine(
-            f"this machine's kernel gives no namespaces ({done.stderr.strip()}): use one that can run containers"
+            f"this machine does not permit new namespaces ({done.stderr.strip()}): use one that can run containers"
         )
 
 
 class Node:
-    """The node. Its files are in `folder`, which is gone with it; images are kept in `store`.
+    """The node.
 
     Args:
-        folder: pids, sockets, configuration, pods' volumes.
-        store: containerd's, from one cluster to the next.
-        logs: of the servers.
+        folder: for process ids, sockets, configuration and pods' volumes; `stop` deletes it.
+        store: containerd's images, which later clusters use again.
+        logs: folder of the servers' logs.
     """
 
     def __init__(self, folder: Path, store: Path, logs: Path) -> None:
@@ -123,7 +126,7 @@ class Node:
         return Processes(self._folder, self._logs, within)
 
     def start_network(self) -> None:
-        """Make the namespaces, the cable and the pods' bridge."""
+        """Create the namespaces, the veth pair and the pods' bridge."""
         unshare = ["unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child"]
         script = str(Path(__file__).with_name("init.py"))
         with (self._logs / "init.log").open("ab") as log:
@@ -136,33 +139,33 @@ class Node:
             )
         assert outer.stdout is not None
         if outer.stdout.readline() != b"ready\n":
-            raise ClusterError(f"the node's namespaces cannot be set up: see {self._logs / 'init.log'}")
+            raise ClusterError(f"the node's namespaces could not be set up: see {self._logs / 'init.log'}")
         init = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
         self._init_file.write_text(identity(init))
-        _run("ip", "link", "add", _CABLE, "type", "veth", "peer", "name", "eth0", "netns", str(init))
-        _run("ip", "address", "add", f"{OUTSIDE}/30", "dev", _CABLE)
-        _run("ip", "link", "set", _CABLE, "up")
+        _run("ip", "link", "add", _VETH, "type", "veth", "peer", "name", "eth0", "netns", str(init))
+        _run("ip", "address", "add", f"{OUTSIDE}/30", "dev", _VETH)
+        _run("ip", "link", "set", _VETH, "up")
         for command in (
             ("address", "add", f"{INSIDE}/30", "dev", "eth0"),
             ("link", "set", "eth0", "up"),
             ("link", "add", BRIDGE, "type", "bridge"),
             ("address", "add", f"{GATEWAY}/16", "dev", BRIDGE),
             ("link", "set", BRIDGE, "up"),
-            ("route", "add", SERVICE_NETWORK, "dev", BRIDGE),  # the API server's way to webhooks; kube-proxy turns it
+            ("route", "add", SERVICE_NETWORK, "dev", BRIDGE),  # from the API server to webhooks; kube-proxy rewrites it
         ):
             self.run("ip", *command)
 
     def start_containerd(self) -> None:
-        """Start containerd, with the images that it has kept and without the containers of an earlier node."""
+        """Start containerd with the images in its store; delete the containers of an earlier node."""
         self._write("cni/10-pods.conflist", json.dumps(_cni(self._folder / "addresses")))
         self._write("containerd.toml", _containerd(self._store, self._folder, self.socket))
         self.processes.start("containerd", ["containerd", "--config", str(self._folder / "containerd.toml")])
-        _until(lambda: self._ctr("version").returncode == 0, "containerd does not answer")
+        _wait_until(lambda: self._ctr("version").returncode == 0, "containerd does not respond")
         for container in self._ctr("containers", "list", "--quiet").stdout.split():
             self._ctr("containers", "delete", container)
 
     def start_kubelet(self, kubeconfig: Path, authority: Path) -> None:
-        """Start the kubelet. `authority` is the certificate of whoever may ask it for logs."""
+        """Start the kubelet. `authority` is the certificate of the authority whose clients may read logs."""
         group = Path("/sys/fs/cgroup")
         for controller in group.iterdir():
             (controller / _CGROUP).mkdir(exist_ok=True)
@@ -178,7 +181,7 @@ class Node:
         self._serve("kubelet", built("kubelet"), flags)
 
     def start_proxy(self, kubeconfig: Path) -> None:
-        """Let services have addresses."""
+        """Start kube-proxy, for the addresses of Services."""
         settings = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -186,7 +189,7 @@ class Node:
             "clientConnection": {"kubeconfig": str(kubeconfig)},
             "clusterCIDR": POD_NETWORK,
             "hostnameOverride": NAME,
-            "conntrack": {"maxPerCore": 0, "min": 0},  # the kernel's settings are not ours to change
+            "conntrack": {"maxPerCore": 0, "min": 0},  # do not change the kernel's settings
             "healthzBindAddress": "127.0.0.1:10256",
             "metricsBindAddress": "127.0.0.1:10249",
         }
@@ -194,54 +197,54 @@ class Node:
         self._serve("kube-proxy", built("kube-proxy"), flags)
 
     def start_dns(self, kubeconfig: Path) -> None:
-        """Let services and pods have names."""
+        """Start CoreDNS, for the names of Services and pods."""
         zones = "cluster.local in-addr.arpa"
         plugins = f"kubernetes {zones} {{\n kubeconfig {kubeconfig}\n pods insecure\n}}\n cache 2\n errors"
         corefile = self._write("Corefile", f".:53 {{\n bind {GATEWAY}\n {plugins}\n}}\n")
         self._serve("coredns", program("coredns", "github.com/coredns/coredns"), {"conf": corefile}, dashes="-")
 
     def run(self, *command: str) -> str:
-        """What a command in the node's namespaces prints."""
+        """Run a command in the node's namespaces; return its output."""
         init = self._init()
         return _run("nsenter", "--target", str(init), "--mount", "--pid", "--net", "--", *command)
 
     def images(self) -> set[str]:
-        """The names of the images that containerd has."""
+        """Names of containerd's images."""
         return set(self._ctr("images", "list", "--quiet").stdout.split())
 
     def load(self, writer: list[str]) -> None:
-        """Give containerd the image in the archive that a command writes to its output."""
+        """Import the image archive that a command writes to its standard output."""
         with subprocess.Popen(writer, stdout=subprocess.PIPE) as writing:
             done = self._ctr("images", "import", "-", stdin=writing.stdout)
         assert not done.returncode and not writing.returncode, done.stderr
 
     def tag(self, name: str, other: str) -> None:
-        """Let an image that is there have another name, too."""
+        """Give an image a second name."""
         done = self._ctr("images", "tag", "--force", name, other)
         assert not done.returncode, done.stderr
 
     def untag(self, name: str) -> None:
-        """Forget a name of an image; the image stays while it has another."""
+        """Remove one name of an image. The image stays while it has another."""
         done = self._ctr("images", "remove", name)
         assert not done.returncode, done.stderr
 
     def stop(self) -> None:
-        """End all that the node is made of. What is not there is no error."""
+        """Remove all parts of the node. Parts that do not exist are no error."""
         if (init := self._init()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(init, 9)
-            _until(lambda: self._init() is None, "the node's first process does not end")
-        if Path(f"/sys/class/net/{_CABLE}").exists():  # its other end is gone by now, and so is it, or soon
-            subprocess.run(["ip", "link", "delete", _CABLE], capture_output=True, check=False)
+            _wait_until(lambda: self._init() is None, "the node's first process does not exit")
+        if Path(f"/sys/class/net/{_VETH}").exists():  # the kernel removes it with the other end, but maybe later
+            subprocess.run(["ip", "link", "delete", _VETH], capture_output=True, check=False)
         for controller in Path("/sys/fs/cgroup").iterdir():
             if (controller / _CGROUP).is_dir():
                 group = controller / _CGROUP
-                _until(functools.partial(_removed, group), f"{group} is in use")
+                _wait_until(functools.partial(_remove_group, group), f"{group} is in use")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self, name: str, command: Path, flags: Mapping[str, object], dashes: str = "--") -> None:
-        given = [f"{dashes}{flag}={value}" for flag, value in flags.items()]
-        self.processes.start(name, [str(command), *given], {"GOMAXPROCS": "2"})
+        arguments = [f"{dashes}{flag}={value}" for flag, value in flags.items()]
+        self.processes.start(name, [str(command), *arguments], {"GOMAXPROCS": "2"})
 
     def _ctr(self, *arguments: str, stdin: IO[bytes] | None = None) -> subprocess.CompletedProcess[str]:
         command = ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *arguments]
@@ -258,15 +261,16 @@ class Node:
         return self._folder / "init.pid"
 
     def _init(self) -> int | None:
-        """The process that all hangs on."""
+        """Id of the namespaces' first process; None if it does not run."""
         with contextlib.suppress(OSError):
             return process_of(self._init_file.read_text())
         return None
 
 
 def _containerd(store: Path, folder: Path, socket: Path) -> str:
-    """containerd's configuration. There is no CAP_SYS_RESOURCE in a container that plays a machine, so scores are only
-    ever raised.
+    """containerd's configuration.
+
+    A container that serves as a machine lacks CAP_SYS_RESOURCE, so OOM scores may only be raised.
     """
     cri = 'plugins."io.containerd.grpc.v1.cri"'
     return f"""
@@ -304,7 +308,7 @@ def _cni(addresses: Path) -> dict[str, object]:
 
 
 def _kubelet(socket: Path, authority: Path, resolve: Path) -> dict[str, object]:
-    """The kubelet's configuration. Images are never collected, since nothing could bring them back."""
+    """The kubelet's configuration. Garbage collection of images is off, since there is no registry to pull from."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -326,16 +330,16 @@ def _kubelet(socket: Path, authority: Path, resolve: Path) -> dict[str, object]:
     }
 
 
-def _until(happened: Callable[[], object], what: str) -> None:
+def _wait_until(condition: Callable[[], object], failure_message: str) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not happened():
+    while not condition():
         if time.monotonic() > deadline:
-            raise ClusterError(what)
-        time.sleep(0.05)  # nobody tells
+            raise ClusterError(failure_message)
+        time.sleep(0.05)  # no event reports it
 
 
-def _removed(group: Path) -> bool:
-    """Whether a control group and all in it is gone."""
+def _remove_group(group: Path) -> bool:
+    """Remove a control group with its children; return whether it no longer exists."""
     for folder, _, _ in os.walk(group, topdown=False):
         with contextlib.suppress(OSError):
             Path(folder).rmdir()

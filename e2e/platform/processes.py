@@ -1,7 +1,7 @@
-"""Servers in the background, each with a log: as children of this process, or in namespaces that outlive it.
+"""Servers in the background, each with a log: children of this process, or processes in namespaces that outlive it.
 
-Of each the process id is written down, with the time at which the process began, so that whoever comes later can tell
-it from another process of the same number.
+A file has each server's process id and start time. A later test process can find the server by it, and does not take
+another process with the same id for it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TIMEOUT_SECONDS = 300
 
 
 class Processes:
-    """Servers by name. Logs are NAME.log in `logs`, process ids NAME.pid in `folder`.
+    """Servers by name, with logs NAME.log in `logs` and process ids NAME.pid in `folder`.
 
     Args:
-        within: what a command is preceded by, such as nsenter's call; it may start the command as a child.
+        within: command that precedes each server's command, such as nsenter. It may start the server as its child.
     """
 
     def __init__(self, folder: Path, logs: Path | None = None, within: Sequence[str] = ()) -> None:
@@ -30,7 +30,7 @@ class Processes:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a server. It goes on when this process ends."""
+        """Start a server, which keeps running when this process exits."""
         with (self.logs / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
                 [*self._within, *command],
@@ -45,19 +45,19 @@ class Processes:
         self._file(name).write_text(identity(self._innermost(child.pid)))
 
     def running(self, name: str) -> bool:
-        """Whether the server is there still."""
+        """Whether the server runs."""
         if (child := self._children.get(name)) is not None:
             child.poll()
         return self.pid(name) is not None
 
     def pid(self, name: str) -> int | None:
-        """The server's process id; None where it does not run."""
+        """The server's process id; None if it does not run."""
         with contextlib.suppress(OSError):
             return process_of(self._file(name).read_text())
         return None
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one server, and wait until it is gone; SIGSTOP freezes it until SIGCONT."""
+        """Send a signal to one server and wait until it has exited. SIGSTOP pauses it until SIGCONT, without a wait."""
         pid = self.pid(name)
         if pid is None:
             return
@@ -65,48 +65,48 @@ class Processes:
         if number not in (signal.SIGSTOP, signal.SIGCONT):
             deadline = time.monotonic() + TIMEOUT_SECONDS
             while self.running(name):
-                assert time.monotonic() < deadline, f"{name} does not end"
-                time.sleep(0.01)  # it may be nobody's child here
+                assert time.monotonic() < deadline, f"{name} does not exit"
+                time.sleep(0.01)  # it may not be a child of this process
             if (child := self._children.pop(name, None)) is not None:
                 child.wait()
             self._file(name).unlink()
 
     def log(self, name: str) -> str:
-        """The last lines that a server wrote."""
+        """The last lines of a server's log."""
         return (self.logs / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.pid"
 
     def _innermost(self, pid: int) -> int:
-        """The process that the command itself became."""
+        """The process that runs the server's own command."""
         if not self._within:
             return pid
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            assert time.monotonic() < deadline, f"{self._within[0]} starts nothing"
+            assert time.monotonic() < deadline, f"{self._within[0]} starts no process"
             time.sleep(0.01)
         return int(children[0])
 
 
 def identity(pid: int) -> str:
-    """What tells a process from all others: its number, and when it began, in ticks since the machine did."""
-    return f"{pid} {_began(pid)}"
+    """A process' unique identity: its id, and its start time in clock ticks since boot."""
+    return f"{pid} {_start_time(pid)}"
 
 
 def process_of(identity: str) -> int | None:
-    """The number of a process that is there; None where it has ended."""
-    pid, began = identity.split()
+    """The id of a running process; None if it has exited."""
+    pid, started = identity.split()
     with contextlib.suppress(OSError):
-        if _began(int(pid)) == began and _stat(int(pid))[0] != "Z":
+        if _start_time(int(pid)) == started and _stat(int(pid))[0] != "Z":
             return int(pid)
     return None
 
 
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     return _stat(pid)[19]
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the command's name, which may hold blanks; the state is the first."""
+    """The fields of /proc/PID/stat after the command's name, which may contain spaces. The first is the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

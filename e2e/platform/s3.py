@@ -1,6 +1,6 @@
-"""A real S3 server on loopback: versitygw, built from its Go module once and kept outside the tree.
+"""A real S3 server on loopback: versitygw, built once from its Go module and kept outside the tree.
 
-The first build takes a minute on two cores. Where no Go is to be had, tests that ask for the server are skipped.
+The first build takes a minute on two cores. Tests that need the server are skipped where Go is unavailable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.platform.controlplane import Authority
+from e2e.platform.controlplane import CertificateAuthority
 from e2e.platform.gotools import program
 from e2e.platform.processes import TIMEOUT_SECONDS
 
@@ -23,7 +23,7 @@ BUCKET = "clinic"
 
 
 class S3:
-    """The server: its endpoint, the environment that clients need for it, and where it keeps its objects."""
+    """The server: its endpoint, the environment that its clients need, and the folder of its objects."""
 
     def __init__(self, root: Path, *, tls: bool) -> None:
         self.root = root
@@ -36,23 +36,23 @@ class S3:
             "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16),
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-        given = ["--port", f"127.0.0.1:{self._port}", "--quiet"]
+        flags = ["--port", f"127.0.0.1:{self._port}", "--quiet"]
         if tls:
-            authority = Authority(root.parent)
+            authority = CertificateAuthority(root.parent)
             certificate, key = authority.issue("s3", "s3", server=["127.0.0.1"])
-            given += ["--cert", str(certificate), "--key", str(key)]
+            flags += ["--cert", str(certificate), "--key", str(key)]
             self.environment["AWS_CA_BUNDLE"] = str(authority.certificate)
-        self._command = [str(program("s3", PACKAGE)), *given, "posix", "--sidecar", str(_sidecar(root)), str(root)]
+        self._command = [str(program("s3", PACKAGE)), *flags, "posix", "--sidecar", str(_sidecar(root)), str(root)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def objects(self, prefix: str = "") -> list[str]:
-        """The keys in the bucket, as the server's disk has them."""
+        """The keys of the bucket's objects, read from the server's disk."""
         bucket = self.root / BUCKET
         keys = (path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file())
         return sorted(key for key in keys if key.startswith(prefix))
 
     def start(self) -> None:
-        """Start it, and return when it listens."""
+        """Start the server, and return once it listens."""
         keys = {
             "ROOT_ACCESS_KEY": self.environment["AWS_ACCESS_KEY_ID"],
             "ROOT_SECRET_KEY": self.environment["AWS_SECRET_ACCESS_KEY"],
@@ -61,7 +61,7 @@ class S3:
         _wait_until_it_listens(self._process, self._port)
 
     def stop(self) -> None:
-        """End it. What it stores stays."""
+        """Stop the server. Its objects stay."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -69,24 +69,24 @@ class S3:
 
 @contextmanager
 def server(root: Path, *, tls: bool = False) -> Iterator[S3]:
-    """A server with one empty bucket, whose objects are files below `root`.
+    """Run a server with one empty bucket, whose objects are files below `root`.
 
     Args:
-        tls: whether it speaks TLS alone, with a certificate of an authority of its own; the environment tells clients
-            whom to trust.
+        tls: whether the server accepts only TLS. Its certificate is of a new authority, which the environment names to
+            clients.
     """
     (root / BUCKET).mkdir(parents=True)
-    made = S3(root, tls=tls)
+    running = S3(root, tls=tls)
     try:
-        made.start()
-        yield made
+        running.start()
+        yield running
     finally:
-        made.stop()
+        running.stop()
 
 
 def _sidecar(root: Path) -> Path:
-    """Where objects' metadata lie: the test's file system may lack extended attributes."""
-    place = root.with_name(f"metadata-of-{root.name}")  # versitygw compares names, so it must not begin with the root's
+    """Create the folder for objects' metadata, because the file system may lack extended attributes."""
+    place = root.with_name(f"metadata-of-{root.name}")  # versitygw rejects a name that starts with the root's
     place.mkdir()
     return place
 
@@ -98,6 +98,6 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
-            assert process.poll() is None, "the S3 server ended"
-            assert time.monotonic() < deadline, "the S3 server does not listen"
+            assert process.poll() is None, "the S3 server has exited"
+            assert time.monotonic() < deadline, "the S3 server does not listen in time"
             time.sleep(0.05)

@@ -1,5 +1,6 @@
-"""What a cluster is made of. `go.mod` in each folder beside this file says the same of what is built from Go modules;
-a test compares the two.
+"""Versions of the programs that a cluster consists of.
+
+The `go.mod` files in the folders next to this file pin the same versions; a test compares them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ARGO_CD = "v3.1.0"
 KUEUE = "v0.15.0"
 CYCLONUS = "v0.5.6"
 DEBIAN = "bookworm"
-"""Of the base image; containerd, runc, buildah and the rest are the machine's own packages."""
+"""Release of the base image. containerd, runc, buildah and other tools are packages of the machine itself."""
 
 KUBERNETES_FLAGS = f"-X k8s.io/component-base/version.gitVersion={KUBERNETES}"
-"""What Kubernetes' programs are linked with: without it `kubectl version` cannot read its own."""
+"""Linker flags of Kubernetes' programs. Without them `kubectl version` cannot parse its own version."""

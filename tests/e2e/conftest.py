@@ -1,4 +1,4 @@
-"""A cluster with pods for tests that are marked `e2e`: this machine's own, or the one that KUBECONFIG names."""
+"""The cluster for tests that are marked `e2e`: one of this machine (kind, or namespaces), or that of KUBECONFIG."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from pathlib import Path
 
 import pytest
 
+from e2e.platform import kind
 from e2e.platform.cluster import Cluster
-from e2e.platform.controlplane import Authority
+from e2e.platform.controlplane import CertificateAuthority
 from e2e.platform.fixtures.stopwatch import Stopwatch
 from e2e.platform.fixtures.team_namespace import TeamNamespace
 from e2e.platform.gotools import GoUnavailable, home
+from e2e.platform.kind import KindCluster
 from e2e.platform.node import UnsupportedMachine
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart" / "make_data.py"
 REQUIRED = "TENSAFE_E2E_REQUIRED"
-"""Environment variable: set where scenarios that cannot run are a failure."""
+"""Environment variable. If it is set, a scenario that cannot run fails instead of being skipped."""
 _STOPWATCH = Stopwatch(home() / "times.jsonl", here=not os.environ.get("KUBECONFIG"))
 _FAILED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let the fixtures of a test know that it has failed."""
+    """Record a failure for the fixtures of the test, and write it to a file at once."""
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
-    if report.failed:  # a long run tells all failures at its end, which is late for who watches it
+    if report.failed:  # pytest prints failures only at the end of the run
         folder = home() / "dumps" / item.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "failure.txt").write_text(report.longreprtext)
@@ -39,12 +41,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_report_header() -> str:
-    return f"scenarios on pods: {os.environ.get('KUBECONFIG') or 'a cluster of this machine alone'}"
+    return f"scenarios on pods: {os.environ.get('KUBECONFIG') or 'a local cluster'}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _STOPWATCH.lines:
-        terminalreporter.section("how long it took")
+        terminalreporter.section("durations of scenarios")
         for line in _STOPWATCH.lines:
             terminalreporter.write_line(line)
 
@@ -55,17 +57,17 @@ def stopwatch() -> Stopwatch:
 
 
 @pytest.fixture(scope="session")
-def local_cluster(request: pytest.FixtureRequest) -> Cluster | None:
-    """This machine's cluster, up; None where the tests are pointed at another one."""
+def any_cluster(request: pytest.FixtureRequest) -> Cluster | KindCluster | None:
+    """The local cluster, running; None if KUBECONFIG names another one."""
     if os.environ.get("KUBECONFIG"):
         return None
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
-    def say(what: str) -> None:
+    def log(message: str) -> None:
         with capture.global_and_fixture_disabled():
-            print(f"\n  {what}", end="", flush=True)
+            print(f"\n  {message}", end="", flush=True)
 
-    cluster = Cluster(say)
+    cluster = KindCluster(log) if kind.is_available() else Cluster(log)
     try:
         with _STOPWATCH("cluster up, with KubeRay and TenSafe"):
             cluster.up()
@@ -75,17 +77,26 @@ def local_cluster(request: pytest.FixtureRequest) -> Cluster | None:
     return cluster
 
 
+@pytest.fixture(scope="session")
+def local_cluster(any_cluster: Cluster | KindCluster | None) -> Cluster | None:
+    """The cluster in namespaces of this machine; None if the tests run on kind or on KUBECONFIG's cluster."""
+    return any_cluster if isinstance(any_cluster, Cluster) else None
+
+
 @pytest.fixture
 def disposable_cluster(local_cluster: Cluster | None) -> Cluster:
-    """For what is done to a whole cluster, or to the machine that it runs on: only our own."""
+    """The local cluster, for scenarios that act on a whole cluster or on its machine."""
     if local_cluster is None:
-        pytest.skip("this is done to a whole cluster, and only to one of our own: unset KUBECONFIG")
+        pytest.skip(
+            "this scenario acts on a whole cluster, so it runs only on the one in namespaces of this machine: "
+            "unset KUBECONFIG, and run it on a machine without kind"
+        )
     return local_cluster
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(local_cluster: Cluster | None) -> Path:
-    return local_cluster.kubeconfig if local_cluster else Path(os.environ["KUBECONFIG"])
+def kubeconfig(any_cluster: Cluster | KindCluster | None) -> Path:
+    return any_cluster.kubeconfig if any_cluster else Path(os.environ["KUBECONFIG"])
 
 
 @pytest.fixture(scope="session")
@@ -99,22 +110,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def team(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
     """A team's namespace."""
-    with _opened(TeamNamespace(kubeconfig, _name()), request) as made:
-        yield made
+    with _opened(TeamNamespace(kubeconfig, _name()), request) as team:
+        yield team
 
 
 @pytest.fixture
 def other_team(kubeconfig: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
-    """Another team's."""
-    with _opened(TeamNamespace(kubeconfig, _name()), request) as made:
-        yield made
+    """Another team's namespace."""
+    with _opened(TeamNamespace(kubeconfig, _name()), request) as team:
+        yield team
 
 
 @pytest.fixture
 def tls_team(kubeconfig: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
-    """A team's namespace whose S3 server speaks TLS, with a certificate of the team's own authority."""
-    with _opened(TeamNamespace(kubeconfig, _name(), Authority(tmp_path)), request) as made:
-        yield made
+    """A team's namespace whose S3 server uses TLS, with a certificate of the team's own authority."""
+    with _opened(TeamNamespace(kubeconfig, _name(), CertificateAuthority(tmp_path)), request) as team:
+        yield team
 
 
 def _name() -> str:
@@ -122,15 +133,15 @@ def _name() -> str:
 
 
 @contextlib.contextmanager
-def _opened(made: TeamNamespace, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
-    """A namespace of a test. When that fails, or does not begin, all about it is written down before it is deleted."""
-    made.create_namespace()
-    begun = False
+def _opened(team: TeamNamespace, request: pytest.FixtureRequest) -> Iterator[TeamNamespace]:
+    """Create a test's namespace, and delete it at the end. After a failure, first write logs to files."""
+    team.create_namespace()
+    ready = False
     try:
-        made.deploy_storage()
-        begun = True
-        yield made
+        team.deploy_storage()
+        ready = True
+        yield team
     finally:
-        if not begun or request.node.stash.get(_FAILED, False):
-            made.write_diagnostics(home() / "dumps" / request.node.name / made.namespace)
-        made.delete()
+        if not ready or request.node.stash.get(_FAILED, False):
+            team.write_diagnostics(home() / "dumps" / request.node.name / team.namespace)
+        team.delete()

@@ -64,7 +64,7 @@ def test_it_waits_says_why_and_goes_on_once_it_is_mended(
     try:
         with held_up(team, stopwatch, "ImagePullFailed", **changes) as told:
             assert image in told
-            local_cluster.node.tag(images.ours()[1], image)
+            local_cluster.node.tag(images.names_of_ours()[1], image)
     finally:
         local_cluster.node.untag(image)
 

@@ -35,9 +35,9 @@ def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_with
 
 
 def test_the_same_sources_make_the_same_image(disposable_cluster: Cluster) -> None:
-    operator, _ = images.ours()
+    operator, _ = images.names_of_ours()
     again = operator.replace(images.PREFIX, f"{images.PREFIX}again/")
-    images.make(f"{images.PREFIX}again/", "operator", FRESH="1")
-    made = images.identity(again)
-    images.forget(again)
-    assert made == images.identity(operator)
+    images.build_ours(f"{images.PREFIX}again/", "operator", FRESH="1")
+    made = images.image_id(again)
+    images.remove_name(again)
+    assert made == images.image_id(operator)

@@ -83,7 +83,7 @@ def ray_job(name: str, entrypoint: str) -> dict[str, Any]:
             "submissionMode": "HTTPMode",
             "shutdownAfterJobFinishes": True,
             "rayClusterSpec": {
-                "rayVersion": Settings(image=images.ours()[1]).ray_version,
+                "rayVersion": Settings(image=images.names_of_ours()[1]).ray_version,
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0"},
                     "template": template("ray-head", cluster["head"]),
@@ -105,5 +105,10 @@ def ray_job(name: str, entrypoint: str) -> dict[str, Any]:
 
 def template(name: str, size: dict[str, str]) -> dict[str, Any]:
     resources = {"requests": {"cpu": size["cpus"], "memory": size["memory"]}, "limits": {"memory": size["memory"]}}
-    container = {"name": name, "image": images.ours()[1], "imagePullPolicy": "IfNotPresent", "resources": resources}
+    container = {
+        "name": name,
+        "image": images.names_of_ours()[1],
+        "imagePullPolicy": "IfNotPresent",
+        "resources": resources,
+    }
     return {"spec": {"containers": [container]}}

@@ -24,11 +24,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_first_cluster_needs_more_room_than_this() -> None:
-    with pytest.raises(UnsupportedMachine, match="has 20 GiB of free disk, and a cluster's builds and images take 28"):
+    with pytest.raises(
+        UnsupportedMachine, match="has 20 GiB of free disk, and the cluster's builds and images need 28"
+    ):
         Cluster().check()
 
 
 def test_one_whose_images_are_there_does_not() -> None:
     home().mkdir(parents=True)
-    (home() / "loaded.json").write_text(json.dumps({images.ours()[1]: "sha256:1"}))
+    (home() / "loaded.json").write_text(json.dumps({images.names_of_ours()[1]: "sha256:1"}))
     Cluster().check()
