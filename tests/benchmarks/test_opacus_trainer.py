@@ -1,4 +1,4 @@
-"""The peer is a fair one: its settings are those that were asked for, and its arithmetic is DP-SGD's."""
+"""The comparison is fair: Opacus runs with the requested settings, and its arithmetic is that of DP-SGD."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ CLIP, EXPECTED = 0.5, 10
 
 
 class Tiny(nn.Module):
-    """A linear classifier with the call of a Hugging Face model."""
+    """A linear classifier that is called like a Hugging Face model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def rows() -> TensorDataset:
 
 
 def clipped_mean(rows: TensorDataset) -> torch.Tensor:
-    """One example at a time: clip, sum, divide by the public batch size."""
+    """Compute the reference one example at a time: clip, sum, divide by the public batch size."""
     model = Tiny()
     total = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     for ids, mask, label in rows:
@@ -47,7 +47,7 @@ def clipped_mean(rows: TensorDataset) -> torch.Tensor:
 def test_step_is_the_clipped_sum_over_the_public_batch_size(
     rows: TensorDataset, micro_batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Plain gradient descent at rate 1, every row drawn, no noise: the weights move by the negative gradient.
+    # With plain gradient descent at rate 1, all rows drawn and no noise, the weights move by the negative gradient.
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr=lr))
     model = Tiny()
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -66,7 +66,7 @@ def test_step_is_the_clipped_sum_over_the_public_batch_size(
     torch.testing.assert_close(before - after, clipped_mean(rows), rtol=1e-4, atol=1e-6)
 
 
-def test_draws_are_at_the_rate_that_was_asked_for(rows: TensorDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_have_the_requested_rate(rows: TensorDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(opacus_trainer, "take_step", lambda model, optimizer, batch, micro: drawn.append(len(batch[0])))
     settings = opacus_trainer.Settings(1.0, sample_rate=0.35, steps=2000, expected_batch=5, learning_rate=0.1)
@@ -74,11 +74,11 @@ def test_draws_are_at_the_rate_that_was_asked_for(rows: TensorDataset, monkeypat
     mean = sum(drawn) / len(drawn)
     standard_error = (12 * 0.35 * 0.65 / 2000) ** 0.5
     assert len(drawn) == 2000
-    assert abs(mean - 12 * 0.35) < 5 * standard_error  # make_private's own 1/len(loader) would be 1/2
+    assert abs(mean - 12 * 0.35) < 5 * standard_error  # make_private's own rate, 1/len(loader), would be 1/2
 
 
 @pytest.mark.parametrize(("steps", "warmup_ratio", "warmup"), [(81, 0.1, 9), (40, 0.1, 4), (10, 0.0, 0)])
-def test_schedule_is_tensafes(steps: int, warmup_ratio: float, warmup: int) -> None:
+def test_schedule_equals_tensafes(steps: int, warmup_ratio: float, warmup: int) -> None:
     theirs = learning_rate_schedule(1.0, "Linear", steps, warmup)
     for step in range(steps):
         assert opacus_trainer.linear_schedule(step, steps, warmup_ratio) == pytest.approx(theirs(step))
