@@ -36,7 +36,7 @@ def test_slow_arithmetic_is_done_beside_the_event_loop(
 
     monkeypatch.setattr(reconcile, "decide", noted)
     changes = {"metadata__resourceVersion": "1", "spec__suspend": True}
-    world = FakeCluster.with_job(spec__privacy__accountant=accountant, **changes)
+    cluster = FakeCluster.with_job(spec__privacy__accountant=accountant, **changes)
     reconciler: Any = reconcile.Reconciler(Api(), SETTINGS)  # type: ignore[arg-type]
-    asyncio.run(reconciler.reconcile("clinic", "claims-triage", world.observed()))
+    asyncio.run(reconciler.reconcile("clinic", "claims-triage", cluster.observe()))
     assert set(threads) == {aside}

@@ -1,4 +1,4 @@
-"""Why nothing runs: each obstacle by its reason, with the object's name."""
+"""Each blocker is reported by its reason, with the name of the object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster
+from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job
 from tensafe_api.reasons import Reason
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker
 from tensafe_operator.plan.observed import ClusterWarning, Observed
@@ -16,107 +16,140 @@ def pod(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "w-1", "labels": {"ray.io/node-type": "worker"}}, "status": status}
 
 
-def waiting(reason: str, message: str = "") -> dict[str, Any]:
+def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": message}}
     return pod(containerStatuses=[{"name": "ray", "image": "registry/none:1", "state": state}])
 
 
-def seen(*pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True) -> Observed:
+def observe(*pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True) -> Observed:
     return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay)
 
 
 _UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
 
-_NOT_MADE = "FailedToCreateHeadPod"
-_LACKS = {"reason": "CreateContainerConfigError", "message": 'secret "later" not found'}
+_PODS_REFUSED = "FailedToCreateHeadPod"
+_MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "later" not found'}
 
 
 @pytest.mark.parametrize(
-    ("observed", "reason", "says"),
+    ("observed", "reason", "text"),
     [
-        (seen(kuberay=False), Reason.KUBERAY_MISSING, "KubeRay"),
-        (seen(waiting("ImagePullBackOff")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
-        (seen(waiting("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
-        (seen(waiting("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
-        (seen(waiting("CreateContainerConfigError", 'secret "hub" not found')), Reason.SECRET_MISSING, "hub"),
-        (seen(waiting("CreateContainerConfigError", 'configmap "tuning" not found')), Reason.SECRET_MISSING, "tuning"),
+        (observe(kuberay=False), Reason.KUBERAY_MISSING, "KubeRay"),
+        (observe(waiting_pod("ImagePullBackOff")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
+        (observe(waiting_pod("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
+        (observe(waiting_pod("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
+        (observe(waiting_pod("CreateContainerConfigError", 'secret "hub" not found')), Reason.SECRET_MISSING, "hub"),
         (
-            seen(waiting("CreateContainerConfigError", "couldn't find key token in Secret clinic/hub")),
+            observe(waiting_pod("CreateContainerConfigError", 'configmap "tuning" not found')),
+            Reason.SECRET_MISSING,
+            "tuning",
+        ),
+        (
+            observe(waiting_pod("CreateContainerConfigError", "couldn't find key token in Secret clinic/hub")),
             Reason.SECRET_MISSING,
             "key token",
         ),
         (
-            seen(waiting("CreateContainerConfigError", "couldn't find key batch in ConfigMap clinic/tuning")),
+            observe(waiting_pod("CreateContainerConfigError", "couldn't find key batch in ConfigMap clinic/tuning")),
             Reason.SECRET_MISSING,
             "key batch",
         ),
         (
-            seen(waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")),
+            observe(waiting_pod("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")),
             Reason.ROOT_IMAGE,
             "will run as root",
         ),
         (
-            seen(
-                waiting("CreateContainerConfigError", "container has runAsNonRoot and image has non-numeric user (ray)")
+            observe(
+                waiting_pod(
+                    "CreateContainerConfigError", "container has runAsNonRoot and image has non-numeric user (ray)"
+                )
             ),
             Reason.ROOT_IMAGE,
             "(ray)",
         ),
         (
-            seen(waiting("CreateContainerConfigError", "container's runAsUser breaks non-root policy")),
+            observe(waiting_pod("CreateContainerConfigError", "container's runAsUser breaks non-root policy")),
             Reason.ROOT_IMAGE,
             "runAsUser",
         ),
         (
-            seen(waiting("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "data"')),
+            observe(waiting_pod("CreateContainerConfigError", 'failed to prepare subPath for volumeMount "data"')),
             Reason.CONTAINER_REFUSED,
             "subPath",
         ),
-        (seen(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
+        (observe(pod(conditions=[_UNSCHEDULABLE])), Reason.UNSCHEDULABLE, "no GPU"),
         (
-            seen(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
+            observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found'),)),
             Reason.SECRET_MISSING,
             "s3-keys",
         ),
         (
-            seen(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", "references non-existent secret key: id"),)),
+            observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", "references non-existent secret key: id"),)),
             Reason.SECRET_MISSING,
             "key: id",
         ),
         (
-            seen(warnings=(ClusterWarning("RayJob", "a1", "FailedCreate", "exceeded quota: few"),)),
+            observe(warnings=(ClusterWarning("RayJob", "a1", "FailedCreate", "exceeded quota: few"),)),
             Reason.QUOTA_EXCEEDED,
             "few",
         ),
         (
-            seen(warnings=(ClusterWarning("RayCluster", "a1", _NOT_MADE, "failed quota: q: must specify limits.cpu"),)),
+            observe(
+                warnings=(
+                    ClusterWarning("RayCluster", "a1", _PODS_REFUSED, "failed quota: q: must specify limits.cpu"),
+                )
+            ),
             Reason.QUOTA_EXCEEDED,
             "limits.cpu",
         ),
-        (seen(pod(initContainerStatuses=[{"state": {"waiting": _LACKS}}])), Reason.SECRET_MISSING, '"later"'),
-        (seen(warnings=(ClusterWarning("RayJob", "a1", "Forbidden", "not allowed"),)), Reason.FORBIDDEN, "not allowed"),
+        (
+            observe(pod(initContainerStatuses=[{"state": {"waiting": _MISSING_SECRET}}])),
+            Reason.SECRET_MISSING,
+            '"later"',
+        ),
+        (
+            observe(warnings=(ClusterWarning("RayJob", "a1", "Forbidden", "not allowed"),)),
+            Reason.FORBIDDEN,
+            "not allowed",
+        ),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else "",
 )
-def test_what_stands_in_the_way(observed: Observed, reason: Reason, says: str) -> None:
+def test_blocker_names_its_reason_and_object(observed: Observed, reason: Reason, text: str) -> None:
     found = find_blocker(observed)
     assert found is not None
     assert found.reason is reason
-    assert says in found.message
+    assert text in found.message
 
 
-def test_a_volume_that_cannot_be_mounted_is_no_missing_secret() -> None:
-    told = ClusterWarning(
+def test_volume_that_cannot_be_mounted_is_not_a_missing_secret() -> None:
+    warning = ClusterWarning(
         "Pod", "w-1", "FailedMount", "driver name efs.csi.aws.com not found in the list of CSI drivers"
     )
-    assert find_blocker(seen(warnings=(told,))) is None
+    assert find_blocker(observe(warnings=(warning,))) is None
 
 
-def test_who_may_not_run_as_root_is_told_the_field() -> None:
+def test_fix_for_a_root_image_names_the_field() -> None:
     assert "cluster.securityContext.runAsUser" in Reason.ROOT_IMAGE.fix
 
 
-def test_nothing_stands_in_the_way_of_pods_that_run() -> None:
+def test_running_pods_are_not_blocked() -> None:
     running = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
-    assert find_blocker(seen(running)) is None
+    assert find_blocker(observe(running)) is None
     assert count_ready_workers([running, pod(phase="Pending")]) == 1
+
+
+def test_running_job_is_stalled_while_lost_workers_cannot_be_scheduled() -> None:
+    """As after a drain, where no other node has room: the ledger still says that steps are being made."""
+    cluster, operator = running_job()
+    (worker,) = (pod for name, pod in cluster.pods.items() if name.endswith("worker"))
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no room"}
+    before, worker["status"] = worker["status"], {"phase": "Pending", "conditions": [no_room]}
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    assert condition(cluster, "Stalled")["reason"] == "Unschedulable"
+    worker["status"] = before
+    operator.settle()
+    assert cluster.status["phase"] == "Running"
+    assert condition(cluster, "Stalled")["status"] == "False"

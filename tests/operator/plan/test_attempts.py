@@ -1,0 +1,100 @@
+"""The state of an attempt, from its RayJob and the ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import SETTINGS, condition, running_job, started_job
+from tensafe_operator import names
+
+
+def test_job_succeeds_only_when_ray_and_the_ledger_agree() -> None:
+    cluster, operator = running_job()
+    cluster.charge(15)
+    cluster.record_outcome("Completed")
+    operator.settle()
+    assert cluster.status["phase"] == "Running"
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded"
+    assert cluster.status["finalModel"]["uri"] == "s3://m/final"
+    assert condition(cluster, "Ready")["status"] == condition(cluster, "Succeeded")["status"] == "True"
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "STOPPED"])
+def test_end_without_a_final_checkpoint_is_a_failed_attempt(status: str) -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job(status)
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    assert cluster.status["attempts"][0]["reason"] in ("InternalError", "WorkerLost")
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
+def test_attempt_with_outcome_suspended_is_interrupted_whatever_ray_reports(status: str) -> None:
+    """The pods terminated before the driver received the end of the workers."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Suspended")
+    cluster.end_ray_job(status)
+    operator.settle()
+    assert cluster.status["attempts"][0]["reason"] == "Interrupted"
+    assert cluster.status["phase"] == "Starting"
+
+
+def test_exhausted_budget_ends_the_job_with_a_model() -> None:
+    cluster, operator = running_job()
+    cluster.record_outcome("BudgetExhausted")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "BudgetExhausted"
+    assert condition(cluster, "Succeeded")["status"] == "True"
+    assert condition(cluster, "Succeeded")["reason"] == "BudgetExhausted"
+
+
+def test_deleted_ray_job_is_a_failed_attempt() -> None:
+    cluster, operator = running_job()
+    cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
+    operator.settle()
+    assert cluster.status["attempts"][0]["message"] == "its RayJob was deleted"
+    cluster.remove_terminating_pods()
+    cluster.now += 11
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
+    assert cluster.status["privacy"]["stepsCharged"] == 5
+
+
+@pytest.mark.parametrize("acquired", [False, True], ids=["before-acquisition", "after-acquisition"])
+def test_attempt_that_charges_nothing_is_retried_after_the_stall_time(acquired: bool) -> None:
+    cluster, operator = started_job()
+    cluster.start_pods()
+    if acquired:
+        cluster.acquire_ledger()
+    operator.settle()
+    assert operator.wake == cluster.now + SETTINGS.stall_seconds
+    cluster.now += SETTINGS.stall_seconds
+    operator.settle()
+    assert cluster.status["attempts"][0]["reason"] == "WorkerLost"
+    assert condition(cluster, "Failed")["status"] == "False"
+
+
+def test_job_fails_after_the_last_attempt_that_a_ledger_can_record() -> None:
+    cluster, operator = running_job()
+    assert cluster.ledger is not None
+    cluster.ledger["status"]["attempt"] = 64
+    cluster.end_ray_job("FAILED")
+    cluster.remove_terminating_pods()
+    operator.settle()
+    cluster.now += 60
+    operator.settle()
+    assert (cluster.status["phase"], condition(cluster, "Failed")["reason"]) == ("Failed", "AttemptsExhausted")
+
+
+def test_number_of_an_attempt_is_read_from_its_name_and_not_from_a_label() -> None:
+    cluster, operator = running_job()
+    cluster.ray_jobs["claims-triage-a1"]["metadata"]["labels"][names.ATTEMPT] = "64"
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    cluster.pods = {}
+    cluster.now += 60
+    operator.settle()
+    assert [each["number"] for each in cluster.status["attempts"]] == [1, 2]

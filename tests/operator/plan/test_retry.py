@@ -1,0 +1,69 @@
+"""What follows from the end of an attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import condition, running_job, started_job
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import Attempt
+from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.attempts import Assessment, AttemptState
+from tensafe_operator.plan.retry import backoff_end, state_after
+
+
+def ended(number: int, reason: Reason = Reason.WORKER_LOST) -> Attempt:
+    return Attempt(number=number, end_time=format_time(1000), reason=reason.value)
+
+
+def test_permanent_failure_ends_the_job() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED", "exit code 71, last available logs: Jane Doe")  # DatasetUnsuitable
+    operator.settle()
+    assert cluster.status["phase"] == "Failed"
+    failed = condition(cluster, "Failed")
+    assert failed["reason"] == "DatasetUnsuitable"
+    assert "RayJob's status.message" in failed["message"] and "Jane" not in failed["message"]
+
+
+def test_job_fails_after_max_attempts() -> None:
+    cluster, operator = started_job(spec__retry={"maxAttempts": 2})
+    for _ in range(2):
+        cluster.start_pods()
+        cluster.end_ray_job("FAILED")
+        operator.settle()
+        cluster.remove_terminating_pods()
+        cluster.now += 600
+        operator.settle()
+    assert cluster.status["phase"] == "Failed"
+    assert condition(cluster, "Failed")["reason"] == "AttemptsExhausted"
+    assert len(cluster.created) == 2
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(1, 10), (2, 20), (3, 40), (5, 160), (6, 300), (30, 300)])
+def test_backoff_doubles_with_each_failure_up_to_five_minutes(failures: int, seconds: float) -> None:
+    attempts = [ended(number) for number in range(1, failures + 1)]
+    assert backoff_end(attempts, attempts[-1]) == 1000 + seconds
+
+
+def test_interrupted_attempt_is_repeated_at_once_and_not_counted() -> None:
+    attempts = [ended(1), ended(2, Reason.INTERRUPTED)]
+    assert backoff_end(attempts, attempts[-1]) == 1000
+    failed = Assessment(AttemptState.FAILED, Reason.WORKER_LOST)
+    assert state_after(failed, [*attempts, ended(3)], 3, suspend=False).phase is Phase.STARTING
+    assert state_after(failed, [*attempts, ended(3)], 2, suspend=False).phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    ("state", "suspend", "phase"),
+    [
+        (AttemptState.SUCCEEDED, False, Phase.SUCCEEDED),
+        (AttemptState.EXHAUSTED, False, Phase.BUDGET_EXHAUSTED),
+        (AttemptState.SUSPENDED, True, Phase.SUSPENDED),
+        (AttemptState.SUSPENDED, False, Phase.STARTING),
+        (AttemptState.FAILED, False, Phase.STARTING),
+        (AttemptState.FAILED, True, Phase.STARTING),
+    ],
+)
+def test_phase_after_the_end_of_an_attempt(state: AttemptState, suspend: bool, phase: Phase) -> None:
+    assert state_after(Assessment(state, Reason.WORKER_LOST), [ended(1)], 5, suspend=suspend).phase is phase
