@@ -71,7 +71,7 @@ def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, th
 def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
     """An ordinary step on every unit of ``shard``."""
     training = parts.job.spec.training
-    parts.gradients.close()
+    parts.per_example_gradients.close()
 
     def step(_: int) -> None:
         for batch in micro_batches(

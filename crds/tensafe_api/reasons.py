@@ -82,7 +82,7 @@ class Reason(StrEnum):
     sentence: str
     fix: str
 
-    def __new__(cls, word: str, sentence: str, fix: str = "") -> Reason:
+    def __new__(cls, word: str, sentence: str = "", fix: str = "") -> Reason:
         member = str.__new__(cls, word)
         member._value_ = word
         member.sentence = sentence

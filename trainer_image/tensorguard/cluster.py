@@ -49,12 +49,12 @@ def main(run: Run | None = None) -> int:
     mounted, stop = PodFiles.here(), StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.request())
-    say = keep_output(mounted.run / TRACEBACKS.format(who="driver"))
+    say = keep_output(mounted.run / TRACEBACKS.format(process="driver"))
     try:
         reason, message = (run or run_attempt)(mounted, stop)
     except Exception as error:
         with contextlib.suppress(OSError):
-            append_traceback(mounted.run / TRACEBACKS.format(who="driver"), 0)
+            append_traceback(mounted.run / TRACEBACKS.format(process="driver"), 0)
         reason, message = describe_error(error)
     told_to_go = StopSignal.of(mounted.run)
     if reason is Reason.INTERRUPTED and not stop:

@@ -254,7 +254,7 @@ class Job:
 
     def errors(self) -> str:
         """What the ranks wrote to stderr, and their tracebacks."""
-        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(TRACEBACKS.format(who="*"))]
+        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(TRACEBACKS.format(process="*"))]
         return "\n".join(path.read_text() for path in sorted(paths))
 
 

@@ -200,9 +200,9 @@ def test_fit_on_another_thread_leaves_signals_alone(fake: Any, config: Make) -> 
     ],
 )
 def test_failure_is_raised_in_pythons_words(fake: Any, config: Make, reason: Reason, kind: type[Exception]) -> None:
-    fake.reason, fake.message = reason, "step 8 would pass spec.privacy.targetEpsilon (8)"
+    fake.reason, fake.message = reason, "step 8 would exceed spec.privacy.targetEpsilon (8)"
     heard = Recorder()
-    with pytest.raises(kind, match=r"step 8 would pass dp_config\.target_epsilon \(8\)") as raised:
+    with pytest.raises(kind, match=r"step 8 would exceed dp_config\.target_epsilon \(8\)") as raised:
         TenSafeTrainer(config(), [heard]).fit(RECORDS)
     if isinstance(raised.value, TrainingFailed):
         assert raised.value.job.status.privacy.steps_charged == 10

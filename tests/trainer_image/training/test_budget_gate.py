@@ -37,7 +37,7 @@ def test_stop_ends_with_the_last_affordable_step_as_a_final_checkpoint(tmp_path:
     assert 0 < steps < 9
     stopping.train_alone()
     assert stopping.ended().reason == "BudgetExhausted"
-    assert f"step {steps + 1} of 9 would pass spec.privacy.targetEpsilon (2.5)" in stopping.ended().message
+    assert f"step {steps + 1} of 9 would exceed spec.privacy.targetEpsilon (2.5)" in stopping.ended().message
     ledger, status = stopping.ledger(), stopping.status()
     assert ledger.outcome == "BudgetExhausted"
     assert ledger.steps_charged == steps

@@ -179,9 +179,9 @@ def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(hal
     assert halted.ledger().steps_charged == 1
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
-    known = {"event log": "holds 1 charged steps, and", "checkpoint": "shorter than the one that"}
+    known = {"event log": "has 1 charged steps, but", "checkpoint": "shorter than it was when"}
     assert known[witness] in message
-    assert "put back the ledger" in message
+    assert "restore the latest ledger" in message
 
 
 def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: Job, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: J
     (halted.directory / RUN_LOG).unlink()
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
-    assert "shorter than the one that" in message
+    assert "shorter than it was when" in message
 
 
 def test_a_torn_last_line_is_no_edit(halted: Job) -> None:
@@ -226,7 +226,7 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
     assert charged == 3 + 1
     alone.train_alone(restart=True)
     assert alone.ended().reason == "NoProgress"
-    assert TRACEBACKS.format(who="rankN") in alone.ended().message
+    assert TRACEBACKS.format(process="rankN") in alone.ended().message
     assert "Broken" in alone.errors()
     assert alone.ledger().steps_charged == charged
 

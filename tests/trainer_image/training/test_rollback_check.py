@@ -39,7 +39,7 @@ def test_charges_cut_off_after_the_last_checkpoint_are_missed(halted: Job) -> No
     assert halted.ledger().steps_charged < steps_charged_in(halted.directory / RUN_LOG)
     reason, message = attempt(halted)
     assert reason == "LedgerCorrupt"
-    assert "put back the ledger as it was" in message
+    assert "restore the latest ledger" in message
 
 
 def test_a_ledger_of_another_plan_is_not_charged(alone: Job) -> None:
@@ -64,7 +64,7 @@ def test_another_job_s_checkpoints_are_neither_resumed_nor_overwritten(tmp_path:
     before = sorted(path.name for path in (halted.directory / "checkpoints").iterdir())
     reason, message = attempt(other)
     assert reason == "InvalidManifest"
-    assert "another job's checkpoint; name another spec.checkpoint.uri" in message
+    assert "is the checkpoint of another job; set spec.checkpoint.uri to another location" in message
     assert sorted(path.name for path in (halted.directory / "checkpoints").iterdir()) == before
 
 
@@ -79,7 +79,7 @@ def test_two_copies_of_a_run_do_not_publish_under_one_address(alone: Job, tmp_pa
     second.start()
     alone.train_alone()
     sealed = alone.store().names()
-    with pytest.raises(LedgerCorrupt, match="the ledger is shorter than the one"):
+    with pytest.raises(LedgerCorrupt, match="the ledger is shorter than it was when"):
         second.run_steps()
     second.close()
     assert alone.store().names() == sealed

@@ -18,8 +18,8 @@ def test_a_kernel_s_rounding_is_said_with_what_it_could_cost() -> None:
     assert self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=0.0), 512) == ()
     (remark,) = self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=2.5e-7), 512)
     assert "a relative 2.5e-07" in remark
-    assert "Over an expected batch of 512 that could add 2.6e-04 to a sensitivity of 1" in remark
-    assert "the claim does not cover" in remark
+    assert "Over an expected batch of 512 this could add 2.6e-04 to a sensitivity of 1" in remark
+    assert "The privacy claim does not cover" in remark
 
 
 def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(tmp_path: Any) -> None:

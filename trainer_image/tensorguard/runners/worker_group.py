@@ -54,7 +54,7 @@ class WorkersFailed(RuntimeError):
     """
 
     def __init__(self, restarts: int, failure: RankFailed | None = None) -> None:
-        mend = f"see {TRACEBACKS.format(who='rankN')} in the run's folder for why, mend that, and resume"
+        mend = f"see {TRACEBACKS.format(process='rankN')} in the run's folder for why, mend that, and resume"
         why = f" ({failure.sentence})" if failure else ""
         super().__init__(f"the workers failed, after {restarts} restarts{why}; {mend}")
         self.reason = failure.reason if failure else Reason.WORKER_LOST

@@ -1,9 +1,10 @@
-"""Step 5: a step is paid for before it is revealed.
+"""Charges the ledger before a step is revealed (part 5 of a step).
 
-Rank 0 holds the ledger and charges in chunks, ahead of the work: small ones, so that a crash over-counts little, and
-not one a step, since each is a write to a disk or an API server. It then tells the others in a message of fixed length
-through which step they may go, and under which entry of the ledger; all of them put both into the header of every step,
-so nobody can take part in a reveal that was not charged.
+Rank 0 holds the ledger and charges it for a chunk of steps ahead of the work. Chunks are small, so that a crash leaves
+few steps charged and not run. They are larger than one step, because each charge is a write to a disk or to an API
+server. Rank 0 then sends all ranks a message of fixed length: the verdict, the step before which all steps are
+charged, and the ledger entry of the charge. Every rank puts the last two into the header of each step, so no rank can
+take part in a reveal that was not charged.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.ledger.contract import Ledger
 
 CHUNK_SECONDS = 10.0
-_NOTICE = struct.Struct(">BQ32s")
+"""A chunk covers about this many seconds of steps."""
+_MESSAGE = struct.Struct(">BQ32s")
 
 
 class Verdict(IntEnum):
-    """What rank 0 says where a chunk ends."""
+    """Rank 0's decision at the end of a chunk. The numbers are part of the message between ranks."""
 
     CONTINUE = 0
     EXHAUSTED = 1
@@ -31,7 +33,13 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far the workers may go: steps below `through` are charged, under the ledger entry `head`."""
+    """Which steps may run.
+
+    Attributes:
+        verdict: whether the next step may run.
+        charged_through: steps below this number are charged.
+        head: hash of the ledger entry that charged them, 64 hexadecimal digits.
+    """
 
     verdict: Verdict
     charged_through: int
@@ -39,44 +47,50 @@ class Allowance:
 
 
 class BudgetGate:
-    """Charges steps on rank 0 and learns of it on the others."""
+    """Charges steps on rank 0, and receives rank 0's verdict on the other ranks.
+
+    Attributes:
+        allowance: the present allowance, the same on every rank.
+        steps_charged: steps charged over all attempts, as rank 0 last read them; 0 on the other ranks.
+    """
 
     def __init__(
-        self, channel: Channel, plan: Plan, ledger: Ledger | None, from_step: int, suspension: object = False
+        self, channel: Channel, plan: Plan, ledger: Ledger | None, from_step: int, suspended: object = False
     ) -> None:
-        """Args: ledger: the claimed ledger on rank 0, None elsewhere; from_step: where this incarnation begins;
-        suspension: true once the job's author has asked it to stop; looked at before each charge.
+        """Args:
+        ledger: the acquired ledger on rank 0, None on the other ranks.
+        from_step: the step at which this incarnation starts.
+        suspended: its truth value is read before each charge; true once the author of the job has suspended it.
         """
-        self._suspension = suspension
+        self._suspended = suspended
         self._channel = channel
         self._plan = plan
         self._ledger = ledger
-        self._began = (time.monotonic(), from_step)
+        self._started = (time.monotonic(), from_step)
         self.allowance = Allowance(Verdict.CONTINUE, from_step, "0" * 64)
         self.steps_charged = 0
-        """Charged over all attempts, as rank 0 last saw it."""
 
     def ensure_charged(self, step: int, stop: bool) -> Allowance:
-        """See to it that `step` is charged, unless the budget or a stop forbids it. All ranks call this for each step.
+        """Charge `step`, unless it is charged already, the budget is exhausted or a stop is requested.
+
+        Every rank calls this for each step.
 
         Raises:
-            AggregationError: where rank 0 says to go on and the step is not charged.
+            AggregationError: rank 0's verdict is CONTINUE although the step is not charged.
         """
         if step < self.allowance.charged_through:
             return self.allowance
         mine = self._charge(step, stop) if self._ledger is not None else self.allowance
-        notice = _NOTICE.pack(mine.verdict, mine.charged_through, bytes.fromhex(mine.head))
-        verdict, charged_through, head = _NOTICE.unpack(self._channel.all_gather(notice)[0])
+        message = _MESSAGE.pack(mine.verdict, mine.charged_through, bytes.fromhex(mine.head))
+        verdict, charged_through, head = _MESSAGE.unpack(self._channel.all_gather(message)[0])
         self.allowance = Allowance(Verdict(verdict), charged_through, head.hex())
         if self.allowance.verdict is Verdict.CONTINUE and charged_through <= step:
-            raise AggregationError(
-                f"worker 0 goes on with step {step}, and only steps below {charged_through} are charged"
-            )
+            raise AggregationError(f"worker 0 started step {step}, but only steps below {charged_through} are charged")
         return self.allowance
 
     def _charge(self, step: int, stop: bool) -> Allowance:
         assert self._ledger is not None
-        if stop or self._suspension:
+        if stop or self._suspended:
             return Allowance(Verdict.STOP, step, self.allowance.head)
         self.steps_charged = self._ledger.read().steps_charged
         steps = self._plan.affordable_steps(self.steps_charged, min(self._chunk(step), self._plan.steps - step))
@@ -87,10 +101,10 @@ class BudgetGate:
         return Allowance(Verdict.CONTINUE, step + steps, state.head)
 
     def _chunk(self, step: int) -> int:
-        """About ten seconds' worth of steps, at most a hundredth of the plan, at least one."""
-        began, first = self._began
+        """The steps of about ten seconds: at most a hundredth of the plan, at least one."""
+        started, first = self._started
         done = step - first
         if not done:
             return 1
-        in_time = int(CHUNK_SECONDS * done / (time.monotonic() - began))
+        in_time = int(CHUNK_SECONDS * done / (time.monotonic() - started))
         return max(1, min(in_time, self._plan.chunk_steps))

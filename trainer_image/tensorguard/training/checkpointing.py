@@ -1,7 +1,8 @@
-"""Step 9's second half: a checkpoint is written, then the ledger records it as released; and the way back from there.
+"""Writes checkpoints with their statements, publishes them in the ledger, and restores them.
 
-Rank 0 writes; every worker reads. A checkpoint is used only if the ledger recorded its digest, and the ledger is used
-only if it goes on from the one that each checkpoint saw: neither can be rolled back without the other noticing.
+Rank 0 writes a checkpoint, then records it in the ledger as published; every rank restores from it. A checkpoint is
+used only if the ledger recorded its digest. The ledger is used only if it extends the ledger that each checkpoint was
+written with (`rollback_check`). So a rollback of either shows in the other.
 """
 
 from __future__ import annotations
@@ -34,38 +35,42 @@ _STEP = "step-"
 
 @dataclass
 class Checkpointer:
-    """Writes checkpoints of one incarnation. Lives on rank 0."""
+    """Writes the checkpoints of one incarnation, on rank 0.
+
+    Attributes:
+        statement_inputs: from (ledger, step, the adapter's digest), what the statement is computed from.
+        keep: how many checkpoints that are not final are kept.
+        acquired_as: attempt and incarnation of the writer.
+    """
 
     store: CheckpointStore
     ledger: Ledger
     source: ModelSource
     model: PeftModel
     optimizer: torch.optim.Optimizer
-    facts: Callable[[LedgerState, int, str], StatementInputs]
-    """(ledger, step, the adapter's digest) to what the statement says."""
+    statement_inputs: Callable[[LedgerState, int, str], StatementInputs]
     keep: int
-    claimed: tuple[int, int]
-    """The attempt and incarnation that writes."""
+    acquired_as: tuple[int, int]
 
     def save(self, step: int, *, final: bool = False) -> PublishedCheckpoint | None:
-        """Write and record a checkpoint of `step` steps, and remove those that are no longer kept.
+        """Write and publish a checkpoint of `step` steps, and remove those that are no longer kept.
 
-        None where the ledger has no place for another release but the final one.
+        Returns None, and writes nothing, where the ledger has room only for the final checkpoint.
 
         Raises:
-            Fenced: where a later incarnation has claimed the ledger, whose checkpoints this one would write over.
+            Fenced: a later incarnation has acquired the ledger; this one could overwrite its checkpoints.
         """
         state = self.ledger.read()
-        if (state.attempt, state.incarnation) != self.claimed:
-            raise Fenced(f"attempt {state.attempt}, incarnation {state.incarnation} has claimed the ledger meanwhile")
+        if (state.attempt, state.incarnation) != self.acquired_as:
+            raise Fenced(f"attempt {state.attempt}, incarnation {state.incarnation} has acquired the ledger meanwhile")
         if not final and self.ledger.max_checkpoints and len(state.checkpoints) >= self.ledger.max_checkpoints - 1:
             return None
         files = {
             ADAPTER_WEIGHTS: save_tensors(adapter_state(self.model), metadata={"format": "pt"}),
             ADAPTER_CONFIG: json.dumps(adapter_config(self.model, self.source), indent=1, sort_keys=True).encode(),
         }
-        document = build_statement(self.facts(state, step, digest(files[ADAPTER_WEIGHTS])))
-        place = TrainerState(
+        document = build_statement(self.statement_inputs(state, step, digest(files[ADAPTER_WEIGHTS])))
+        trainer_state = TrainerState(
             job_uid=state.spec.job_uid,
             step=step,
             attempt=state.attempt,
@@ -73,51 +78,55 @@ class Checkpointer:
             ledger_head=state.head,
             ledger_length=state.length,
         )
-        claim = canonical_json(document)
+        statement = canonical_json(document)
         files |= {
             OPTIMIZER: dump_optimizer(self.optimizer),
-            TRAINER_STATE: place.dump(),
-            STATEMENT: claim,
+            TRAINER_STATE: trainer_state.dump(),
+            STATEMENT: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
         manifest_digest = self.store.write(name, files)
-        release = PublishedCheckpoint(
+        published = PublishedCheckpoint(
             step=step,
             attempt=state.attempt,
             uri=self.store.uri(name),
             digest=manifest_digest,
-            statement_digest=digest(claim),
+            statement_digest=digest(statement),
             final=final,
         )
-        self.ledger.record_checkpoint(release)
+        self.ledger.record_checkpoint(published)
         self._prune(name)
-        return release
+        return published
 
     def _prune(self, newest: str) -> None:
-        """Remove the oldest of the checkpoints that this ledger recorded; never the final one, never another job's."""
-        recorded = [checkpoint_name(release) for release in self.ledger.read().checkpoints if not release.final]
+        """Remove the oldest checkpoints that this ledger recorded: never the final one, never those of another job."""
+        recorded = [checkpoint_name(each) for each in self.ledger.read().checkpoints if not each.final]
         steps = [name for name in dict.fromkeys(recorded) if self.store.exists(name)]
         for name in steps[: -self.keep]:
             if name != newest:
                 self.store.remove(name)
 
 
-def checkpoint_name(release: PublishedCheckpoint) -> str:
+def checkpoint_name(published: PublishedCheckpoint) -> str:
     """The checkpoint's name in its store."""
-    return release.uri.rstrip("/").rsplit("/", 1)[-1]
+    return published.uri.rstrip("/").rsplit("/", 1)[-1]
 
 
 def latest_checkpoint(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:
-    """The newest checkpoint that the ledger recorded and that still exists; None where training begins at step 0."""
-    return next((release for release in reversed(ledger.checkpoints) if store.exists(checkpoint_name(release))), None)
+    """The newest checkpoint that the ledger recorded and that still exists; None where training starts at step 0."""
+    return next((each for each in reversed(ledger.checkpoints) if store.exists(checkpoint_name(each))), None)
 
 
 def restore_checkpoint(
     store: CheckpointStore, name: str, expected: str, model: PeftModel, optimizer: torch.optim.Optimizer
 ) -> TrainerState:
-    """Put a checkpoint's adapter and optimiser back, after every file has been checked against its digest."""
+    """Load a checkpoint's adapter and optimizer state, after every file was checked against its digest.
+
+    Args:
+        expected: digest of the checkpoint's manifest, as the ledger recorded it.
+    """
     files = store.read(name, expected)
     load_adapter_state(model, load_tensors(files[ADAPTER_WEIGHTS]))
     load_optimizer(optimizer, files[OPTIMIZER])

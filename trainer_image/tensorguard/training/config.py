@@ -1,8 +1,8 @@
-"""What one worker is told: everything it needs that is not on its own machine already.
+"""The parameters of one worker, and the names of the files in the run's folder.
 
-On one machine it travels through Ray as plain strings and numbers; in a cluster each pod makes its own from what is
-mounted there (`runners.pod.worker`). Secrets do not travel: the job key is a file (in a cluster a mounted Secret) whose
-*path* is passed on.
+On one machine the driver sends a `WorkerConfig` through Ray as plain strings and numbers. In a cluster each pod builds
+its own from its mounted files (`runners.pod.worker`). No secret is in it: the job key is a file (in a cluster a mounted
+Secret), and only its *path* is a parameter.
 """
 
 from __future__ import annotations
@@ -21,38 +21,42 @@ from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.ledger.backends import LedgerLocation
 
 COUNTED_RECORDS_REMARK = (
-    "unit_at_least was not given, so the number of records, {count}, stands for it in the job, the ledger and the "
-    "statement: this makes it public, and the privacy claim takes it as public; give a public lower bound to keep it"
+    "unit_at_least was not given, so the job, the ledger and the statement use the number of records, {count}, in its "
+    "place. This makes it public, and the privacy claim treats it as public. Set unit_at_least to a public "
+    "lower bound to keep the number private"
 )
 JOB_KEY = "job.key"
 RUN_LOG = "events.jsonl"
-TRACEBACKS = "errors-{who}.log"
-"""Tracebacks of one rank or of the driver: they may quote records, so the file is the owner's alone."""
+TRACEBACKS = "errors-{process}.log"
+"""Tracebacks of one rank or of the driver. They may quote records, so only the owner of the run can read the file."""
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """One attempt, as each of its workers sees it."""
+    """The parameters of one attempt for one of its workers."""
 
     job: str
-    """The completed manifest (`tensafe_api.resolve`), as JSON."""
+    """The manifest with all defaults filled in (`tensafe_api.resolve`), as JSON."""
     job_uid: str
     attempt: int
     run_directory: str
-    """Holds the ledger, the job key, the event log and the stop flag."""
+    """The run's folder: it holds the ledger, the job key, the run log and the stop flag."""
     shards: tuple[str, ...]
+    """Path of each rank's shard, by rank."""
     evaluation: str | None
+    """Path of the tokenised evaluation set; None without one."""
     dataset_digest: str
     threads: int
+    """CPU threads of PyTorch."""
     ledger_location: LedgerLocation | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
     key_file: str | None = None
     """Where the job key is mounted; None: in the run's folder."""
     mounts: str | None = None
-    """Folder in which the claims of pvc:// addresses are mounted; None: nothing is mounted."""
+    """Folder in which the PVCs of pvc:// URIs are mounted; None: nothing is mounted."""
 
     def pack(self) -> dict[str, Any]:
-        """As plain values, for the way through Ray."""
+        """The parameters as plain values, which Ray sends to the workers."""
         return asdict(self)
 
     @classmethod
@@ -72,12 +76,16 @@ class WorkerConfig:
 
 
 def counted_records_remark(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """What the statement must say of a job whose records were counted."""
+    """The statement's remark on a job whose number of records was counted; empty where a bound was given.
+
+    Args:
+        annotations: of the job's metadata.
+    """
     count = annotations.get(COUNTED_ANNOTATION, "")
     return (COUNTED_RECORDS_REMARK.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
 
 
 def append_traceback(path: Path, attempt: int) -> None:
-    """Keep the present exception for the run's owner."""
+    """Append the traceback of the current exception to `path`, which only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as file:
         file.write(f"{time.ctime()}, attempt {attempt}\n{traceback.format_exc()}\n")

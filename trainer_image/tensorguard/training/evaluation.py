@@ -1,8 +1,8 @@
-"""The public evaluation set, looked at every so many steps.
+"""Evaluates the model on the evaluation set, with every rank taking part.
 
-Every worker takes its share of the batches, and the sums travel as plain numbers: the set is public, so nothing is
-hidden. A private set is evaluated only for trusted eyes (`observability.privateMetrics: Internal`), never for the
-status.
+Each rank evaluates its share of the batches and sends its sums to all ranks as plain numbers. Nothing is hidden,
+because the set is public. A private set is evaluated only for `observability.privateMetrics: Internal`, and its result
+never reaches the status.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def evaluate_on_all_ranks(
     pad_id: int,
     device: torch.device,
 ) -> tuple[float, dict[str, float]]:
-    """Mean loss and the metrics of the task over the whole set: the same on every worker."""
+    """The mean loss and the metrics of the task over the whole set: the same on every rank.
+
+    Call on every rank. The loss is NaN where the set has no records.
+    """
     sums = Metrics()
     batches = evaluation_batches(
         public, size=batch_size, max_length=max_length, pad_id=pad_id, rank=channel.rank, workers=channel.size

@@ -1,9 +1,8 @@
-"""What only trusted eyes may see: figures that are exact functions of private data (`observability.privateMetrics:
-Internal`).
+"""Writes figures that are exact functions of private data (`observability.privateMetrics: Internal`).
 
-Each worker writes its own, to a file in the run's folder that only its owner can read; nothing of it reaches the
-terminal, the status, the event log or the statement, which says only that somebody could look. With `Hidden`, the
-default, nothing is computed or kept.
+Each worker writes its own figures to a file in the run's folder that only the owner of the run can read. None of them
+reaches the terminal, the status, the run log or the statement; the statement only records that they were kept. With
+`Hidden`, the default, no such figure is computed or kept.
 """
 
 from __future__ import annotations
@@ -15,17 +14,20 @@ from pathlib import Path
 
 from tensorguard.privacy.clipping import GridClipper
 
-NAME = "private-metrics-rank{rank}.jsonl"
+FILE_NAME = "private-metrics-rank{rank}.jsonl"
 
 
 class PrivateMetrics:
-    """One rank's private figures, a JSON object a line."""
+    """The private figures of one rank, one JSON object per line."""
 
     def __init__(self, run_directory: Path, rank: int) -> None:
-        self._file = os.open(run_directory / NAME.format(rank=rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.open(run_directory / FILE_NAME.format(rank=rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def record_step(self, step: int, clipper: GridClipper) -> None:
-        """This worker's share of a step: how many units joined, how many were clipped, and their mean norm before."""
+        """Record one step of this worker: how many units joined, the share that was clipped, and their mean norm.
+
+        The norm is the L2 norm before clipping.
+        """
         norms = clipper.take_norms()
         units = len(norms)
         self._write(
@@ -38,7 +40,7 @@ class PrivateMetrics:
         )
 
     def record_evaluation(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """What a private evaluation set gave."""
+        """Record an evaluation on a private set."""
         measured = {f"evaluation{name[:1].upper()}{name[1:]}": value for name, value in metrics.items()}
         self._write({"step": step, "evaluationLoss": loss, "evaluationAccuracy": None, **measured})
 

@@ -1,8 +1,8 @@
-"""Who else knows what was spent: the checkpoints and the event log bear witness against a ledger that was cut short.
+"""Refuses a ledger that was rolled back, by comparing it with the checkpoints and the run log.
 
-A hash chain does not show that its tail was cut off, nor a copy from a backup that it is old. But every checkpoint
-records the head and length of the ledger that it was written under, and the event log how many steps were charged; a
-ledger that knows of less is refused.
+A hash chain does not show that its last entries were removed, or that the file is an old copy from a backup. But every
+checkpoint records the head and the length of the ledger at the time it was written, and the run log records how many
+steps were charged. A ledger with fewer entries or fewer charged steps than these is refused.
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ from tensorguard.checkpoint.trainer_state import TRAINER_STATE, parse_trainer_st
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
 from tensorguard.training.run_log import steps_charged_in
 
-_PUT_BACK = "entries were cut off or replaced; put back the ledger as it was, since what was spent stays spent"
+_RESTORE = "entries were removed or replaced; restore the latest ledger, since what was spent stays spent"
 
 
-def check_run_log(events: Path, ledger: LedgerState) -> None:
-    """Raise LedgerCorrupt where the event log tells of more charges than the ledger, or cannot be asked."""
-    if ledger.steps_charged and not events.exists():
-        raise LedgerCorrupt(f"{events} is gone, which tells whether the ledger beside it is whole; put it back")
-    if (told := steps_charged_in(events)) > ledger.steps_charged:
+def check_run_log(run_log: Path, ledger: LedgerState) -> None:
+    """Compare the charged steps of the ledger with those in the run log.
+
+    Raises:
+        LedgerCorrupt: the run log records more charged steps than the ledger, or is missing although steps were
+            charged.
+    """
+    if ledger.steps_charged and not run_log.exists():
+        raise LedgerCorrupt(f"{run_log} is missing, and the ledger beside it cannot be checked without it; restore it")
+    if (logged := steps_charged_in(run_log)) > ledger.steps_charged:
         raise LedgerCorrupt(
-            f"the ledger holds {ledger.steps_charged} charged steps, and {events} tells of {told}: {_PUT_BACK}"
+            f"the ledger has {ledger.steps_charged} charged steps, but {run_log} records {logged}: {_RESTORE}"
         )
 
 
 def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:
-    """Raise unless every checkpoint in `store` is of this job, and the ledger goes on from what each saw of it.
+    """Compare the ledger with every checkpoint in `store`.
 
     Raises:
-        LedgerCorrupt: where a checkpoint saw a ledger that this one does not go on from.
-        CheckpointConflict: where another job keeps its checkpoints here: the two would overwrite each other's.
+        LedgerCorrupt: a checkpoint was written with a ledger that this one does not extend.
+        CheckpointConflict: a checkpoint belongs to another job; the two jobs would overwrite each other's checkpoints.
     """
     uid = ledger.read().spec.job_uid
     for name in store.names():
         seen = parse_trainer_state(store.read(name, only=TRAINER_STATE), store.uri(name))
         if seen.job_uid != uid:
-            raise CheckpointConflict(f"{store.uri(name)} is another job's checkpoint; name another spec.checkpoint.uri")
-        if not ledger.extends(seen.ledger_head, seen.ledger_length):
-            raise LedgerCorrupt(
-                f"the ledger is shorter than the one that {store.uri(name)} was written under: {_PUT_BACK}"
+            raise CheckpointConflict(
+                f"{store.uri(name)} is the checkpoint of another job; set spec.checkpoint.uri to another location"
             )
+        if not ledger.extends(seen.ledger_head, seen.ledger_length):
+            raise LedgerCorrupt(f"the ledger is shorter than it was when {store.uri(name)} was written: {_RESTORE}")

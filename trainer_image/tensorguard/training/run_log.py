@@ -1,9 +1,9 @@
-"""What a run tells while it goes on.
+"""The log of a run: one record for each start, step, evaluation, checkpoint and end.
 
-The worker of rank 0 appends these to `events.jsonl` in the run's folder, one JSON object a line; the driver reads them
-there and hands them to whoever listens: the terminal, the guide's callbacks, the report. None carries a private figure:
-no training loss, no gradient norm, no batch size, no record count. The file outlives a crash, so a resumed run still
-shows the evaluations of the run before it.
+The worker of rank 0 appends records to `events.jsonl` in the run's folder, one JSON object per line. The driver reads
+them there and passes them to its listeners: the terminal, the callbacks of the Python API, the report. No record
+carries a private figure: no training loss, no gradient norm, no batch size, no record count. The file survives a crash,
+so a resumed run still shows the evaluations of the run before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from tensafe_api.tasks import METRICS
 
 @dataclass(frozen=True)
 class LogRecord:
-    """Anything that happened; `time` is in seconds since the epoch."""
+    """One record. Subclasses add fields, whose names are the keys in the file.
+
+    Attributes:
+        kind: value of the key "kind" in the file.
+        time: seconds since the epoch.
+    """
 
     kind: ClassVar[str] = ""
     time: float
@@ -37,7 +42,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class Preparing(LogRecord):
-    """A stage before the first step: `what` is a sentence for a person ("Reading and tokenising the data set")."""
+    """A stage before the first step has started. `what` names it for users ("Reading and tokenising the data set")."""
 
     kind: ClassVar[str] = "preparing"
     what: str
@@ -45,7 +50,7 @@ class Preparing(LogRecord):
 
 @dataclass(frozen=True)
 class Started(LogRecord):
-    """An incarnation begins at `step`: the first one of an attempt, or one after a restart."""
+    """An incarnation has started at `step`: the first one of an attempt, or one after a restart."""
 
     kind: ClassVar[str] = "started"
     attempt: int
@@ -55,7 +60,7 @@ class Started(LogRecord):
 
 @dataclass(frozen=True)
 class Stepped(LogRecord):
-    """`step` steps are done, `charged` were charged over all attempts."""
+    """`step` steps are done, and `charged` steps are charged over all attempts."""
 
     kind: ClassVar[str] = "stepped"
     step: int
@@ -64,7 +69,7 @@ class Stepped(LogRecord):
 
 @dataclass(frozen=True)
 class Evaluated(LogRecord):
-    """The mean loss and the metrics (`tensafe_api.tasks`, by name) of the evaluation set after `step` steps."""
+    """The mean loss and the metrics (`tensafe_api.tasks`, by name) on the evaluation set after `step` steps."""
 
     kind: ClassVar[str] = "evaluated"
     step: int
@@ -72,12 +77,12 @@ class Evaluated(LogRecord):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """The metrics stand beside the other fields; `accuracy` is always there, null where it was not measured."""
+        """The metrics are keys of their own; `accuracy` is always present, null where it was not measured."""
         return {"time": self.time, "step": self.step, "loss": self.loss, "accuracy": None, **self.metrics}
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self:
-        """The record of a line; a metric that this version does not know is left out."""
+        """The record in a line; a metric that this version does not know is left out."""
         rest = dict(values)
         metrics = {name: rest.pop(name, None) for name in METRICS}
         known = {name: value for name, value in metrics.items() if value is not None}
@@ -85,13 +90,13 @@ class Evaluated(LogRecord):
 
     @property
     def main_metric(self) -> tuple[str, float] | None:
-        """The title and the value of the most telling metric; None where there is only the loss."""
+        """The title and the value of the most important metric; None where there is only the loss."""
         return next(((METRICS[name].title, self.metrics[name]) for name in METRICS if name in self.metrics), None)
 
 
 @dataclass(frozen=True)
 class Saved(LogRecord):
-    """A checkpoint was written and recorded, when `charged` steps were charged over all attempts."""
+    """A checkpoint was written and recorded while `charged` steps were charged over all attempts."""
 
     kind: ClassVar[str] = "saved"
     step: int
@@ -103,7 +108,7 @@ class Saved(LogRecord):
 
 @dataclass(frozen=True)
 class Ended(LogRecord):
-    """The workers are done: `reason` is one of `tensafe_api.reasons`, `message` a sentence."""
+    """The attempt has ended. `reason` is one of `tensafe_api.reasons`, `message` a sentence."""
 
     kind: ClassVar[str] = "ended"
     attempt: int
@@ -119,13 +124,16 @@ _KINDS: dict[str, type[LogRecord]] = {
 
 
 class RunLog:
-    """Appends events to a file. A line is one write, so readers never see half of one that is followed by another."""
+    """Appends records to a file.
+
+    Each line is written by one call, so a reader never sees half a line that is followed by another one.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, event: LogRecord) -> None:
-        line = json.dumps({"kind": event.kind, **event.values()}) + "\n"
+    def write(self, record: LogRecord) -> None:
+        line = json.dumps({"kind": record.kind, **record.values()}) + "\n"
         os.write(self._file, line.encode())
 
     def close(self) -> None:
@@ -133,7 +141,12 @@ class RunLog:
 
 
 class RunLogReader:
-    """Reads what was appended since the last call."""
+    """Reads the records that were appended since its last call.
+
+    Args:
+        path: the file, which may not exist yet.
+        from_end: skip the records that the file holds now.
+    """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
@@ -148,22 +161,23 @@ class RunLogReader:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                event = _parse(line)
-                if event is not None:
-                    yield event
+                record = _parse(line)
+                if record is not None:
+                    yield record
 
 
 def steps_charged_in(path: Path) -> int:
-    """The most steps that an event log says were charged; 0 where it tells of none or is not there."""
-    return max((event.charged for event in RunLogReader(path).read() if isinstance(event, (Stepped, Saved))), default=0)
+    """The highest number of charged steps in a run log; 0 where it records none or does not exist."""
+    records = RunLogReader(path).read()
+    return max((record.charged for record in records if isinstance(record, (Stepped, Saved))), default=0)
 
 
 def _parse(line: bytes) -> LogRecord | None:
-    """The event of one line; None for a line that a kill tore before another writer appended to it."""
+    """The record in one line; None for a line that was cut by a kill before another writer appended to it."""
     try:
         values: dict[str, Any] = json.loads(line)
-        event = _KINDS[values.pop("kind")].from_values(values)
-        whole = (getattr(event, each.name) for each in fields(event) if each.type == "int")
-        return event if all(isinstance(value, int) for value in whole) else None
+        record = _KINDS[values.pop("kind")].from_values(values)
+        integers = (getattr(record, each.name) for each in fields(record) if each.type == "int")
+        return record if all(isinstance(value, int) for value in integers) else None
     except (ValueError, KeyError, TypeError):
         return None

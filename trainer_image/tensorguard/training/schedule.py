@@ -1,5 +1,6 @@
-"""The learning rate of each step: warm-up, then linear, cosine or constant. Pure, so a resumed run needs no state for
-it.
+"""The learning rate of each step: warm-up, then linear, cosine or constant.
+
+It is a pure function of the step, so a resumed run needs no state for it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ Shape = Literal["Linear", "Cosine", "Constant"]
 
 
 def learning_rate_schedule(rate: float, shape: Shape, steps: int, warmup: int) -> Callable[[int], float]:
-    """The learning rate of step number `step` (from 0): rising linearly over `warmup` steps, then falling to zero.
+    """A function from the number of a step (from 0) to its learning rate.
 
-    The first step is at 1/(warmup+1) of `rate`, not at zero: a private step that moves nothing is paid for all the
-    same.
+    The rate rises linearly over `warmup` steps to `rate`. Then it falls to zero at `steps`, or stays constant. The
+    first step has 1/(warmup+1) of `rate`, not zero: a private step costs privacy even if it does not change the model.
     """
 
-    def of(step: int) -> float:
+    def rate_of(step: int) -> float:
         if step < warmup:
             return rate * (step + 1) / (warmup + 1)
         done = min(1.0, (step - warmup) / max(1, steps - warmup))
@@ -30,4 +31,4 @@ def learning_rate_schedule(rate: float, shape: Shape, steps: int, warmup: int) -
             case "Linear":
                 return rate * (1.0 - done)
 
-    return of
+    return rate_of

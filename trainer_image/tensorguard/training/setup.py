@@ -1,7 +1,7 @@
-"""What one rank's step is made of: built once at the start of an incarnation, and checked before anything is spent.
+"""Sets up and checks the components of one rank's steps, once per incarnation.
 
-Whatever can be wrong with a model, a shard or a place to write shows here, on public dummy input, before the ledger is
-claimed.
+In comes a `WorkerConfig`; out come `StepComponents`. Every problem with a model, a shard or a checkpoint location shows
+here, on public dummy input, before the ledger is acquired. So nothing is spent on a job that cannot run.
 """
 
 from __future__ import annotations
@@ -42,21 +42,30 @@ from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
 
-MOST_VOUCHED_EPSILON = 30.0
-"""Up to here a job whose noise sampler cannot be paid for is refused; beyond, ε claims nothing worth refusing."""
+MAX_CHECKED_EPSILON = 30.0
+"""A job whose noise sampler is not precise enough for its δ is refused up to this ε; above it, such an ε gives no
+protection that a refusal could keep."""
 
 
 @dataclass
 class StepComponents:
-    """One rank's parts. `dimension` is d, the number of trained numbers."""
+    """The components of one rank.
+
+    Attributes:
+        parameters: the trained parameters, in the order of the gradient's coordinates.
+        evaluation: the tokenised evaluation set; None without one.
+        private_metrics: None unless the job keeps private metrics.
+        identity: name and digest of the base model, for the statement.
+        remarks: sentences that the statement must contain.
+    """
 
     job: TenSafeTrainingJob
     plan: Plan
     source: ModelSource
     model: PeftModel
     parameters: Sequence[nn.Parameter]
-    gradients: PerExampleGradients
-    units: ShardGradients
+    per_example_gradients: PerExampleGradients
+    unit_gradients: ShardGradients
     clipper: GridClipper
     sampler: PoissonSampler
     noise: DiscreteGaussian
@@ -65,18 +74,23 @@ class StepComponents:
     learning_rate: Callable[[int], float]
     store: CheckpointStore
     evaluation: Shard | None
-    private: PrivateMetrics | None
+    private_metrics: PrivateMetrics | None
     pad_id: int
     identity: dict[str, str]
     remarks: tuple[str, ...]
 
     @property
     def dimension(self) -> int:
-        return self.gradients.dimension
+        """d, the number of trained numbers."""
+        return self.per_example_gradients.dimension
 
 
 def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepComponents:
-    """Load, attach, check. Raises what the parts raise; `run_on_all_ranks` makes a sentence of it on every rank."""
+    """Load the model, attach LoRA, check both, and open the shard.
+
+    Raises:
+        Exception: whatever a component raises. Call this inside `run_on_all_ranks`, which raises it on every rank.
+    """
     job = config.parse_job()
     _, plan = resolve_job(job)
     spec, mechanism = job.spec, plan.mechanism
@@ -92,9 +106,11 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
     report = settle_threads(lambda: _self_test(job, model, gradients, device))
 
-    private = PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
+    private_metrics = (
+        PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
+    )
     noise = DiscreteGaussian(mechanism.share_sigma)
-    vouched = _vouch_for_noise(plan, noise, gradients.dimension)
+    noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension)
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
@@ -106,8 +122,8 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         source=source,
         model=model,
         parameters=parameters,
-        gradients=gradients,
-        units=ShardGradients(
+        per_example_gradients=gradients,
+        unit_gradients=ShardGradients(
             shard,
             model,
             gradients,
@@ -118,7 +134,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
             device=device,
         ),
         clipper=GridClipper(
-            gradients.dimension, mechanism.grid, float(mechanism.clip), device, keep_norms=private is not None
+            gradients.dimension, mechanism.grid, float(mechanism.clip), device, keep_norms=private_metrics is not None
         ),
         sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),
         noise=noise,
@@ -127,19 +143,22 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         learning_rate=learning_rate_schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
         store=CheckpointStore.for_job(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
-        private=private,
+        private_metrics=private_metrics,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
         remarks=(
             *self_test_remarks(report, mechanism.expected_batch_size),
-            *vouched,
+            *noise_remarks,
             *counted_records_remark(job.metadata.annotations),
         ),
     )
 
 
 def load_lora_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, device: torch.device) -> PeftModel:
-    """The job's base model with its LoRA factors, in training mode: the same on every rank and in every attempt."""
+    """The job's base model with its LoRA factors, in training mode.
+
+    It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`.
+    """
     spec = job.spec
     base = load_model(
         source,
@@ -167,29 +186,31 @@ def load_lora_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, d
 
 
 def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
-    """The base weights' precision: what the manifest says, else bf16 on a GPU and fp32 on a CPU."""
+    """The precision of the base weights: that of the manifest, else bf16 on a GPU and fp32 on a CPU."""
     return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
 
 
 def self_test_remarks(report: SelfTest, expected_batch: int) -> tuple[str, ...]:
-    """What the statement must say of the self-test.
+    """The statement's remark on the self-test; empty where the gradients were equal bit for bit.
 
-    Where rows move with their slot by a relative e, a unit that joins may move the clipped gradient of everybody behind
-    it by 2e of the clip norm: over an expected batch of B, up to 2eB beside its own 1.
+    If a row's gradient depends on its slot in the micro-batch by a relative error e, a unit that joins shifts the slots
+    of all units after it. It may then change each of their clipped gradients by 2e of the clip norm: over an expected
+    batch of B, up to 2eB in addition to its own 1.
     """
     if report.bit_equal:
         return ()
     return (
-        "On this machine a record's gradient was not bit-equal in every slot of a micro-batch: it moved by a relative "
-        f"{report.neighbour_error:.1e}, a kernel's rounding. Over an expected batch of {expected_batch} that could add "
-        f"{2 * report.neighbour_error * expected_batch:.1e} to a sensitivity of 1, which the claim does not cover.",
+        "On this machine a record's gradient was not bit-equal in every slot of a micro-batch: it changed by a "
+        f"relative {report.neighbour_error:.1e}, from the rounding of a kernel. Over an expected batch of "
+        f"{expected_batch} this could add {2 * report.neighbour_error * expected_batch:.1e} to a sensitivity of 1. "
+        "The privacy claim does not cover it.",
     )
 
 
 def _self_test(
     job: TenSafeTrainingJob, model: PeftModel, gradients: PerExampleGradients, device: torch.device
 ) -> SelfTest:
-    """The self-test on public micro-batches of every shape that the run can have: its worst figures."""
+    """The largest errors of the self-test, over dummy micro-batches of every shape that the run can have."""
     training = job.spec.training
     reports = [
         self_test(
@@ -212,7 +233,7 @@ def _self_test(
 
 
 def _check_length(job: TenSafeTrainingJob, model: PeftModel) -> None:
-    """Refuse records longer than the model has positions for."""
+    """Refuse a record length for which the model has too few positions."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and job.spec.training.max_length > positions:
         raise AttemptFailed(
@@ -223,35 +244,40 @@ def _check_length(job: TenSafeTrainingJob, model: PeftModel) -> None:
 
 
 def _check_vocabulary(job: TenSafeTrainingJob, model: PeftModel, largest: int) -> None:
-    """Refuse a tokenizer with tokens that the model does not know: a record with one would fail, and tell of itself."""
+    """Refuse a tokenizer with tokens that the model has no embedding for.
+
+    A record with such a token would fail, and the failure would reveal something about that record.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
     if largest >= rows:
         raise AttemptFailed(
             Reason.MODEL_UNSUPPORTED,
-            f"spec.model.name: the tokenizer of {job.spec.model.name} has tokens up to number {largest}, and its model "
-            f"embeds {rows} of them; give it a tokenizer that fits",
+            f"spec.model.name: the tokenizer of {job.spec.model.name} has tokens up to number {largest}, but the model "
+            f"has embeddings for only {rows}; use a model and a tokenizer that match",
         )
 
 
-def _vouch_for_noise(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tuple[str, ...]:
-    """See to it that the noise sampler's distance from the discrete Gaussian, over all draws, is paid for by its share
-    of δ: a total variation of τ costs (1 + e^ε)·τ. Beyond ε = 30, where e^ε alone outgrows it, the statement says so.
+def _check_noise_sampler(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tuple[str, ...]:
+    """Check that the share of δ for the noise sampler covers its distance from the discrete Gaussian.
+
+    A total variation distance of τ over all draws costs (1 + e^ε)·τ. Above ε = 30 the factor e^ε makes any distance too
+    expensive. Then the job runs, and the statement has a remark, which is returned.
 
     Raises:
-        AttemptFailed: where δ is too small for a sensible ε.
+        AttemptFailed: δ is too small, and ε is at most 30.
     """
     draws = dimension * plan.max_steps * plan.mechanism.workers
     epsilon = min(plan.target_epsilon, plan.epsilon(plan.max_steps))
     cost = math.log(draws) + math.log(noise.total_variation) + float(np.logaddexp(0.0, epsilon))
     if cost <= math.log(float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA):
         return ()
-    if epsilon <= MOST_VOUCHED_EPSILON:
+    if epsilon <= MAX_CHECKED_EPSILON:
         raise AttemptFailed(
             Reason.INVALID_MANIFEST,
-            f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise at a distance of "
+            f"spec.privacy.targetDelta: {plan.delta} is too small for {draws} draws of noise with a distance of "
             f"{noise.total_variation:.1e} each; raise it, or lower spec.lora.rank",
         )
     return (
         f"At an ε of {epsilon:.0f} the noise sampler's distance from the discrete Gaussian adds e^{cost:.0f} to δ: "
-        "nothing is hidden at such an ε.",
+        "such an ε hides nothing.",
     )

@@ -1,8 +1,11 @@
 """One private step on one worker, as the list of its nine parts.
 
-Read this to see what happens to a record: it is drawn or not, its gradient is taken by itself, clipped and rounded onto
-the integer grid, added to the local sum, hidden by noise and masks, and never seen again but in the noised sum of all
-workers.
+Read `PrivateStep.run` to see what happens to a record. It is drawn or not; its own gradient is computed, clipped,
+rounded to the integer grid and added to the local sum. Noise and masks hide the local sum, and only the noised sum of
+all workers is revealed. The numbers in the comments are those of the parts:
+
+    1 sample  2 gradients  3 clip and round  4 noise  5 charge the ledger  6 mask  7 sum over workers  8 verify
+    9 update the model
 """
 
 from __future__ import annotations
@@ -26,16 +29,19 @@ from tensorguard.training.stop_signal import StopSignal
 
 
 class UnitGradients(Protocol):
-    """Where the gradients of the drawn units come from (`training.unit_gradients`)."""
+    """Computes the gradients of the drawn units (`training.unit_gradients`)."""
 
     def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
-        """Add each unit's clipped gradient; may return early once `stop` is raised, since then nothing is revealed."""
+        """Add each unit's clipped gradient to `clipper`.
+
+        It may return early once `stop` is set, because nothing is revealed after that.
+        """
         ...
 
 
 @dataclass
 class PrivateStep:
-    """The parts of a step, and what they remember from one to the next."""
+    """The components of a step, with the state that they keep between steps."""
 
     aggregator: SecureAggregator
     budget_gate: BudgetGate
@@ -48,7 +54,7 @@ class PrivateStep:
     optimizer: torch.optim.Optimizer
     learning_rate: Callable[[int], float]
     gradient_per_grid_step: float
-    """C/(S·B): what one grid step of the sum is worth in the mean gradient."""
+    """C/(S·B): the change of the mean gradient for one grid step of the sum (clip C, grid S, expected batch B)."""
     stop: StopSignal
 
     def __post_init__(self) -> None:
@@ -57,8 +63,9 @@ class PrivateStep:
         self._ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def run(self, step: int) -> Verdict:
-        """Take step number `step` (from 0). Anything but CONTINUE means that it was not revealed and the model is as it
-        was.
+        """Run step number `step` (from 0).
+
+        Returns CONTINUE after the step. For any other verdict nothing was revealed, and the model is unchanged.
         """
         prepared = self._prepared(step)
         units = self.sampler.draw()  # 1
@@ -83,7 +90,7 @@ class PrivateStep:
         return Verdict.CONTINUE
 
     def close(self) -> None:
-        """Stop the thread that works ahead."""
+        """Stop the background thread."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _prepared(self, step: int) -> Future[np.ndarray]:
@@ -93,7 +100,7 @@ class PrivateStep:
         return self._ahead[1]
 
     def _prepare(self, step: int) -> None:
-        """Draw noise and masks for `step` on the thread: they depend on no data."""
+        """Draw noise and masks for `step` on the background thread, before the step: they depend on no data."""
 
         def make() -> np.ndarray:
             self.aggregator.prepare(step, self._dimension)
@@ -102,13 +109,13 @@ class PrivateStep:
         self._ahead = (step, self._pool.submit(make))
 
     def _apply(self, total: np.ndarray, rate: float) -> None:
-        """Step the optimiser on the decoded mean: the same on every worker, bit for bit."""
+        """Run the optimiser on the decoded mean gradient, which is bit for bit the same on every worker."""
         mean = torch.from_numpy(total.astype(np.float64) * self.gradient_per_grid_step).to(torch.float32)
-        place = 0
+        start = 0
         for parameter in self.parameters:
-            piece = mean[place : place + parameter.numel()].view_as(parameter)
-            parameter.grad = piece.to(parameter.device)
-            place += parameter.numel()
+            gradient = mean[start : start + parameter.numel()].view_as(parameter)
+            parameter.grad = gradient.to(parameter.device)
+            start += parameter.numel()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -1,8 +1,8 @@
-"""How a run is asked to stop, and how all its workers stop at the same step.
+"""Requests that a run stops, so that all its workers stop at the same step.
 
-Whoever wants to stop (Ctrl-C, SIGTERM, a callback) raises the flag: a file in the run's folder. Each worker sees it
-between micro-batches, leaves its step unfinished and says so in the header that all workers agree on before a reveal;
-then none reveals that step, and rank 0 seals a checkpoint of the last one that was revealed.
+Ctrl-C, SIGTERM or a callback sets the stop flag, which is a file in the run's folder. Each worker checks it between
+micro-batches. A worker that sees it leaves its step unfinished and reports this in the header that all workers exchange
+before a reveal. Then no worker reveals that step, and rank 0 writes a checkpoint of the last revealed one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ STOP_FILE = "stop"
 
 
 class StopSignal:
-    """The stop flag of a run. Shared between processes through the run's folder; cheap to ask."""
+    """The stop flag of a run; true once a stop was requested.
+
+    Processes share it through the run's folder. Reading it costs at most one look-up of a file name.
+    """
 
     def __init__(self) -> None:
         self._requested = False
@@ -21,20 +24,20 @@ class StopSignal:
 
     @classmethod
     def of(cls, run_directory: Path) -> StopSignal:
-        """The flag of the run in `run_directory`."""
+        """The stop flag of the run in `run_directory`."""
         stop = cls()
         stop._path = run_directory / STOP_FILE
         return stop
 
     def bind(self, run_directory: Path) -> None:
-        """Make this flag the one of the run in `run_directory`; an old flag there is lowered."""
+        """Make this the stop flag of the run in `run_directory`, and clear an old flag there."""
         self._path = run_directory / STOP_FILE
         self._path.unlink(missing_ok=True)
         if self._requested:
             self._path.touch()
 
     def request(self) -> None:
-        """Raise the flag. Safe in a signal handler, and before the run has a folder."""
+        """Set the flag. This is safe in a signal handler, and before the run has a folder."""
         self._requested = True
         if self._path is not None:
             self._path.touch()

@@ -1,8 +1,10 @@
-"""Steps 2 and 3: from drawn units to their clipped sum.
+"""Computes the clipped gradients of the drawn units (parts 2 and 3 of a step).
 
-The drawn units' records pass through the model in micro-batches of fixed shape. A unit of one record is a row; a unit
-of several (a user) is the sum of its rows, in the order of its records, and may go on from one micro-batch into the
-next: one unit is open at a time. So a unit's sum does not depend on where the micro-batches happen to end.
+In come the drawn units; out goes the sum of their clipped gradients, inside a `GridClipper`. The records of the units
+pass through the model in micro-batches of fixed shape, and each record gives one row of gradients. A unit with one
+record is that row. A unit with several records (a user) is the sum of their rows, in the order of the records. It may
+continue in the next micro-batch, and at most one unit is open at a time. So the sum of a unit does not depend on where
+the micro-batches end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tensorguard.training.stop_signal import StopSignal
 
 
 class ShardGradients:
-    """The gradients of one shard's units."""
+    """Computes the gradients of the units of one shard."""
 
     def __init__(
         self,
@@ -35,7 +37,9 @@ class ShardGradients:
         pad_id: int,
         device: torch.device,
     ) -> None:
-        """Args: stream: for dropout and rounding, whose seeds belong to one record or unit in one step."""
+        """Args:
+        stream: gives the seeds of dropout (one per record and step) and of rounding (one per unit and step).
+        """
         self._shard = shard
         self._model = model
         self._gradients = gradients
@@ -46,7 +50,10 @@ class ShardGradients:
         self._device = device
 
     def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
-        """Add the clipped gradient of each of `units`; returns early where `stop` is raised."""
+        """Add the clipped gradient of each of `units` to `clipper`.
+
+        Returns early once `stop` is set. The sum is then incomplete and must not be revealed.
+        """
         dropout, rounding = self._stream.keyed_seeds(), self._stream.keyed_seeds()
         open_unit: tuple[int, torch.Tensor] | None = None
         for batch in micro_batches(
@@ -61,7 +68,7 @@ class ShardGradients:
             clipper.add(total.unsqueeze(0), rounding([unit], [0]))
 
     def _compute(self, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
-        """One row of gradients for each real record, float32 [rows, d]."""
+        """One row of gradients for each record that is not padding, float32 [rows, d]."""
         dummies = len(batch.input_ids) - len(batch.units)
         seeds = dropout(batch.units, batch.records) + [0] * dummies
         with record_seeds(self._model, seeds):
@@ -69,7 +76,7 @@ class ShardGradients:
 
 
 def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Tensor]:
-    """A micro-batch as the model takes it."""
+    """The arguments of the model for a micro-batch, on `device`."""
     return {
         "input_ids": batch.input_ids.to(device),
         "attention_mask": batch.attention_mask.to(device),
@@ -80,10 +87,10 @@ def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Ten
 def _by_unit(
     units: Sequence[int], rows: torch.Tensor, open_unit: tuple[int, torch.Tensor] | None
 ) -> tuple[list[int], torch.Tensor, tuple[int, torch.Tensor] | None]:
-    """The units that `rows` bring to an end with their sums, [closed, d], and the one that is still open.
+    """The units that are complete, their sums, float32 [closed, d], and the unit that is still open.
 
-    Rows are added one at a time, in order: batched sums may associate differently as a unit's rows fall into
-    micro-batches.
+    Rows are added one at a time, in order. A batched sum could associate differently, depending on how the rows of a
+    unit fall into micro-batches.
     """
     closed: list[int] = []
     sums: list[torch.Tensor] = []

@@ -1,81 +1,55 @@
-"""One rank of one attempt, from an empty process to a sealed checkpoint.
+"""Trains one rank of one attempt, from a new process to the last checkpoint.
 
-Everything that may fail for good is built first and agreed on (`set_up`, `acquire`); then steps follow each other until
-they are done, the budget is, or somebody asks to stop. The process may be killed at any point: the ledger has been
-charged for whatever was revealed, and the next incarnation goes on from the last checkpoint that the ledger knows.
+In comes a `WorkerConfig` and a channel to the other ranks; out go checkpoints, charges in the ledger, and log records.
+Whatever can fail in the same way again is set up first, and all ranks agree on the result (`set_up`,
+`acquire_ledger`). Steps follow until the plan is done, the budget is exhausted, or a stop is requested.
 
-This runs under Ray Train (`runners.worker_group`) and without Ray alike: all it needs is a channel to the other
-workers.
+The process may be killed at any point. The ledger was charged for every step that was revealed, and the next
+incarnation resumes from the newest checkpoint that the ledger recorded.
+
+The module needs no Ray: `runners.worker_group` calls it under Ray Train, tests call it without.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 import time
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import ledger_spec
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
-from tensafe_api.statement import AggregationStatement, StatementInputs
 from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.keys import Session
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
-from tensorguard.ledger.contract import LedgerState
 from tensorguard.models.tasks import task_of
+from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
 from tensorguard.training.budget_gate import BudgetGate, Verdict
-from tensorguard.training.checkpointing import (
-    FINAL,
-    Checkpointer,
-    checkpoint_name,
-    latest_checkpoint,
-    restore_checkpoint,
-)
+from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.evaluation import evaluate_on_all_ranks
-from tensorguard.training.rollback_check import check_checkpoints, check_run_log
 from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, RunLog, Saved, Started, Stepped
-from tensorguard.training.setup import StepComponents, set_up
+from tensorguard.training.setup import set_up
+from tensorguard.training.statement_inputs import statement_inputs
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
 
-_CLAIM = struct.Struct(">QQ64s71s")
-
-
-@dataclass(frozen=True)
-class Acquisition:
-    """What rank 0 found when it claimed the ledger: which incarnation this is, and where it goes on."""
-
-    incarnation: int
-    step: int
-    checkpoint: str
-    digest: str
-
-    def pack(self) -> bytes:
-        return _CLAIM.pack(self.incarnation, self.step, self.checkpoint.encode(), self.digest.encode())
-
-    @classmethod
-    def unpack(cls, message: bytes) -> Acquisition:
-        incarnation, step, *texts = _CLAIM.unpack(message)
-        return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
-
 
 def train(config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None) -> None:
-    """Take part in one attempt until it ends. Returns on every rank, having told the event log how it ended (rank 0).
+    """Take part in one attempt until it ends. Call on every rank; rank 0 logs how the attempt ended.
 
     Args:
-        listener: hears on rank 0 what the event log is told.
+        listener: on rank 0, called with each record that is written to the run log.
 
     Raises:
-        Exception: whatever a restart may mend, such as a lost peer. What would come again is told and not raised.
+        Exception: an error that a restart may fix, such as a lost peer. An error that would occur again is logged as
+            the end of the attempt and is not raised.
     """
     worker = Worker(config, channel, device, listener)
     try:
@@ -93,7 +67,7 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device, listener
 
 
 class Worker:
-    """The state of one rank. `begin`, `work`, `end`, `close`, in this order."""
+    """The state of one rank. Call `start`, `run_steps`, `log_end` (after a failure only) and `close`, in this order."""
 
     def __init__(
         self, config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None
@@ -107,30 +81,31 @@ class Worker:
         self._listener = listener
         self._stop = StopSignal.of(config.directory)
         self.private_step: PrivateStep | None = None
-        self._saved_at = 0
-        self._began_sealed = False
+        self._step = 0
+        self._saved_step = 0
+        self._resumed_from_final = False
         self._progress = Progress()
 
     def start(self) -> None:
-        """Build what a step needs, claim the ledger, agree on keys, and restore the last checkpoint."""
+        """Set up the components, acquire the ledger, restore the newest checkpoint, and prepare the aggregation."""
         check_all_reduce_wraps(self._channel)
-        components = self.components = run_on_all_ranks(
-            self._channel, lambda: set_up(self.config, self._channel.rank, self._device)
-        )
-        claim = run_on_all_ranks(self._channel, self._claim)
-        claim = Acquisition.unpack(self._channel.all_gather(claim.pack())[0])
+        rank = self._channel.rank
+        components = run_on_all_ranks(self._channel, lambda: set_up(self.config, rank, self._device))
+        self.components = components
+        acquisition = run_on_all_ranks(self._channel, self._acquire)
+        acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
         session = Session(
             job=self.config.job_uid,
             attempt=self.config.attempt,
-            incarnation=claim.incarnation,
+            incarnation=acquisition.incarnation,
             workers=self._channel.size,
             colluders=components.plan.mechanism.colluders,
         )
-        run_on_all_ranks(self._channel, lambda: self._restore(claim))
-        self._claimed = (self.config.attempt, claim.incarnation)
-        self._at = claim.step
-        self._saved_at = claim.step
-        self._began_sealed = claim.checkpoint == FINAL
+        run_on_all_ranks(self._channel, lambda: self._restore(acquisition))
+        self._acquired_as = (self.config.attempt, acquisition.incarnation)
+        self._step = acquisition.step
+        self._saved_step = acquisition.step
+        self._resumed_from_final = acquisition.checkpoint == FINAL
         mechanism = components.plan.mechanism
         aggregation = AggregationConfig(
             channel=self._channel,
@@ -139,13 +114,12 @@ class Worker:
             grid_bits=mechanism.grid_bits,
             verify=components.job.spec.aggregation.verify,
         )
+        suspended = SuspendFlag(self.config.ledger_location)
         self.private_step = PrivateStep(
             aggregator=create_aggregator(aggregation),
-            budget_gate=BudgetGate(
-                self._channel, components.plan, self._ledger, claim.step, SuspendFlag(self.config.ledger_location)
-            ),
+            budget_gate=BudgetGate(self._channel, components.plan, self._ledger, acquisition.step, suspended),
             sampler=components.sampler,
-            gradients=components.units,
+            gradients=components.unit_gradients,
             clipper=components.clipper,
             noise=components.noise,
             noise_stream=components.noise_stream,
@@ -155,40 +129,42 @@ class Worker:
             gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
             stop=self._stop,
         )
-        self._tell(Started(time.time(), self.config.attempt, claim.incarnation, claim.step))
+        self._write_record(Started(time.time(), self.config.attempt, acquisition.incarnation, acquisition.step))
 
     def run_steps(self) -> None:
-        """Step until the plan is done, the budget is spent, or a stop is asked for."""
+        """Run steps until the plan is done, the budget is exhausted, or a stop is requested."""
         assert self.private_step is not None
         plan = self.components.plan
-        while self._at < plan.steps:
-            verdict = self.private_step.run(self._at)
+        while self._step < plan.steps:
+            verdict = self.private_step.run(self._step)
             if verdict is Verdict.STOP:
-                return self._interrupted()
+                return self._end_interrupted()
             if verdict is Verdict.EXHAUSTED:
-                return self._exhausted()
-            self._at += 1
-            if self.components.private is not None:
-                self.components.private.record_step(self._at, self.components.clipper)
-            self._tell(Stepped(time.time(), self._at, self.private_step.budget_gate.steps_charged))
-            if self._at % plan.evaluate_every == 0 and self._at < plan.steps:
+                return self._end_exhausted()
+            self._step += 1
+            if self.components.private_metrics is not None:
+                self.components.private_metrics.record_step(self._step, self.components.clipper)
+            self._write_record(Stepped(time.time(), self._step, self.private_step.budget_gate.steps_charged))
+            if self._step % plan.evaluate_every == 0 and self._step < plan.steps:
                 self._evaluate()
-            if self._at % plan.checkpoint_every == 0 and self._at < plan.steps:
+            if self._step % plan.checkpoint_every == 0 and self._step < plan.steps:
                 self._save()
         return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
 
     def log_end(self, reason: Reason, message: str) -> None:
-        """Tell how the attempt ended."""
-        self._tell(Ended(time.time(), self.config.attempt, reason.value, message))
+        """Log how the attempt ended."""
+        self._write_record(Ended(time.time(), self.config.attempt, reason.value, message))
 
     def record_traceback(self) -> None:
-        """Keep the present exception for the run's owner, before Ray restarts the group."""
-        append_traceback(
-            self.config.directory / TRACEBACKS.format(who=f"rank{self._channel.rank}"), self.config.attempt
-        )
+        """Write the current exception to a file that only the owner of the run can read.
+
+        Ray may restart the worker group after this, and the traceback would be lost with the process.
+        """
+        file = TRACEBACKS.format(process=f"rank{self._channel.rank}")
+        append_traceback(self.config.directory / file, self.config.attempt)
 
     def close(self) -> None:
-        """Let go of the thread, the ledger and the log."""
+        """Stop the background thread, and close the ledger and the run log."""
         if self.private_step is not None:
             self.private_step.close()
         if self._ledger is not None:
@@ -196,75 +172,46 @@ class Worker:
         if self._log is not None:
             self._log.close()
 
-    def _claim(self) -> Acquisition:
-        """Rank 0: find where to go on, and claim the ledger from there. The others get what rank 0 found."""
+    def _acquire(self) -> Acquisition:
         if self._ledger is None:
-            return Acquisition(0, 0, "", "")
-        self._ledger.wait_until_free()
-        state = self._ledger.read()
-        if state.spec != ledger_spec(self.components.job, self.components.plan, self.config.job_uid):
-            raise AttemptFailed(
-                Reason.CONFIGURATION_CHANGED,
-                "the ledger was opened for another plan than this one; resume with the run's own job.yaml",
-            )
-        if self.config.ledger_location is None:  # in a cluster each pod has an event log of its own
-            check_run_log(self.config.directory / RUN_LOG, state)
-        check_checkpoints(self.components.store, self._ledger)
-        release = latest_checkpoint(self.components.store, state)
-        step = release.step if release else 0
-        self._check_progress(state, step)
-        state = self._ledger.acquire(attempt=self.config.attempt, from_step=step)
-        self._ledger.record_dataset(self.config.dataset_digest)
-        self.components.store.remove_unfinished()
-        return Acquisition(
-            state.incarnation, step, checkpoint_name(release) if release else "", release.digest if release else ""
-        )
+            return NOT_RANK_0
+        return acquire_ledger(self._ledger, self.config, self.components)
 
-    def _check_progress(self, state: LedgerState, step: int) -> None:
-        """A restart that made no checkpoint progress is the last one: another would only spend. Who was told to stop
-        has not failed.
-        """
-        failed = state.attempt == self.config.attempt and state.outcome is None
-        restarts = state.start_steps[1:] if failed else ()
-        if restarts and restarts[-1] == step:
-            raise AttemptFailed(
-                Reason.NO_PROGRESS,
-                f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-                f"see {TRACEBACKS.format(who='rankN')} in the run's folder for why, "
-                "mend that, and resume (a smaller spec.checkpoint.everySteps loses less)",
-            )
-
-    def _restore(self, claim: Acquisition) -> bool:
-        components = self.components
-        if claim.checkpoint:
-            restore_checkpoint(components.store, claim.checkpoint, claim.digest, components.model, components.optimizer)
+    def _restore(self, acquisition: Acquisition) -> bool:
+        """Restore the checkpoint on this rank. Returns True, since `run_on_all_ranks` needs a result."""
+        store, model, optimizer = self.components.store, self.components.model, self.components.optimizer
+        if acquisition.checkpoint:
+            restore_checkpoint(store, acquisition.checkpoint, acquisition.digest, model, optimizer)
         return True
 
-    def _interrupted(self) -> None:
-        """Seal what was revealed, so that a resume loses nothing."""
-        if self._saved_at != self._at:
+    def _end_interrupted(self) -> None:
+        """Save the steps that were revealed, so that a resume repeats none of them."""
+        if self._saved_step != self._step:
             self._save()
         if self._ledger is not None:
             self._ledger.record_outcome("Suspended")
-        self.log_end(Reason.INTERRUPTED, f"stopped on request after step {self._at} of {self.components.plan.steps}")
+        self.log_end(Reason.INTERRUPTED, f"stopped on request after step {self._step} of {self.components.plan.steps}")
 
-    def _exhausted(self) -> None:
-        """The next step would pass the target: end with what there is, or fail, as the manifest says."""
+    def _end_exhausted(self) -> None:
+        """End before the step that would exceed the target: with a final checkpoint, or as a failure.
+
+        `spec.privacy.onBudgetExhausted` decides which.
+        """
         plan = self.components.plan
-        sentence = (
-            f"step {self._at + 1} of {plan.steps} would pass spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
+        message = (
+            f"step {self._step + 1} of {plan.steps} would exceed spec.privacy.targetEpsilon ({plan.target_epsilon:g})"
         )
         if self.components.job.spec.privacy.on_budget_exhausted == "Fail":
-            return self.log_end(Reason.PRIVACY_BUDGET_EXCEEDED, sentence)
-        return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, sentence)
+            return self.log_end(Reason.PRIVACY_BUDGET_EXCEEDED, message)
+        return self._finish("BudgetExhausted", Reason.BUDGET_EXHAUSTED, message)
 
     def _finish(self, outcome: Outcome, reason: Reason, message: str) -> None:
-        """The last checkpoint, and the word in the ledger that nothing follows.
+        """Write the final checkpoint, then record in the ledger that no step follows.
 
-        Where an earlier incarnation was killed between the two, its checkpoint stays: it is recorded, and a second one
-        under the same name would not be what the ledger says until it is recorded in turn.
+        An earlier incarnation may have been killed between the two. Then its final checkpoint stays: the ledger has
+        its digest, and a second one under the same name would not match it until the ledger records that one as well.
         """
-        if not (self._began_sealed and self._saved_at == self._at):
+        if not (self._resumed_from_final and self._saved_step == self._step):
             self._evaluate()
             self._save(final=True)
         if self._ledger is not None:
@@ -272,14 +219,16 @@ class Worker:
         self.log_end(reason, message)
 
     def _evaluate(self) -> None:
-        """Look at the evaluation set: a public one for all to see, a private one only for trusted eyes."""
+        """Evaluate on the evaluation set.
+
+        The result on a public set goes to the run log, that on a private set to the private metrics only, where the
+        job keeps them.
+        """
         components = self.components
-        asked = components.job.spec.evaluation
-        if (
-            components.evaluation is None
-            or asked is None
-            or (asked.visibility == "Private" and components.private is None)
-        ):
+        evaluation = components.job.spec.evaluation
+        if components.evaluation is None or evaluation is None:
+            return
+        if evaluation.visibility == "Private" and components.private_metrics is None:
             return
         training = components.job.spec.training
         loss, metrics = evaluate_on_all_ranks(
@@ -292,77 +241,45 @@ class Worker:
             pad_id=components.pad_id,
             device=self._device,
         )
-        if asked.visibility == "Public":
-            self._tell(Evaluated(time.time(), self._at, loss, metrics))
-        elif components.private is not None:
-            components.private.record_evaluation(self._at, loss, metrics)
+        if evaluation.visibility == "Public":
+            self._write_record(Evaluated(time.time(), self._step, loss, metrics))
+        elif components.private_metrics is not None:
+            components.private_metrics.record_evaluation(self._step, loss, metrics)
 
     def _save(self, *, final: bool = False) -> None:
-        self._saved_at = self._at
+        """Write a checkpoint of the present step (rank 0) and log it."""
+        self._saved_step = self._step
         if self._ledger is None:
             return
         assert self.private_step is not None
         components, aggregation = self.components, self.private_step.aggregator.statement()
-        saver = Checkpointer(
+        checkpointer = Checkpointer(
             store=components.store,
             ledger=self._ledger,
             source=components.source,
             model=components.model,
             optimizer=components.optimizer,
-            facts=lambda state, step, adapter: statement_facts(components, aggregation, state, step, adapter),
+            statement_inputs=partial(statement_inputs, components, aggregation),
             keep=components.job.spec.checkpoint.keep,
-            claimed=self._claimed,
+            acquired_as=self._acquired_as,
         )
-        release = saver.save(self._at, final=final)
-        if release is None:
+        published = checkpointer.save(self._step, final=final)
+        if published is None:
             return
         charged = self._ledger.read().steps_charged
-        self._tell(Saved(time.time(), release.step, release.uri, release.digest, final, charged))
+        self._write_record(Saved(time.time(), published.step, published.uri, published.digest, final, charged))
 
-    def _tell(self, event: LogRecord) -> None:
+    def _write_record(self, record: LogRecord) -> None:
+        """Write a record to the run log, pass it to the listener, and update the ledger's progress. Rank 0 only."""
         if self._log is None or self._ledger is None:
             return
-        self._log.write(event)
+        self._log.write(record)
         if self._listener is not None:
-            self._listener(event)
-        match event:
+            self._listener(record)
+        match record:
             case Stepped():
-                self._progress = progress_at(event.step, self.components.plan.steps, event.time)
+                self._progress = progress_at(record.step, self.components.plan.steps, record.time)
                 self._ledger.set_progress(self._progress)
-            case Evaluated() if math.isfinite(event.loss):
-                self._ledger.set_progress(self._progress, evaluation_result(event.step, event.loss, event.metrics))
-
-
-def statement_facts(
-    components: StepComponents, aggregation: AggregationStatement, state: LedgerState, step: int, adapter_digest: str
-) -> StatementInputs:
-    """What the statement of a checkpoint says."""
-    spec = state.spec
-    evaluation = components.job.spec.evaluation
-    return StatementInputs(
-        job_name=spec.job_name,
-        job_uid=spec.job_uid,
-        attempt=state.attempt,
-        mechanism=spec.mechanism,
-        unit_at_least=spec.unit_at_least,
-        planned_steps=spec.planned_steps,
-        target_epsilon=spec.target_epsilon,
-        delta=spec.delta,
-        accountant=spec.accountant,
-        steps_charged=state.steps_charged,
-        steps_recharged=state.steps_recharged,
-        step=step,
-        events=state.events,
-        dimension=components.dimension,
-        noise_distance=components.noise.total_variation,
-        aggregation=aggregation,
-        adapter_digest=adapter_digest,
-        ledger_head=state.head,
-        ledger_length=state.length,
-        dataset_digest=state.dataset_digest,
-        lineage=spec.lineage,
-        model=components.identity,
-        evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
-        private_metrics=components.job.spec.observability.private_metrics,
-        remarks=components.remarks,
-    )
+            case Evaluated() if math.isfinite(record.loss):
+                result = evaluation_result(record.step, record.loss, record.metrics)
+                self._ledger.set_progress(self._progress, result)

@@ -262,7 +262,7 @@ def test_a_missing_job_key_is_refused(folder: Folder) -> None:
 def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -> None:
     stopped(folder)
     (folder.output / RUN_LOG).unlink()
-    assert "events.jsonl is gone, which tells whether the ledger beside it is whole" in str(
+    assert "events.jsonl is missing, and the ledger beside it cannot be checked without it" in str(
         refusal(folder, resume=True)
     )
 

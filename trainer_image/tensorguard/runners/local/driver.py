@@ -205,7 +205,7 @@ class _Run:
             )
         except Exception as error:
             if not hasattr(error, "reason"):
-                append_traceback(self.directory / TRACEBACKS.format(who="driver"), self.attempt)
+                append_traceback(self.directory / TRACEBACKS.format(process="driver"), self.attempt)
             self.ended = self._told_end() or self._ending(*describe_error(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)

@@ -64,7 +64,7 @@ def run_attempt(mounted: PodFiles, stop: StopSignal) -> AttemptResult:
                 )
                 ending.append(_told_end())
         except Exception as error:
-            append_traceback(mounted.run / TRACEBACKS.format(who="driver"), attempt)
+            append_traceback(mounted.run / TRACEBACKS.format(process="driver"), attempt)
             ending.append(describe_error(error))
 
     def pass_stop_on() -> None:

@@ -64,7 +64,7 @@ def train_in_pod(mounted: PodFiles, channel: Channel, device: torch.device, meet
             config = configure(mounted, channel, meet)
         except AttemptFailed as failure:
             if failure.__cause__ is not None:
-                append_traceback(mounted.run / TRACEBACKS.format(who=f"rank{channel.rank}"), 0)
+                append_traceback(mounted.run / TRACEBACKS.format(process=f"rank{channel.rank}"), 0)
             if channel.rank == 0:
                 ended = Ended(time.time(), 0, failure.reason.value, str(failure))
                 log = RunLog(mounted.run / RUN_LOG)

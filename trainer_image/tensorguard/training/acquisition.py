@@ -1,0 +1,97 @@
+"""Acquires the ledger for one incarnation, and finds the step at which its training starts.
+
+Only rank 0 holds the ledger. In come the ledger, the worker's configuration and the components of a step; out comes an
+`Acquisition`, which rank 0 sends to the other ranks as a message of fixed length. Every check comes before the ledger
+is acquired, so a run that is refused changes nothing and leaves the ledger to its present holder.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from tensafe_api.reasons import Reason
+from tensafe_api.resolve import ledger_spec
+from tensorguard.ledger.contract import Ledger, LedgerState
+from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
+from tensorguard.training.collective_errors import AttemptFailed
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig
+from tensorguard.training.rollback_check import check_checkpoints, check_run_log
+from tensorguard.training.setup import StepComponents
+
+_MESSAGE = struct.Struct(">QQ64s71s")
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """The result of acquiring the ledger.
+
+    Attributes:
+        incarnation: number of this incarnation within its attempt, from 1.
+        step: number of steps that the restored checkpoint has; 0 without a checkpoint.
+        checkpoint: name of the checkpoint to restore; empty where training starts at step 0.
+        digest: digest of that checkpoint's manifest, as the ledger recorded it; empty without a checkpoint.
+    """
+
+    incarnation: int
+    step: int
+    checkpoint: str
+    digest: str
+
+    def pack(self) -> bytes:
+        """The message for the other ranks."""
+        return _MESSAGE.pack(self.incarnation, self.step, self.checkpoint.encode(), self.digest.encode())
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Acquisition:
+        incarnation, step, *texts = _MESSAGE.unpack(message)
+        return cls(incarnation, step, *(text.rstrip(b"\0").decode() for text in texts))
+
+
+NOT_RANK_0 = Acquisition(0, 0, "", "")
+"""What the other ranks contribute before they receive rank 0's acquisition."""
+
+
+def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepComponents) -> Acquisition:
+    """Check that the run may continue, then acquire its ledger at the newest checkpoint. Call on rank 0.
+
+    Raises:
+        AttemptFailed: the ledger has another plan, or the last restart made no progress.
+        LedgerError: the ledger cannot be used, or another process holds it.
+        CheckpointError: a checkpoint cannot be read, or belongs to another job.
+    """
+    ledger.wait_until_free()
+    state = ledger.read()
+    if state.spec != ledger_spec(components.job, components.plan, config.job_uid):
+        raise AttemptFailed(
+            Reason.CONFIGURATION_CHANGED,
+            "the ledger was opened with another plan than this job has; resume with the job.yaml of that run",
+        )
+    if config.ledger_location is None:  # in a cluster the run log is the pod's own, so it does not cover earlier pods
+        check_run_log(config.directory / RUN_LOG, state)
+    check_checkpoints(components.store, ledger)
+    newest = latest_checkpoint(components.store, state)
+    step = newest.step if newest else 0
+    _check_progress(state, config.attempt, step)
+    state = ledger.acquire(attempt=config.attempt, from_step=step)
+    ledger.record_dataset(config.dataset_digest)
+    components.store.remove_unfinished()
+    if newest is None:
+        return Acquisition(state.incarnation, 0, "", "")
+    return Acquisition(state.incarnation, step, checkpoint_name(newest), newest.digest)
+
+
+def _check_progress(state: LedgerState, attempt: int, step: int) -> None:
+    """Refuse a second restart at the same step: it would only charge the same steps again.
+
+    An incarnation that stopped on request has recorded an outcome, so it does not count as failed.
+    """
+    failed = state.attempt == attempt and state.outcome is None
+    restarts = state.start_steps[1:] if failed else ()
+    if restarts and restarts[-1] == step:
+        raise AttemptFailed(
+            Reason.NO_PROGRESS,
+            f"the workers were restarted at step {step} and failed again before the next checkpoint; "
+            f"see {TRACEBACKS.format(process='rankN')} in the run's folder for the cause, fix it, and resume "
+            "(a smaller spec.checkpoint.everySteps loses less work)",
+        )

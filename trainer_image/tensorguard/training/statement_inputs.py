@@ -1,0 +1,50 @@
+"""Collects what the privacy statement of one checkpoint is computed from."""
+
+from __future__ import annotations
+
+from tensafe_api.statement import AggregationStatement, StatementInputs
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.training.setup import StepComponents
+
+
+def statement_inputs(
+    components: StepComponents, aggregation: AggregationStatement, state: LedgerState, step: int, adapter_digest: str
+) -> StatementInputs:
+    """The inputs of the statement.
+
+    Args:
+        components: of the rank that writes the checkpoint.
+        aggregation: the part of the statement that the aggregation protocol contributes.
+        state: the ledger when the checkpoint is written.
+        step: number of steps in the checkpoint.
+        adapter_digest: digest of the adapter's weights, "sha256:" and 64 hexadecimal digits.
+    """
+    spec = state.spec
+    evaluation = components.job.spec.evaluation
+    return StatementInputs(
+        job_name=spec.job_name,
+        job_uid=spec.job_uid,
+        attempt=state.attempt,
+        mechanism=spec.mechanism,
+        unit_at_least=spec.unit_at_least,
+        planned_steps=spec.planned_steps,
+        target_epsilon=spec.target_epsilon,
+        delta=spec.delta,
+        accountant=spec.accountant,
+        steps_charged=state.steps_charged,
+        steps_recharged=state.steps_recharged,
+        step=step,
+        events=state.events,
+        dimension=components.dimension,
+        noise_distance=components.noise.total_variation,
+        aggregation=aggregation,
+        adapter_digest=adapter_digest,
+        ledger_head=state.head,
+        ledger_length=state.length,
+        dataset_digest=state.dataset_digest,
+        lineage=spec.lineage,
+        model=components.identity,
+        evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
+        private_metrics=components.job.spec.observability.private_metrics,
+        remarks=components.remarks,
+    )
