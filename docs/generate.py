@@ -24,7 +24,9 @@ from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
-from tensafe_operator.runtime.metrics import Metrics
+from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.names import METRICS_PREFIX
+from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensorguard.cli.main import command_parser
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -203,7 +205,9 @@ def metrics() -> str:
 
 def operator_metrics() -> list[Any]:
     """Every metric of one operator."""
-    return list(set(Metrics().registry._collector_to_names))
+    registry = OperatorMetrics(METRICS_PREFIX).registry
+    JobMetrics(registry)
+    return list(set(registry._collector_to_names))
 
 
 def pages() -> dict[str, str]:
