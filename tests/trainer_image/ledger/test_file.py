@@ -152,7 +152,7 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[byte
 @pytest.mark.parametrize("text", [b"", b"{"])
 def test_an_empty_ledger_is_refused(text: bytes, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(text)
-    with pytest.raises(LedgerCorrupt, match="holds no entry"):
+    with pytest.raises(LedgerCorrupt, match="has no entry"):
         FileLedger(tmp_path).read()
 
 
