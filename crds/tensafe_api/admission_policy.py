@@ -1,15 +1,15 @@
-"""The ValidatingAdmissionPolicies that guard ledgers: who may write one, and that nobody deletes one, or all of them.
+"""The ValidatingAdmissionPolicies that protect ledgers: who may write a ledger, and that none is deleted.
 
-The rules of a CRD see what is written, not who writes, and do not run on deletion. So this policy, which is installed
-with the CRDs, refuses
+The rules of a CRD see the object, but not the user who writes it, and they do not run on deletion. So these policies,
+which are installed with the CRDs, refuse
 
-- a status that another service account writes than the one that the ledger's spec names;
-- a status that is written from another pod than the one that claims or charges (the pod's UID comes from its bound
-  token, which nobody but the API server issues);
-- a deletion, unless the namespace goes, or somebody has said in so many words that this very ledger may be forgotten;
-- the deletion of the CRD itself, which would take every ledger of the cluster with it, unless the same was said of it.
+- a status that is written by a service account other than the one in the ledger's spec;
+- a status that is written from a pod other than the one that acquires or charges the ledger (the pod's UID comes from
+  its bound token, which only the API server issues);
+- the deletion of a ledger, unless its namespace is being deleted or an annotation names this ledger's UID;
+- the deletion of the CRD, which would delete every ledger of the cluster, unless an annotation names the CRD's UID.
 
-They bind cluster administrators too. `tensafe_api.crd` writes them to a file.
+They apply to cluster administrators too. `tensafe_api.crd` writes them to a file.
 """
 
 from __future__ import annotations
@@ -17,51 +17,55 @@ from __future__ import annotations
 from typing import Any
 
 FORGET_ANNOTATION = "tensafe.io/forget"
-"""Annotation of a ledger that may be deleted; its value is the ledger's own UID, so that no copy of it works."""
+"""Annotation of a ledger that may be deleted. Its value is the UID of that ledger, so a copied annotation has no
+effect.
+"""
 KEEP_ANNOTATIONS = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
     "helm.sh/resource-policy": "keep",
 }
-"""Annotations of what must outlive an installation: `helm uninstall` and Argo CD leave it in the cluster."""
+"""Annotations of objects that must outlive an installation: `helm uninstall` and Argo CD keep them."""
 POLICY_NAME = "privacyledgers.tensafe.io"
-_KIND_POLICY_NAME = "privacyledgers-kind.tensafe.io"
+_CRD_POLICY_NAME = "privacyledgers-kind.tensafe.io"
 
 _IS_STATUS = "request.?subResource.orValue('') == 'status'"
 _POD_UIDS = "request.userInfo.extra[?'authentication.kubernetes.io/pod-uid'].orValue([])"
 
-_LET_GO = (
+_DELETION_ALLOWED = (
     f"has(oldObject.metadata.annotations) && '{FORGET_ANNOTATION}' in oldObject.metadata.annotations && "
     f"oldObject.metadata.annotations['{FORGET_ANNOTATION}'] == oldObject.metadata.uid"
 )
-_OF_LEDGERS = (
+_LEDGER_RULES = (
     (
-        f"request.operation != 'DELETE' || has(namespaceObject.metadata.deletionTimestamp) || ({_LET_GO})",
-        "a privacy ledger is not deleted, since what was spent stays spent; if its data are gone for good, set the "
-        f"annotation {FORGET_ANNOTATION} to the ledger's UID first",
+        f"request.operation != 'DELETE' || has(namespaceObject.metadata.deletionTimestamp) || ({_DELETION_ALLOWED})",
+        "a privacy ledger is not deleted, because spent budget stays spent: if its data no longer exist, set the "
+        f"annotation {FORGET_ANNOTATION} to the UID of the ledger first",
     ),
     (
         f"request.operation == 'DELETE' || !({_IS_STATUS}) || request.userInfo.username == "
         "'system:serviceaccount:' + request.namespace + ':' + object.spec.serviceAccountName",
-        "only the service account that spec.serviceAccountName names writes the status of a privacy ledger",
+        "only the service account in spec.serviceAccountName writes the status of a privacy ledger: write it from the "
+        "job's workers",
     ),
     (
         f"request.operation == 'DELETE' || !({_IS_STATUS}) || !has(object.status) || "
         f"object.status.charges.all(c, c.attempt != object.status.attempt || c.podUID in {_POD_UIDS})",
-        "only the pod that claimed a privacy ledger writes its status, with its own bound token",
+        "only the pod that acquired a privacy ledger writes its status, with its own bound token: acquire it from this "
+        "pod first",
     ),
 )
-_OF_THEIR_KIND = (
+_CRD_RULES = (
     (
-        # A collection is deleted in two steps: asked for without an object, then for each of them with it.
-        f"oldObject == null || oldObject.metadata.name != '{POLICY_NAME}' || ({_LET_GO})",
-        "with this CRD every privacy ledger of the cluster would go; if all of that may be forgotten, set the "
-        f"annotation {FORGET_ANNOTATION} to the CRD's UID first",
+        # The API server deletes a collection in two steps: one request without an object, then one for each object.
+        f"oldObject == null || oldObject.metadata.name != '{POLICY_NAME}' || ({_DELETION_ALLOWED})",
+        "deleting this CRD would delete every privacy ledger of the cluster: if none is needed any more, set the "
+        f"annotation {FORGET_ANNOTATION} to the UID of the CRD first",
     ),
 )
 
 
 def admission_policies() -> list[dict[str, Any]]:
-    """The policies, each with the binding that puts it in force everywhere."""
+    """The policies, each followed by the binding that applies it to the whole cluster."""
     ledgers = {
         "apiGroups": ["tensafe.io"],
         "apiVersions": ["*"],
@@ -74,7 +78,7 @@ def admission_policies() -> list[dict[str, Any]]:
         "operations": ["DELETE"],
         "resources": ["customresourcedefinitions"],
     }
-    return [*_policy(POLICY_NAME, ledgers, _OF_LEDGERS), *_policy(_KIND_POLICY_NAME, kind, _OF_THEIR_KIND)]
+    return [*_policy(POLICY_NAME, ledgers, _LEDGER_RULES), *_policy(_CRD_POLICY_NAME, kind, _CRD_RULES)]
 
 
 def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
-"""Writes what a cluster enforces: the CustomResourceDefinitions, and the policy that guards ledgers.
+"""Writes the CustomResourceDefinitions and the admission policies of ledgers, from the pydantic models.
 
-In come the pydantic models; out go the files of `crds/`, for `kubectl apply -f crds/`, and the chart's copies of them:
+The files go to `crds/`, for `kubectl apply -f crds/`, and to the chart:
 
     python -m tensafe_api.crd [--check] [DIR ...]
 
-Nothing there is edited by hand, and a test fails when a file is stale. `schema` makes models structural, `guard` writes
-the policy.
+The files are never edited by hand; a test fails when one is stale. `schema` turns models into structural schemas, and
+`admission_policy` defines the policies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do no
 
 @dataclass(frozen=True)
 class Column:
-    """A column of `kubectl get`; those of another `priority` than 0 show with `-o wide` alone."""
+    """A column of `kubectl get`. Columns with a `priority` above 0 are shown with `-o wide` only."""
 
     name: str
     type: str
@@ -39,7 +39,7 @@ class Column:
     description: str
     priority: int = 0
 
-    def written(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         column = {"name": self.name, "type": self.type, "jsonPath": self.path, "description": self.description}
         return column | {"priority": self.priority} if self.priority else column
 
@@ -50,8 +50,8 @@ class ResourceKind:
 
     Attributes:
         model: the whole resource.
-        status_default: what the API server shows where no status was written yet. A default makes `has(self.status)`
-            true always, so ledgers have none.
+        status_default: the status that the API server shows before one is written. With a default, `has(self.status)`
+            is always true, so ledgers have none.
     """
 
     model: type[Block]
@@ -72,12 +72,12 @@ JOBS = ResourceKind(
     plural="tensafetrainingjobs",
     short_name="tsj",
     columns=(
-        Column("Phase", "string", ".status.phase", "Where the job is"),
-        Column("Step", "integer", ".status.progress.step", "Steps done"),
+        Column("Phase", "string", ".status.phase", "Phase of the job"),
+        Column("Step", "integer", ".status.progress.step", "Number of steps done"),
         Column("Epsilon", "string", ".status.privacy.epsilonClaimed", "Epsilon to sign off"),
         Column("Target", "string", ".spec.privacy.targetEpsilon", "Epsilon that must not be exceeded"),
-        Column("Workers", "integer", ".status.workers.ready", "Workers at work"),
-        Column("Age", "date", ".metadata.creationTimestamp", "Time since the job was made"),
+        Column("Workers", "integer", ".status.workers.ready", "Number of workers that are ready"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created"),
         Column("Spent", "string", ".status.privacy.epsilonSpent", "Epsilon of the steps charged so far", 1),
         Column("Checkpoint", "string", ".status.checkpoints[-1:].uri", "Newest checkpoint", 1),
     ),
@@ -90,12 +90,12 @@ LEDGERS = ResourceKind(
     short_name="pledger",
     columns=(
         Column("Job", "string", ".spec.jobName", "Name of the job"),
-        Column("Attempt", "integer", ".status.attempt", "The attempt that claimed last"),
-        Column("Step", "integer", ".status.progress.step", "Steps done"),
-        Column("Planned", "integer", ".spec.plannedSteps", "Steps of the plan"),
+        Column("Attempt", "integer", ".status.attempt", "Attempt that acquired the ledger last"),
+        Column("Step", "integer", ".status.progress.step", "Number of steps done"),
+        Column("Planned", "integer", ".spec.plannedSteps", "Number of steps in the training plan"),
         Column("Target", "string", ".spec.targetEpsilon", "Epsilon that must not be exceeded"),
         Column("Outcome", "string", ".status.outcome", "How the last attempt ended"),
-        Column("Age", "date", ".metadata.creationTimestamp", "Time since the ledger was opened"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Time since the ledger was created"),
         Column("Charged", "string", ".status.charges[*].steps", "Steps charged to the first attempt", 1),
     ),
 )
@@ -125,7 +125,7 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [column.written() for column in kind.columns],
+                    "additionalPrinterColumns": [column.to_dict() for column in kind.columns],
                     "schema": {"openAPIV3Schema": open_api_schema(kind)},
                 }
             ],
@@ -139,7 +139,7 @@ def open_api_schema(kind: ResourceKind) -> dict[str, Any]:
     properties = schema["properties"]
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string", "description": properties[name]["description"]}
-    # Of the metadata a CRD may say something about the name alone, and only by form.
+    # A CRD may only restrict the name in the metadata, and only by its form.
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {"type": "object", "properties": {"name": name_schema}}
     properties["status"] = with_patterns(properties["status"])
@@ -152,17 +152,19 @@ def open_api_schema(kind: ResourceKind) -> dict[str, Any]:
 def generated_files() -> dict[str, str]:
     """The text of each file, by name."""
     written = {kind.file_name: yaml_io.write(custom_resource_definition(kind)) for kind in KINDS}
-    guard = "---\n".join(yaml_io.write(document) for document in admission_policies())
-    return {name: _HEADER + text for name, text in {**written, f"{GROUP}_{LEDGERS.plural}_guard.yaml": guard}.items()}
+    policies = "---\n".join(yaml_io.write(document) for document in admission_policies())
+    return {
+        name: _HEADER + text for name, text in {**written, f"{GROUP}_{LEDGERS.plural}_guard.yaml": policies}.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the files, or with `--check` says whether they are as they should be: 0 when they are, 1 when one is
-    stale.
-    """
+    """Writes the files. With `--check` it only compares them: it returns 0 if all are current, 1 if one is stale."""
     parser = argparse.ArgumentParser(prog="python -m tensafe_api.crd", description="Write the CRDs from the models.")
-    parser.add_argument("directories", nargs="*", type=Path, help="where the files lie (crds, and in the chart)")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail when a file is stale")
+    parser.add_argument(
+        "directories", nargs="*", type=Path, help="directories of the files (default: crds, and the chart's)"
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a file is stale")
     options = parser.parse_args(arguments)
     stale = 0
     for directory, (name, text) in itertools.product(options.directories or DIRECTORIES, generated_files().items()):
@@ -170,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.check:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            print(f"{path} is stale: write it anew with `python -m tensafe_api.crd {directory}`", file=sys.stderr)
+            print(f"{path} is stale: write it again with `python -m tensafe_api.crd {directory}`", file=sys.stderr)
             stale = 1
     return stale
 

@@ -1,8 +1,7 @@
-"""From a manifest's text to a job, and back.
+"""Reads the text of a manifest as a job, and writes a job as text.
 
-In comes a file, or text, with the changes of the command line; out goes a validated job, or every problem at once. The
-other way, a job becomes text that both this reader and the API server read as the same job. `resolve` and the command
-line act next.
+Reading: a file or a text comes in, with the changes of the command line; a validated job goes out, or all problems at
+once. Writing: a job becomes text that this reader and the API server read as the same job.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     """The job that a manifest describes.
 
     Args:
-        text_or_path: the manifest's path, or its text in YAML or JSON (a string with a line break or a brace is text).
-        overrides: changes such as `spec.training.steps=20`, made in order before the manifest is validated.
+        text_or_path: path of the manifest, or its text in YAML or JSON. A string with a line break or a brace is text.
+        overrides: changes such as `spec.training.steps=20`, applied in order before the manifest is validated.
 
     Raises:
-        ManifestError: the file cannot be read, is no manifest of one job, or has problems: all of them are listed.
+        ManifestError: the file cannot be read, is not the manifest of one job, or has problems; all are listed.
     """
     name, text = _text_of(text_or_path)
     data, problems = _mapping_of(name, text)
     problems += apply_overrides(data, overrides)
     if not _is_text(data):
-        raise ManifestError([Problem("--set", "holds what is no text in UTF-8")])
+        raise ManifestError([Problem("--set", "contains characters that UTF-8 cannot encode: remove them")])
     try:
         job = parse_job(data)
     except ManifestError as error:
@@ -48,7 +47,7 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
 
 
 def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "yaml") -> str:  # noqa: A002
-    """The job as text: camelCase, every default that is a value, and nothing that is null or empty.
+    """The job as text: camelCase, with defaults, without null and empty values.
 
     `load_manifest(dump_manifest(job)) == job` for every job.
     """
@@ -59,7 +58,7 @@ def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "ya
 
 
 def _text_of(text_or_path: str | Path) -> tuple[str, str]:
-    """What to call the manifest, and its text."""
+    """The name of the manifest in messages, and its text."""
     if isinstance(text_or_path, str) and ("\n" in text_or_path or "{" in text_or_path):
         return "manifest", text_or_path
     path = Path(text_or_path)
@@ -73,25 +72,30 @@ def _text_of(text_or_path: str | Path) -> tuple[str, str]:
 
 
 def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
-    """The mapping that the text holds, and the problems of its keys."""
+    """The mapping in the text, and the problems of its keys."""
     try:
-        documents, key_troubles = yaml_io.read_documents(text)
+        documents, key_problems = yaml_io.read_documents(text)
     except yaml.YAMLError as error:
-        raise ManifestError([Problem(name, f"is no YAML: {_first_line(error)}")]) from None
+        raise ManifestError([Problem(name, f"is not YAML: {_first_line(error)}")]) from None
     if not _is_text(documents):
-        raise ManifestError([Problem(name, "holds what is no text in UTF-8: give the YAML file of a job")])
-    if len(documents) != 1:
-        count = f"{len(documents)} documents" if documents else "nothing"
-        raise ManifestError([Problem(name, f"holds {count}: a manifest describes one job, so give its document alone")])
-    if not isinstance(documents[0], dict):
         raise ManifestError(
-            [Problem(name, "is not a mapping: a manifest begins with apiVersion, kind, metadata, spec")]
+            [
+                Problem(
+                    name,
+                    "contains characters that UTF-8 cannot encode, or contains itself: give the YAML file of a job",
+                )
+            ]
         )
-    return documents[0], [Problem(name, trouble) for trouble in key_troubles]
+    if len(documents) != 1:
+        count = f"{len(documents)} documents" if documents else "no document"
+        raise ManifestError([Problem(name, f"contains {count}: give exactly one, the document of the job")])
+    if not isinstance(documents[0], dict):
+        raise ManifestError([Problem(name, "is not a mapping: write apiVersion, kind, metadata and spec")])
+    return documents[0], [Problem(name, problem) for problem in key_problems]
 
 
 def _is_text(value: Any) -> bool:
-    """Whether everything in it can be written again: no half of a surrogate pair, and nothing that contains itself."""
+    """Whether the value can be written as UTF-8: it has no unpaired surrogates, and nothing in it contains itself."""
     try:
         json.dumps(value, default=str, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -106,7 +110,7 @@ def _first_line(error: yaml.YAMLError) -> str:
 
 
 def _lean(block: Block) -> dict[str, Any]:
-    """The block as a mapping, without what is null, or empty by default."""
+    """The block as a mapping, without null values and without values that are empty by default."""
     data = {}
     for name, field in type(block).model_fields.items():
         value = _plain(getattr(block, name))

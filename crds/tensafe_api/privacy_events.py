@@ -1,14 +1,14 @@
-"""What a job does to its records, in the words of accounting.
+"""The mechanism of one DP-SGD step, and the privacy events that accounting composes.
 
-A job's whole privacy loss is a list of `Event`s: so many charged steps of one mechanism. The ledger stores the charges,
-the statement repeats them, and `accounting` turns them into ε; nothing else does. All figures are decimal strings and
-are used as written: the sampler draws with the very `sampleRate`, the noise with the very `noiseMultiplier`, that the
-accountant is given, so that no rounding can come between what is claimed and what is run.
+The privacy loss of a job is a list of `PrivacyEvent`s: a number of charged steps of one `Mechanism`. The ledger stores
+the charges, the statement repeats them, and only `accounting` computes ε from them. All figures are decimal strings and
+are used as written: the sampler and the noise use the same `sampleRate` and `noiseMultiplier` strings as the
+accountant. So no rounding comes between the privacy claim and the training.
 
-The mechanism that runs adds *discrete* Gaussian shares on an integer grid, and dp-accounting has no event for it, so
-the continuous Gaussian of the same σ stands for it. With σ_w ≥ 64 grid steps (which `resolve` demands) the moments of
-the two differ by a relative e^{-2π²σ_w²} < 10^-35000 (Canonne, Kamath, Steinke 2020, and Kairouz, Liu, Steinke 2021,
-theorem 1, for sums of shares): far below what a float can show. The samplers' own computed error is paid from δ
+The trainer adds *discrete* Gaussian shares on an integer grid. dp-accounting has no event for them, so the accounting
+uses the continuous Gaussian of the same σ. `resolve` requires σ_w ≥ 64 grid steps; then the moments of the two differ
+by a relative e^{-2π²σ_w²} < 10^-35000 (Canonne, Kamath, Steinke 2020; Kairouz, Liu, Steinke 2021, theorem 1, for sums
+of shares). That is far below the precision of a float. The computed error of the samplers is paid from δ
 (`accounting.SAMPLER_SHARE_OF_DELTA`).
 """
 
@@ -25,37 +25,42 @@ from tensafe_api.resources.base import Block
 from tensafe_api.resources.values import Positive, PositiveDecimal, Rate
 
 _MAX_DIGITS = 400
-"""Enough for every float: the largest has 309 digits before the point."""
+"""Enough for every float: the largest one has 309 digits before the decimal point."""
 
 
 class FrozenModel(BaseModel):
-    """A value that is stored and compared: immutable, camelCase in JSON, no field unknown."""
+    """A value that is stored and compared: immutable, camelCase in JSON, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
 class Mechanism(Block):
-    """One step of DP-SGD, as frozen in the ledger when the job is admitted. A resume under another one is refused."""
+    """The mechanism of one DP-SGD step, frozen when the job is admitted. A resume with another one is refused."""
 
-    sample_rate: Rate = Field(description="q: the probability with which each unit joins a step, independently.")
-    noise_multiplier: PositiveDecimal = Field(
-        description="Sigma: the noise's standard deviation over the clip norm, as seen by the colluders."
+    sample_rate: Rate = Field(
+        description="q: probability with which each unit joins a step, independently of the others."
     )
-    clip: PositiveDecimal = Field(description="C: the bound of one unit's L2 norm.")
-    unit: Literal["Example", "User"] = Field(description="What the guarantee protects.")
+    noise_multiplier: PositiveDecimal = Field(
+        description="Sigma: standard deviation of the noise divided by the clip norm, as it protects against colluding "
+        "workers."
+    )
+    clip: PositiveDecimal = Field(description="C: bound of the L2 norm of one unit's gradient.")
+    unit: Literal["Example", "User"] = Field(
+        description="What epsilon protects: one example, or all examples of one user."
+    )
     adjacency: Literal["AddOrRemoveOne"] = Field(
-        "AddOrRemoveOne", description="Which data sets are neighbours: those that differ by one unit."
+        "AddOrRemoveOne", description="Neighbouring data sets differ by one unit, added or removed."
     )
     workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
-        description="N: how many workers add a share of the noise."
+        description="N: number of workers, each of which adds a share of the noise."
     )
     colluders: Annotated[int, Field(strict=True, ge=0, le=15)] = Field(
-        description="t: how many workers may pool their shares and still face sigma."
+        description="t: number of workers that may share their noise and still face noise of sigma."
     )
     grid_bits: Annotated[int, Field(strict=True, ge=1, le=30)] = Field(
-        description="k: one clip norm is 2^k grid steps."
+        description="k: one clip norm is 2^k steps of the integer grid."
     )
-    expected_batch_size: Positive = Field(description="B: the public denominator of a step's mean, in units.")
+    expected_batch_size: Positive = Field(description="B: public denominator of the mean of a step, in units.")
 
     @property
     def grid(self) -> int:
@@ -64,7 +69,7 @@ class Mechanism(Block):
 
     @property
     def outsider_noise_multiplier(self) -> float:
-        """σ√(N/(N−t)): what stands against somebody who holds no worker's share."""
+        """σ√(N/(N−t)): the noise multiplier against an adversary who holds no worker's share."""
         return float(self.noise_multiplier) * math.sqrt(self.workers / (self.workers - self.colluders))
 
     @property
@@ -83,14 +88,15 @@ class PrivacyEvent(FrozenModel):
 
 
 def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]:
-    """The events of `steps` charged steps; σ is what stands when the colluders have pooled their shares."""
+    """The privacy events of `steps` charged steps. σ is the noise that remains when all colluders share theirs."""
     return (PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps),)
 
 
 def round_up(value: Decimal | float, digits: int) -> str:
     """`value` with at most `digits` decimals, never below it, in plain notation without trailing zeros.
 
-    For σ (more noise is safe), q (more sampling is charged more) and ε (a claim never shows less than was spent).
+    It is used for σ (more noise is safe), q (more sampling is charged more) and ε (a claim never shows less than was
+    spent).
     """
     with localcontext(prec=_MAX_DIGITS):
         rounded = Decimal(value).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING).normalize()

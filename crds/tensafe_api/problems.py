@@ -1,11 +1,11 @@
-"""What is wrong with a manifest, all of it at once.
+"""Validates a manifest and reports all of its problems at once.
 
-In comes the mapping that a manifest holds; out goes the job, or a `ManifestError` with every problem: the path of the
-field, and one sentence with the mend. The author acts next.
+The mapping of a manifest comes in. The job goes out, or a `ManifestError` with every problem: the path of the field and
+one sentence with the fix.
 
-pydantic stops at the first broken level (rules between fields do not run while a field of theirs, or of any block
-below, is wrong), so the rules are evaluated here once more, over whatever could be read: each rule that needs only
-sound fields speaks up in the first round already.
+pydantic does not run the rules of a block while a field of the block, or of any block below it, is wrong. So the rules
+are evaluated here once more, over all fields that could be read. Each rule that needs only valid fields is then
+reported in the first round.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from tensafe_api.resources.values import STRING_ERROR
 
 Location = tuple[str | int, ...]
 MAX_PROBLEMS = 50
-"""Of wrong fields, and of broken rules. Nobody reads more at once, and the nearest name takes time to find."""
+"""Maximum number of wrong fields to report, and of broken rules. More would not be read, and each search for the
+nearest name takes time.
+"""
 _UNKNOWN = "extra_forbidden"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where (a field's path such as `spec.privacy.targetDelta`, or nowhere), and what to do
-    about it.
+    """One problem: the path of the field, such as `spec.privacy.targetDelta` (empty: no single field), and a sentence
+    with the fix.
     """
 
     path: str
@@ -44,7 +46,7 @@ class Problem:
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be run as it is; `problems` holds the reasons, `str()` one line for each."""
+    """A manifest that cannot be run. `problems` lists the problems, `str()` has one line for each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))
@@ -52,33 +54,33 @@ class ManifestError(ValueError):
 
 
 def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
-    """The job that a mapping describes. Keys are camelCase; absent and null mean the same, as for the API server.
+    """The job that a mapping describes. Keys are camelCase. As in the API server, null means absent.
 
     Raises:
-        ManifestError: with every problem of the mapping; of very many, with the first ones and how many more there are.
+        ManifestError: the mapping has problems. All are listed, or the first ones and the number of the others.
     """
     sound = without_nulls(data)
-    strange = _strange_kind(sound)
-    if strange:
-        raise ManifestError(strange)
+    wrong_kind = _wrong_kind(sound)
+    if wrong_kind:
+        raise ManifestError(wrong_kind)
     try:
         job = TenSafeTrainingJob.model_validate(sound, by_alias=True, by_name=False)
     except ValidationError as error:
         details = [detail for detail in error.errors(include_url=False) if detail["type"] != RULE_ERROR]
         wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
         broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
-        told = details[:MAX_PROBLEMS]
-        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in told] + broken[:MAX_PROBLEMS]
+        reported = details[:MAX_PROBLEMS]
+        problems = [Problem(_path(detail["loc"]), _sentence(detail)) for detail in reported] + broken[:MAX_PROBLEMS]
         if more := len(details) + len(broken) - len(problems):
             problems.append(Problem("", f"and {more} more"))
-        raise ManifestError([*_missing_head(sound), *problems]) from None
-    if missing := _missing_head(sound):
+        raise ManifestError([*_missing_type(sound), *problems]) from None
+    if missing := _missing_type(sound):
         raise ManifestError(missing)
     return job
 
 
 def without_nulls(value: Any) -> Any:
-    """The value without the keys that are null: the API server drops them as well."""
+    """The value without keys that are null. The API server removes them too."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -87,7 +89,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def unknown_field(block: type[Block], name: str, where: str) -> str:
-    """What to say of a field that a block has not: the nearest name that it has, else where the name belongs."""
+    """The message about a field that a block does not have: the nearest name there, or where the field belongs."""
     known = list(fields_of(block))
     folded = {candidate.lower(): candidate for candidate in known}
     nearest = difflib.get_close_matches(to_camel(name).lower(), folded, n=1, cutoff=0.7)
@@ -100,20 +102,20 @@ def unknown_field(block: type[Block], name: str, where: str) -> str:
 
 
 class _NotReadable(Exception):
-    """A rule asked for a field that is missing or wrong."""
+    """A rule reads a field that is missing or wrong."""
 
 
 class _Wrong:
-    """A value that is there and cannot be read: a rule may ask whether it is there, and nothing else."""
+    """A value that is present but invalid. A rule can only check whether it is present."""
 
     def _refuse(self, *_: object) -> Any:
         raise _NotReadable
 
-    __eq__ = __bool__ = __hash__ = __getattr__ = _refuse  # the rest is a TypeError
+    __eq__ = __bool__ = __hash__ = __getattr__ = _refuse  # other operations raise TypeError
 
 
 class _Readable:
-    """A block as far as it could be read. Asking for a missing field raises `_NotReadable`; a wrong one is `_Wrong`."""
+    """The readable part of a block. A missing required field raises `_NotReadable`; an invalid one is `_Wrong`."""
 
     def __init__(self, block: type[Block], data: Mapping[str, Any], at: Location, wrong: frozenset[Location]) -> None:
         self._block, self._data, self._at, self._wrong = block, data, at, wrong
@@ -141,7 +143,7 @@ class _Readable:
 def _broken_rules(
     block: type[Block], data: Mapping[str, Any], at: Location, wrong: frozenset[Location]
 ) -> Iterator[Problem]:
-    """The broken rules of a block and of all blocks in it that do not need a field that is wrong."""
+    """The broken rules of a block and of all blocks in it, without rules that read an invalid field."""
     readable = _Readable(block, data, at, wrong)
     for rule in block.rules:
         try:
@@ -162,23 +164,23 @@ def _broken_rules(
                 yield from _broken_rules(inner, item, location, wrong)
 
 
-def _strange_kind(data: Mapping[str, Any]) -> list[Problem]:
-    """A manifest of something else has problems of its own: only that is said of it."""
+def _wrong_kind(data: Mapping[str, Any]) -> list[Problem]:
+    """The problem of a manifest of another kind or version. Its other problems are not shown: they would mislead."""
     problems = []
     if "kind" in data and data["kind"] != KIND:
-        problems.append(Problem("kind", f"{_shown(data['kind'])} is not known here: write {KIND}"))
+        problems.append(Problem("kind", f"{_shown(data['kind'])} is not supported: write {KIND}"))
     if "apiVersion" in data and data["apiVersion"] != API_VERSION:
-        problems.append(Problem("apiVersion", f"{_shown(data['apiVersion'])} is not known here: write {API_VERSION}"))
+        problems.append(Problem("apiVersion", f"{_shown(data['apiVersion'])} is not supported: write {API_VERSION}"))
     return problems
 
 
-def _missing_head(data: Mapping[str, Any]) -> list[Problem]:
+def _missing_type(data: Mapping[str, Any]) -> list[Problem]:
     head = {"apiVersion": API_VERSION, "kind": KIND}
     return [Problem(name, f"is missing: write {name}: {value}") for name, value in head.items() if name not in data]
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    """pydantic's error as one sentence with the mend."""
+    """An error of pydantic as one sentence with the fix."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind in (STRING_ERROR, DUPLICATE_ERROR):
         return str(context["message"])
@@ -205,7 +207,7 @@ def _sentence(detail: ErrorDetails) -> str:
         case "string_too_long":
             return f"is too long: write at most {context['max_length']} characters"
         case "string_too_short":
-            return "is empty: write it, or leave it out"
+            return "is empty: write a value, or remove the field"
         case "tuple_type":
             return f"must be a list such as [a, b], not {_shown(value)}"
         case "model_type" | "model_attributes_type" if isinstance(value, str) and "name" in fields_of(
@@ -228,12 +230,12 @@ def _none_of(value: Any, expected: str) -> str:
     words = expected.replace("'", "").replace(" or ", ", ").split(", ")
     folded = {word.lower(): word for word in words}
     nearest = difflib.get_close_matches(str(value).lower(), folded, n=1)
-    mend = f"did you mean {folded[nearest[0]]}?" if nearest else "choose one of them"
-    return f"{_shown(value)} is none of {', '.join(words)}: {mend}"
+    fix = f"did you mean {folded[nearest[0]]}?" if nearest else "choose one of them"
+    return f"{_shown(value)} is none of {', '.join(words)}: {fix}"
 
 
 def _block_at(location: Location) -> type[Block]:
-    """The block that a location leads to."""
+    """The block class at a location."""
     block: type[Block] = TenSafeTrainingJob
     for name in location:
         if isinstance(name, str):
@@ -245,7 +247,7 @@ def _block_at(location: Location) -> type[Block]:
 
 
 def _paths(block: type[Block], at: str) -> Iterator[str]:
-    """The paths of all fields below a block, those of the spec only once the head is through."""
+    """The paths of all fields below a block, without the status."""
     for name, field in fields_of(block).items():
         if name == "status":
             continue
@@ -257,7 +259,7 @@ def _paths(block: type[Block], at: str) -> Iterator[str]:
 
 
 def _path(location: Location) -> str:
-    """A location as users write it: `spec.cluster.env[0].name`."""
+    """A location in the form that users write: `spec.cluster.env[0].name`."""
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in location if step != "[key]"]
     return "".join(steps).removeprefix(".")
 

@@ -1,7 +1,7 @@
-"""From a pydantic model to a structural schema, as the API server demands it.
+"""Turns a pydantic model into a structural schema, which the API server requires.
 
-Structural means: no references, no alternatives, one type everywhere. So optional fields are absent instead of null,
-and what pydantic says by alternatives is said by rules in CEL. `crd` acts next.
+A structural schema has no references and no alternatives, and one type at every node. So optional fields are absent
+instead of null, and CEL rules replace the alternatives of pydantic. `crd` writes the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = (
     "properties",
     "x-kubernetes-validations",
 )
-"""What a structural schema may say, in the order in which it is written."""
+"""The keys that a structural schema may have, in the order in which they are written."""
 
 
 def schema_of(model: type[Block]) -> dict[str, Any]:
@@ -44,10 +44,10 @@ def schema_of(model: type[Block]) -> dict[str, Any]:
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """pydantic's JSON schema as a structural one: references inlined, alternatives with null made optional.
+    """A JSON schema of pydantic as a structural schema: references are inlined, alternatives with null become optional.
 
     Raises:
-        ValueError: the schema says something that a structural schema cannot.
+        ValueError: the schema has a key or an alternative that a structural schema cannot have.
     """
     merged = _merged(schema, definitions)
     if "type" not in merged:
@@ -72,8 +72,10 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dic
 
 
 def with_patterns(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A structural schema whose forms are patterns instead of rules in CEL: what a program writes needs no sentence,
-    and the API server spends a tenth of a status write on such rules.
+    """A structural schema with patterns instead of CEL rules for the forms of strings.
+
+    Programs write the status, so its errors need no message for users. The rules would take a tenth of the time of a
+    status write in the API server.
     """
     written = dict(schema)
     if "properties" in written:
@@ -91,7 +93,7 @@ def with_patterns(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with its reference, its alternative beside null, and its constant replaced by what they stand for."""
+    """The schema with a reference, an alternative to null, and a constant replaced by their meaning."""
     merged = dict(schema)
     if "$ref" in merged:
         target = definitions[merged.pop("$ref").rpartition("/")[2]]

@@ -96,8 +96,8 @@ CAUSAL_LM = TaskContract(
     shapes=(
         Shape(
             (
-                Column("prompt", "text", "Column of the prompt; together with completion."),
-                Column("completion", "text", "Column of the completion; together with prompt."),
+                Column("prompt", "text", "Column of the prompt. Requires completion."),
+                Column("completion", "text", "Column of the completion. Requires prompt."),
             ),
             loss_on="Completion",
         ),
@@ -106,15 +106,15 @@ CAUSAL_LM = TaskContract(
                 Column(
                     "messages",
                     "conversation",
-                    "Column of the conversation: a list of role and content, in order. One conversation is one "
-                    "example.",
+                    "Column of the conversation: an ordered list of messages, each with role and content. One "
+                    "conversation is one example.",
                 ),
             ),
             (
                 Column(
                     "tools",
                     "conversation",
-                    "Column of the tools that the conversation may call; with messages only; default: no tools.",
+                    "Column of the tools that the conversation may call. Valid with messages only. Default: no tools.",
                 ),
             ),
             loss_on="Assistant",
@@ -134,13 +134,13 @@ SEQUENCE_CLASSIFICATION = TaskContract(
                 Column(
                     "label",
                     "label",
-                    "Column of the class, a number from 0 or a name of model.labelNames; with text only.",
+                    "Column of the class: a number from 0, or a name from model.labelNames. Valid with text only.",
                 ),
             ),
         ),
     ),
     classes=True,
-    metrics=(Metric("accuracy", "accuracy", "Share of right answers, for classification."),),
+    metrics=(Metric("accuracy", "accuracy", "Fraction of correct predictions, for classification."),),
 )
 
 TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION)}
@@ -226,7 +226,7 @@ def columns_rules() -> list[ColumnsRule]:
     rules = [
         ColumnsRule(
             " && ".join([*together, one_kind]),
-            f"dataset.columns must name one shape of data: write {shapes}",
+            f"dataset.columns must name exactly one shape of data: write {shapes}",
             one_shape,
         )
     ]
@@ -235,7 +235,7 @@ def columns_rules() -> list[ColumnsRule]:
             rules.append(
                 ColumnsRule(
                     f"!has(self.{name}) || has(self.{first})",
-                    f"dataset.columns.{name} belongs to {noun}: write it beside {first}, or leave it out",
+                    f"dataset.columns.{name} is only valid for {noun}: write it together with {first}, or remove it",
                     _beside(name, first),
                     f".{name}",
                 )

@@ -1,13 +1,12 @@
-"""YAML as the API server reads it.
+"""Reads and writes YAML in the way of the API server.
 
-In comes the text of a manifest, or a mapping; out goes a mapping with the troubles of its text, or text that every
-reader reads alike. `manifest` and `crd` act next.
+Reading: a text comes in, a mapping and the problems of its keys go out. Writing: a mapping comes in, and text goes out
+that every YAML reader reads in the same way.
 
-PyYAML and the YAML reader of Kubernetes disagree: `2e-4` is a string for the one and a float for the other,
-`2026-01-31` a date for the one and a string for the other. What is read here is read as Kubernetes
-reads it, so that a manifest which runs on a laptop is not refused by a cluster; and what is written here quotes every
-string that any reader could take for something else. A key that is written twice would silently win or lose: it is
-reported.
+PyYAML and the YAML reader of Kubernetes differ. PyYAML reads `2e-4` as a string and `2026-01-31` as a date; Kubernetes
+reads a float and a string. This module reads in the way of Kubernetes, so that a cluster does not refuse a manifest
+that runs on a laptop. It writes quotes around every string that some reader could read as another type. A key that
+occurs twice is reported; otherwise one of its values would be lost without a message.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
 
 
 def read_documents(text: str) -> tuple[list[Any], list[str]]:
-    """The documents of a YAML text that hold something, and one sentence for each key that is no proper key.
+    """The documents of a YAML text that are not empty, and one sentence for each invalid key.
 
     Raises:
-        yaml.YAMLError: the text is no YAML.
+        yaml.YAMLError: the text is not YAML.
     """
     loader = _Loader(text)
     documents: list[Any] = []
@@ -42,57 +41,57 @@ def read_documents(text: str) -> tuple[list[Any], list[str]]:
             documents.append(loader.get_data())
     finally:
         loader.dispose()
-    return [document for document in documents if document is not None], loader.key_troubles
+    return [document for document in documents if document is not None], loader.key_problems
 
 
 def read_value(text: str) -> Any:
-    """One value written in YAML, with every scalar left a string.
+    """One value in YAML, with every scalar as a string.
 
     Raises:
-        RepeatedKeyError: a mapping has one key twice.
-        yaml.YAMLError: the text is no YAML.
+        RepeatedKeyError: a mapping has a key twice.
+        yaml.YAMLError: the text is not YAML.
     """
     return yaml.load(text, Loader=_StringLoader)
 
 
 def read_scalar(text: str) -> Any:
-    """What a bare scalar is for Kubernetes: a number, a truth value, nothing, or a string; collections stay text.
+    """A scalar without quotes as Kubernetes reads it: a number, a boolean, None or a string. Collections stay text.
 
     Raises:
-        yaml.YAMLError: the text is no YAML.
+        yaml.YAMLError: the text is not YAML.
     """
     value = yaml.load(text, Loader=_Loader)
     return text if isinstance(value, dict | list) else value
 
 
 def write(value: Any) -> str:
-    """The value as YAML, strings quoted wherever any YAML reader could take them for something else."""
+    """The value as YAML, with quotes around every string that some YAML reader could read as another type."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def write_json(value: Any) -> str:
-    """The value as JSON that YAML readers take as well: what YAML calls unprintable, or a line break, is escaped."""
+    """The value as JSON that is also YAML: characters that YAML refuses or takes for line breaks are escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 class RepeatedKeyError(yaml.YAMLError):
-    """A mapping has one key twice; its text is the key."""
+    """A mapping has a key twice. `str()` is the key."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers as Kubernetes does, leaves dates alone, and notes keys that are written twice or are no strings."""
+    """Reads numbers as Kubernetes does and dates as strings, and records keys that occur twice or are not strings."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.key_troubles: list[str] = []
+        self.key_problems: list[str] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        self._look_at_keys(node)
+        self._check_keys(node)
         return super().construct_mapping(node, deep)
 
-    def _look_at_keys(self, node: yaml.MappingNode) -> None:
-        """Note the trouble with each key, also in what is merged (<<): PyYAML never makes a mapping of that."""
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        """Record the problem of each key, also in mappings merged by <<, which PyYAML does not construct."""
         written: dict[Any, int] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
@@ -101,21 +100,21 @@ class _Loader(yaml.SafeLoader):
                 parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 for part in parts:
                     if isinstance(part, yaml.MappingNode):
-                        self._look_at_keys(part)
+                        self._check_keys(part)
             elif not isinstance(key_node, yaml.ScalarNode):
                 raise ConstructorError(None, None, "a key must be a string", key_node.start_mark)
             key = "<<" if merged else self.construct_object(key_node)
             if not isinstance(key, str):
-                self.key_troubles.append(f"line {line}: the key {key_node.value} is not a string: quote it")
+                self.key_problems.append(f"line {line}: the key {key_node.value} is not a string: quote it")
             elif key in written:
-                self.key_troubles.append(
-                    f'line {line}: "{key}" stands in line {written[key]} already: keep one of them'
+                self.key_problems.append(
+                    f'line {line}: the key "{key}" is already in line {written[key]}: keep one of them'
                 )
             written.setdefault(key, line)
 
 
 class _StringLoader(yaml.BaseLoader):
-    """Leaves scalars strings, and refuses a key that is written twice."""
+    """Reads all scalars as strings, and refuses a key that occurs twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -126,7 +125,7 @@ class _StringLoader(yaml.BaseLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes without anchors, and quotes strings that are not plainly words."""
+    """Writes without anchors, and quotes strings that are not unambiguous."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -39,7 +39,7 @@ def test_the_files_are_fresh() -> None:
 
 def test_check_tells_fresh_from_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check", str(tmp_path)]) == 1
-    assert "is stale: write it anew" in capsys.readouterr().err
+    assert "is stale: write it again" in capsys.readouterr().err
     assert crd.main([str(tmp_path)]) == 0
     assert crd.main(["--check", str(tmp_path)]) == 0
     (tmp_path / crd.LEDGERS.file_name).write_text("edited")

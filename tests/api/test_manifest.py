@@ -178,25 +178,25 @@ spec:
   cluster: {workers: 2, env: [{name: A}]}
 """
     assert problems_of(manifest) == [
-        'metadata.name: "Claims" is not a job\'s name: lower-case letters, digits and -, a letter first, no - at '
-        "the end",
+        'metadata.name: "Claims" is not the name of a job: lower-case letters, digits and -, with a letter first and '
+        "no - at the end",
         'spec.model.trustRemoteCode: must be true or false, not "yes"',
         'spec.training.steps: must be a whole number without quotes, not "x"',
-        'spec.training.learningRate: is a bare number: write "0.0002", quoted',
+        'spec.training.learningRate: is a number without quotes: write "0.0002"',
         "spec.training.step: unknown field: did you mean steps?",
-        "spec.privacy.targetEpsilon: is missing and has no default: write targetEpsilon (the epsilon that training "
-        "must not exceed)",
+        "spec.privacy.targetEpsilon: is missing and has no default: write targetEpsilon (epsilon that the "
+        "training must not exceed)",
         "spec.checkpoint.keep: must be a whole number without quotes, not 2.5",
-        "spec.privacy.targetDelta: privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it "
-        "out for 1 / (10 x unit.atLeast)",
-        "spec.training.expectedBatchSize: training.expectedBatchSize must not be above dataset.unit.atLeast, since it "
+        "spec.privacy.targetDelta: privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or "
+        "remove it for the default of 1 / (10 x unit.atLeast)",
+        "spec.training.expectedBatchSize: training.expectedBatchSize must be at most dataset.unit.atLeast, because it "
         "counts units: lower it",
         "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be below cluster.workers: lower it, or "
         "raise cluster.workers",
-        "spec.dataset.columns: dataset.columns must name one shape of data: write prompt and completion, or messages, "
-        "or text",
-        "spec.training: training takes one of epochs and steps, not both: leave one of them out",
-        "spec.cluster.env[0]: env takes exactly one of value and valueFrom for each name: write one of them",
+        "spec.dataset.columns: dataset.columns must name exactly one shape of data: write prompt and completion, or "
+        "messages, or text",
+        "spec.training: training must have at most one of epochs and steps: remove one of them",
+        "spec.cluster.env[0]: env must have exactly one of value and valueFrom for each variable: write one of them",
     ]
 
 
@@ -224,10 +224,10 @@ def test_null_means_absent(manifest_with: ManifestWith) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: [\n", "manifest: is no YAML: line 2, column 1: expected the node content, but found '<stream end>'"),
-        ("a: 1\n---\nb: 2\n", "manifest: holds 2 documents: a manifest describes one job, so give its document alone"),
-        ("# nothing\n", "manifest: holds nothing: a manifest describes one job, so give its document alone"),
-        ("- a\n- b\n", "manifest: is not a mapping: a manifest begins with apiVersion, kind, metadata, spec"),
+        ("a: [\n", "manifest: is not YAML: line 2, column 1: expected the node content, but found '<stream end>'"),
+        ("a: 1\n---\nb: 2\n", "manifest: contains 2 documents: give exactly one, the document of the job"),
+        ("# nothing\n", "manifest: contains no document: give exactly one, the document of the job"),
+        ("- a\n- b\n", "manifest: is not a mapping: write apiVersion, kind, metadata and spec"),
     ],
 )
 def test_text_that_is_no_manifest(text: str, problem: str) -> None:
@@ -238,13 +238,15 @@ def test_text_that_is_no_manifest(text: str, problem: str) -> None:
     "text", ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"], ids=["half a character", "itself"]
 )
 def test_what_could_not_be_written_again_is_no_manifest(text: str) -> None:
-    assert problems_of(text) == ["manifest: holds what is no text in UTF-8: give the YAML file of a job"]
+    assert problems_of(text) == [
+        "manifest: contains characters that UTF-8 cannot encode, or contains itself: give the YAML file of a job"
+    ]
 
 
 def test_a_key_written_twice_is_an_error_beside_the_others() -> None:
     lines = problems_of(SHORTEST + "  suspend: false\n  suspend: maybe\n")
     assert lines == [
-        'manifest: line 15: "suspend" stands in line 14 already: keep one of them',
+        'manifest: line 15: the key "suspend" is already in line 14: keep one of them',
         'spec.suspend: must be true or false, not "maybe"',
     ]
 
@@ -300,7 +302,7 @@ def test_of_very_many_problems_the_first_are_told_and_soon() -> None:
     assert time.process_time() - began < 0.5
     problems = str(refusal.value).splitlines()
     assert problems[0] == "spec.cluster.wrker0: unknown field: did you mean worker?"
-    assert problems[-2].startswith("spec.training: training takes one of epochs and steps")
+    assert problems[-2].startswith("spec.training: training must have at most one of epochs and steps")
     assert problems[-1] == "and 6503 more"
     assert len(problems) == 52
 
@@ -381,5 +383,5 @@ def test_what_is_written_where_a_mapping_belongs_is_shown_in_one() -> None:
 
 
 def test_a_bare_size_is_told_to_take_a_unit() -> None:
-    with pytest.raises(ManifestError, match="is a bare number: write a size such as"):
+    with pytest.raises(ManifestError, match="is a number without quotes: write a size such as"):
         parse_job(changed(MINIMAL, {"spec.cluster.worker": {"memory": 64}}))

@@ -69,23 +69,26 @@ def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
             "spec.learningRate=1",
             "--set spec.learningRate: unknown field here: did you mean spec.training.learningRate?",
         ),
-        ("spec.suspend", "--set spec.suspend: write it as a path and a value: spec.training.steps=20"),
+        ("spec.suspend", "--set spec.suspend: has no value: write it as spec.training.steps=20"),
         (
             "status.phase=Failed",
-            "--set status.phase: only fields of metadata and spec can be set: write it as spec.training.steps=20",
+            "--set status.phase: is not a field of metadata or spec: write a path such as spec.training.steps=20",
         ),
-        ("spec.lora.rank.x=1", "--set spec.lora.rank.x: rank has no fields: set it whole, as spec.lora.rank=..."),
+        (
+            "spec.lora.rank.x=1",
+            "--set spec.lora.rank.x: rank has no fields: set it as a whole, with spec.lora.rank=...",
+        ),
         (
             "spec.lora.layers=[1",
-            "--set spec.lora.layers: [1 cannot be read: write a list as [a, b] and a mapping as {name: value}",
+            "--set spec.lora.layers: [1 is not YAML: write a list as [a, b] and a mapping as {name: value}",
         ),
         (
             'spec.privacy={targetEpsilon: "1", targetEpsilon: "20"}',
-            '--set spec.privacy: "targetEpsilon" stands there twice: keep one of them',
+            '--set spec.privacy: has the key "targetEpsilon" twice: keep one of them',
         ),
         (
             "spec.cluster.env=[{name: A, name: B}]",
-            '--set spec.cluster.env: "name" stands there twice: keep one of them',
+            '--set spec.cluster.env: has the key "name" twice: keep one of them',
         ),
         ('spec.cluster.nodeSelector="{zone: 1, zone: 2}"', "spec.cluster.nodeSelector: must be a mapping"),
         ("spec.lora.rank=many", 'spec.lora.rank: must be a whole number without quotes, not "many"'),

@@ -51,7 +51,7 @@ def test_more_that_is_refused(changes: dict[str, Any], manifest_with: ManifestWi
 
 
 def test_a_rule_holds_for_python_objects_too() -> None:
-    with pytest.raises(ValueError, match="one of epochs and steps, not both"):
+    with pytest.raises(ValueError, match="at most one of epochs and steps"):
         Training(epochs="1", steps=10)
 
 

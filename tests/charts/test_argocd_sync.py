@@ -38,7 +38,7 @@ SERVER_SIDE = {
     "spec.source.path": "more",
     "spec.syncPolicy.syncOptions": ["ServerSideApply=true"],
 }
-IMMUTABLE = "spec.lora cannot change: make a new job with another name"
+IMMUTABLE = "spec.lora cannot change after creation: create a new job with another name"
 
 
 class Site:

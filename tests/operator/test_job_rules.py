@@ -54,10 +54,10 @@ def test_bad_input_is_refused_at_its_field(
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("spec.cluster.workers", 3, "spec.cluster.workers cannot change, since the noise is shared out over them"),
-        ("spec.cluster.serviceAccountName", "another", "since the ledger lets it alone charge: make a new job"),
-        ("spec.cluster.serviceAccountName", None, "since the ledger lets it alone charge: make a new job"),
-        ("spec.lora.rank", 8, "spec.lora cannot change: make a new job with another name"),
+        ("spec.cluster.workers", 3, "cannot change, because each worker adds a share of the noise"),
+        ("spec.cluster.serviceAccountName", "another", "because only it may charge the ledger: create a new job"),
+        ("spec.cluster.serviceAccountName", None, "because only it may charge the ledger: create a new job"),
+        ("spec.lora.rank", 8, "spec.lora cannot change after creation: create a new job with another name"),
     ],
 )
 def test_what_cannot_change_does_not_change_in_suspension_either(

@@ -1,4 +1,4 @@
-"""What was spent stays spent, on a real API server: forged, lowered, edited and deleted ledgers are refused."""
+"""Spent budget stays spent, on a real API server: forged, lowered, edited and deleted ledgers are refused."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ def test_an_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
     both = [charge(pod, 1, 10), charge(pod, 3, 5)]
     assert ledger.write(charged_status(pod, attempt=3, charges=both), pod) == ""
     more = [charge(pod, 1, 11), charge(pod, 3, 5)]
-    assert "only the attempt that claimed last" in ledger.write(charged_status(pod, attempt=3, charges=more), pod)
+    refusal = ledger.write(charged_status(pod, attempt=3, charges=more), pod)
+    assert "only the attempt that acquired the ledger last" in refusal
     between = [*both, charge(pod, 2, 1)]
     assert "not added afterwards" in ledger.write(charged_status(pod, attempt=3, charges=between), pod)
     assert "is fenced" in ledger.write(charged_status(pod, attempt=1, charges=both), pod)
 
 
 def test_status_is_not_cleared(ledger: LedgerObject, pod: Pod) -> None:
-    assert "what was spent stays spent" in ledger.write(None, pod)
+    assert "spent budget stays spent" in ledger.write(None, pod)
     assert ledger.get()["status"]["charges"]
 
 
@@ -83,10 +84,10 @@ def test_releases_are_kept_as_they_were(ledger: LedgerObject, pod: Pod) -> None:
 
 def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObject, pod: Pod) -> None:
     cheap = {**RELEASE, "stepsCharged": 9}
-    assert "a new release was charged" in ledger.write(charged_status(pod, releases=[cheap]), pod)
+    assert "stepsCharged of a new checkpoint" in ledger.write(charged_status(pod, releases=[cheap]), pod)
     assert ledger.write(charged_status(pod, releases=[RELEASE]), pod) == ""
     later = charged_status(pod, charges=[charge(pod, 1, 30)], releases=[RELEASE, {**SECOND, "stepsCharged": 20}])
-    assert "a new release was charged" in ledger.write(later, pod)
+    assert "stepsCharged of a new checkpoint" in ledger.write(later, pod)
     later["releases"][1]["stepsCharged"] = 30
     assert ledger.write(later, pod) == ""
 
@@ -94,7 +95,7 @@ def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObj
 def test_a_ledger_begins_with_a_claim(control_plane: ControlPlane, namespace: str, pod: Pod) -> None:
     ledger = LedgerObject(control_plane, namespace)
     first = charged_status(pod, releases=[{**RELEASE, "stepsCharged": 0}])
-    assert "the first entry of a ledger is a claim" in ledger.write(first, pod)
+    assert "the first entry of a ledger must be an acquisition" in ledger.write(first, pod)
     assert ledger.write(charged_status(pod), pod) == ""
 
 
@@ -144,16 +145,16 @@ def test_only_the_pod_that_claimed_writes(
     assert "only the service account" in ledger.write(forged, stranger)
     assert "only the service account" in ledger.write(forged, None)  # a cluster administrator
     sibling = make_pod(control_plane, namespace, "trainer")
-    assert "only the pod that claimed" in ledger.write(forged, sibling)
+    assert "only the pod that acquired" in ledger.write(forged, sibling)
     token = control_plane.kubectl("-n", namespace, "create", "token", "trainer").stdout.strip()
     unbound = Pod("unbound", pod.uid, token, control_plane.kubeconfig_of_token("unbound", token))
-    assert "only the pod that claimed" in ledger.write(forged, unbound)
+    assert "only the pod that acquired" in ledger.write(forged, unbound)
     # Within an incarnation no other pod takes over, and the next incarnation is its own.
-    assert "claim the next incarnation" in ledger.write(
+    assert "acquire the next incarnation" in ledger.write(
         charged_status(sibling, charges=[charge(sibling, 1, 11)]), sibling
     )
     assert ledger.write(charged_status(sibling, charges=[charge(sibling, 1, 11, incarnation=2)]), sibling) == ""
-    assert "only the pod that claimed" in ledger.write(
+    assert "only the pod that acquired" in ledger.write(
         charged_status(pod, charges=[charge(sibling, 1, 12, incarnation=2)]), pod
     )
 

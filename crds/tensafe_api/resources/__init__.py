@@ -1,1 +1,1 @@
-"""The resources of the group tensafe.io, as pydantic models: `job` is the face, the other modules are its blocks."""
+"""The resources of the API group tensafe.io as pydantic models: `job` and `ledger`, and the blocks they consist of."""

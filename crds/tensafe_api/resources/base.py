@@ -1,13 +1,13 @@
-"""What every part of a resource is made of: blocks of fields, and rules between the fields.
+"""The base classes of all resources: blocks of fields, and rules between the fields.
 
-In come the classes of this package (`model`, `data`, `learning`, `cluster`, `status`, `job`); out go, from the same
-declarations, validated Python objects and the CustomResourceDefinition that the API server enforces. `tensafe_api.crd`
-and `tensafe_api.manifest` act next.
+The classes of this package (`model`, `data`, `training`, `cluster`, `status`, `job`, `ledger`) declare the resources.
+From one declaration follow the validated Python objects (`tensafe_api.manifest`) and the CustomResourceDefinition that
+the API server enforces (`tensafe_api.crd`).
 
 A rule between fields is declared once, as a `Rule` beside its block: the CEL text for the API server, the predicate for
-Python, and one message for both. Declared in two places they would drift apart, and a manifest that runs on a laptop
-would be refused by the cluster. `Transition`s compare an update with what stood before; only the API server sees both,
-so they have no predicate.
+Python, and one message for both. Two declarations could come to differ; the cluster would then refuse a manifest that
+runs on a laptop. A `Transition` compares an update with the value before it. Only the API server sees both, so a
+transition has no predicate.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 RULE_ERROR = "rule"
-"""Type of the pydantic error that a broken rule raises."""
-DUPLICATE_ERROR = "twin"
-"""Type of the pydantic error of a list in which something occurs twice."""
+"""Type of the pydantic error of a broken rule."""
+DUPLICATE_ERROR = "duplicate"
+"""Type of the pydantic error of a list in which an entry occurs twice."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One condition on a value, for the API server and for Python alike.
+    """A condition on a value, for the API server and for Python.
 
     Attributes:
         cel: the condition in CEL; `self` is the value (a block, or a string).
-        message: one sentence that names the field and the mend.
+        message: one sentence: the field, what is wrong, and the fix.
         holds: the same condition in Python, over the block (absent fields are None) or the string.
-        path: the field of the block that the message is about, as CEL writes it (`.unit.atLeast`); empty: the
-            value itself.
+        path: the field of the block that the message is about, as CEL writes it (`.unit.atLeast`). Empty: the message
+            is about the value itself.
     """
 
     cel: str
@@ -52,10 +52,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Transition:
-    """One condition on an update, for the API server alone: `oldSelf` is the value before it.
+    """A condition on an update, which only the API server checks: `oldSelf` is the value before the update.
 
     Attributes:
-        also_first: whether it holds where there was no value before as well: `oldSelf` is an optional then.
+        also_first: whether the condition also applies when the value is set for the first time. `oldSelf` is then an
+            optional in CEL.
     """
 
     cel: str
@@ -71,15 +72,15 @@ class Transition:
 
 @dataclass(frozen=True)
 class Unique:
-    """Annotation of a list in which nothing occurs twice: its items, or the values of these keys of its items.
+    """Annotation of a list without duplicates: of its items, or of the values of these `keys` of its items.
 
-    For the API server it is a list of the type `set` or `map`: two writers may then each own their entries.
+    For the API server the list has the type `set` or `map`, so that two writers can each own their entries.
     """
 
     keys: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._refuse_twins, handler(source))
+        return core_schema.no_info_after_validator_function(self._refuse_duplicates, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         written = handler(schema)
@@ -88,7 +89,7 @@ class Unique:
             written["x-kubernetes-list-map-keys"] = list(self.keys)
         return written
 
-    def _refuse_twins(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _refuse_duplicates(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
         identities = [tuple(getattr(item, key) for key in self.keys) if self.keys else item for item in items]
         for position, identity in enumerate(identities):
             if identity in identities[:position]:
@@ -100,10 +101,10 @@ class Unique:
 
 
 class Block(BaseModel):
-    """A mapping of the manifest: camelCase outside, snake_case inside, immutable, and no unknown fields.
+    """A mapping of the manifest: camelCase in YAML, snake_case in Python, immutable, without unknown fields.
 
-    A block whose fields are all optional is never itself optional (its default is the empty block), so that "absent"
-    and "empty" cannot mean two things.
+    A block whose fields are all optional has the empty block as its default and is never None. So "absent" and "empty"
+    mean the same.
     """
 
     model_config = ConfigDict(
@@ -120,7 +121,7 @@ class Block(BaseModel):
     transitions: ClassVar[tuple[Transition, ...]] = ()
 
     @model_validator(mode="after")
-    def _keep_the_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         broken = [rule.message for rule in self.rules if not rule.holds(self)]
         if broken:
             raise PydanticCustomError(RULE_ERROR, "{messages}", {"messages": "; ".join(broken)})
@@ -128,7 +129,7 @@ class Block(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The block's schema with its rules, and with the defaults that are blocks themselves."""
+        """The block's JSON schema, with its rules and with the defaults of fields that are blocks."""
         reference = handler(core)
         schema = handler.resolve_ref_schema(reference)
         validations = [rule.schema() for rule in cls.rules] + [change.schema() for change in cls.transitions]
@@ -142,25 +143,25 @@ class Block(BaseModel):
 
 
 class StatusBlock(Block):
-    """A mapping of the status: like a block, but the program that reports may change it; what it sets is checked."""
+    """A mapping of the status: a block whose fields can be assigned. Assigned values are validated."""
 
     model_config = ConfigDict(frozen=False, validate_assignment=True)
 
 
 def alias_of(field: FieldInfo) -> str:
-    """The field's name in a manifest."""
+    """The name of a field in a manifest."""
     if field.alias is None:
         raise TypeError("every field of a block has an alias")
     return field.alias
 
 
 def fields_of(block: type[Block]) -> dict[str, FieldInfo]:
-    """The block's fields, keyed by their names in a manifest."""
+    """The fields of a block by their names in a manifest."""
     return {alias_of(field): field for field in block.model_fields.values()}
 
 
 def block_of(annotation: object) -> type[Block] | None:
-    """The block inside an annotation (`X`, `X | None`, `tuple[X, ...]`), or None when there is none."""
+    """The block class in an annotation (`X`, `X | None`, `tuple[X, ...]`); None where there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Block):
         return annotation
     for inner in get_args(annotation):

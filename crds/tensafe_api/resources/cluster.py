@@ -1,9 +1,8 @@
-"""Where it runs: workers, head, and what their pods need.
+"""Where a job runs: `spec.cluster`, `spec.retry` and `spec.observability` of the manifest.
 
-In comes the manifest's `spec.cluster`, `spec.retry` and `spec.observability`; the operator's `children` package builds
-a RayJob from them, and a local run uses `workers` and `worker`. A PodTemplateSpec is not embedded: it alone would make
-the CRD too large for `kubectl apply`, and most of its fields would have to be refused. Names and shapes that
-Kubernetes users know are kept.
+The operator's `children` package builds a RayJob from these blocks; a local run uses `workers` and `worker` only. The
+blocks do not embed a PodTemplateSpec: it alone would make the CRD too large for `kubectl apply`, and most of its fields
+would have to be refused. Fields that pods have too keep their Kubernetes names and shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tensafe_api.resources.values import (
     cel_matches,
 )
 
-_OURS = ("RAY_", "TENSAFE_", "BASH_ENV")
+_RESERVED_ENV = ("RAY_", "TENSAFE_", "BASH_ENV")
 
 
 def _one_of(*values: object) -> bool:
@@ -48,27 +47,29 @@ def _one_of(*values: object) -> bool:
 
 
 class NamedObject(Block):
-    """A Secret or ConfigMap in the job's namespace."""
+    """A Secret or ConfigMap in the namespace of the job, by name."""
 
-    name: ObjectName = Field(description="Name of the object.")
+    name: ObjectName = Field(description="Name of the Secret or ConfigMap.")
 
 
 class Worker(Block):
-    """What each worker gets. One worker is one process, one pod and one domain of trust."""
+    """Resources of each worker. A worker is one pod that runs one training process (rank)."""
 
     gpus: Annotated[int, Field(strict=True, ge=0)] = Field(
-        0, description="GPUs of a worker, 0 or 1. More workers are how more GPUs are used."
+        0, description="GPUs of each worker: 0 or 1. To use more GPUs, raise cluster.workers."
     )
     gpu_resource: ResourceName = Field(
-        "nvidia.com/gpu", description="Name under which the cluster offers GPUs; used when gpus is 1."
+        "nvidia.com/gpu", description="Resource name of the GPUs in the cluster. Used when gpus is 1."
     )
-    cpus: Cpus = Field("1", description="CPU cores that a worker is sure of; it may use idle ones beside them.")
-    memory: Memory = Field("8Gi", description="Memory of a worker.")
+    cpus: Cpus = Field(
+        "1", description="CPU request of each worker, in cores. There is no limit: idle cores are used too."
+    )
+    memory: Memory = Field("8Gi", description="Memory of each worker, as request and limit.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.gpus) || self.gpus <= 1",
-            "worker.gpus must be 0 or 1, since one worker is one rank: write 1 and raise cluster.workers",
+            "worker.gpus must be 0 or 1, because one worker is one rank: write 1 and raise cluster.workers",
             lambda worker: worker.gpus <= 1,
             ".gpus",
         ),
@@ -76,46 +77,52 @@ class Worker(Block):
 
 
 class Head(Block):
-    """What the head gets. It schedules; it sees neither records nor keys."""
+    """Resources of the Ray head. It schedules the workers and has no access to records or keys."""
 
-    cpus: Cpus = Field("2", description="CPU cores that the head is sure of; it may use idle ones beside them.")
-    memory: Memory = Field("8Gi", description="Memory of the head. Ray's own processes there take 2 GB.")
+    cpus: Cpus = Field(
+        "2", description="CPU request of the head, in cores. There is no limit: idle cores are used too."
+    )
+    memory: Memory = Field(
+        "8Gi", description="Memory of the head, as request and limit. Ray's own processes take about 2 GB of it."
+    )
 
 
 class Toleration(Block):
-    """A taint that the pods put up with, as Kubernetes writes it.
+    """A toleration of the pods, as in a pod's spec.
 
-    It has no defaults of its own: one that the API server fills into a list looks like drift to Argo CD.
+    Its fields have no defaults in the schema. A default that the API server fills into a list looks like drift to
+    Argo CD.
     """
 
-    key: QualifiedName | None = Field(None, description="Key of the taint; absent with Exists: every taint.")
+    key: QualifiedName | None = Field(None, description="Key of the taint. Absent, with operator Exists: all taints.")
     operator: Literal["Exists", "Equal"] | None = Field(
-        None, description="Whether the value counts; default: Equal, as in pods."
+        None, description="Equal: key and value must match. Exists: the key must match. Default: Equal, as in pods."
     )
-    value: LabelValue | None = Field(None, description="Value of the taint, for Equal.")
+    value: LabelValue | None = Field(None, description="Value of the taint. For operator Equal only.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="Effect of the taint; default: every effect."
+        None, description="Effect of the taint. Default: all effects."
     )
     toleration_seconds: Count | None = Field(
-        None, description="How long a NoExecute taint is put up with, in seconds; default: for ever."
+        None, description="How long a taint with effect NoExecute is tolerated, in seconds. Default: without limit."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.key) || has(self.operator) && self.operator == 'Exists'",
-            "tolerations needs a key, but for Exists: write the key of the taint, or operator: Exists for every taint",
+            "tolerations must have a key, except with operator Exists: write the key of the taint, or operator: "
+            "Exists for all taints",
             lambda toleration: toleration.key is not None or toleration.operator == "Exists",
             ".key",
         ),
         Rule(
             "!has(self.value) || !has(self.operator) || self.operator != 'Exists'",
-            "tolerations takes no value with Exists: leave it out, or write operator: Equal",
+            "tolerations must not have a value with operator Exists: remove it, or write operator: Equal",
             lambda toleration: toleration.value is None or toleration.operator != "Exists",
             ".value",
         ),
         Rule(
             "!has(self.tolerationSeconds) || has(self.effect) && self.effect == 'NoExecute'",
-            "tolerations.tolerationSeconds belongs to NoExecute: write effect: NoExecute, or leave it out",
+            "tolerations.tolerationSeconds is only valid with effect NoExecute: write effect: NoExecute, or remove it",
             lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
             ".tolerationSeconds",
         ),
@@ -123,20 +130,20 @@ class Toleration(Block):
 
 
 class SecurityContext(Block):
-    """Under which ids the containers run."""
+    """User and group ids of the containers."""
 
     run_as_user: Count | None = Field(
-        None, description="User id of the processes, not 0, since pods never run as root; default: the image's."
+        None, description="User id of the processes, above 0: pods never run as root. Default: the user of the image."
     )
     fs_group: Count | None = Field(
-        None, description="Group id that owns the volumes; default: 1000, the group of the image's user."
+        None, description="Group id that owns the volumes. Default: 1000, the group of the user in the default image."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.runAsUser) || self.runAsUser > 0",
-            "securityContext.runAsUser must be above 0, since pods never run as root: write another user's id, or "
-            "leave it out for the image's",
+            "securityContext.runAsUser must be above 0, because pods never run as root: write another user id, or "
+            "remove it to use the user of the image",
             lambda context: context.run_as_user is None or context.run_as_user > 0,
             ".runAsUser",
         ),
@@ -144,7 +151,7 @@ class SecurityContext(Block):
 
 
 class EnvSource(Block):
-    """Where the value of an environment variable comes from."""
+    """The source of an environment variable's value: a key of a Secret or of a ConfigMap."""
 
     secret_key_ref: ObjectKey | None = Field(None, description="A key of a Secret.")
     config_map_key_ref: ObjectKey | None = Field(None, description="A key of a ConfigMap.")
@@ -152,7 +159,7 @@ class EnvSource(Block):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.secretKeyRef) != has(self.configMapKeyRef)",
-            "valueFrom takes exactly one source: write secretKeyRef or configMapKeyRef",
+            "valueFrom must have exactly one source: write secretKeyRef or configMapKeyRef",
             lambda source: _one_of(source.secret_key_ref, source.config_map_key_ref),
         ),
     )
@@ -162,30 +169,34 @@ class EnvVar(Block):
     """An environment variable of the workers."""
 
     name: EnvName = Field(
-        description="Name of the variable; not BASH_ENV, and none that begins with RAY_ or TENSAFE_, which KubeRay and "
-        "the operator set."
+        description="Name of the variable. BASH_ENV and names that start with RAY_ or TENSAFE_ are refused, because "
+        "KubeRay and the operator set them."
     )
-    value: Text | None = Field(None, description="Its value; or valueFrom.")
-    value_from: EnvSource | None = Field(None, description="Where its value comes from; or value.")
+    value: Text | None = Field(
+        None, description="Value of the variable. Exactly one of value and valueFrom is required."
+    )
+    value_from: EnvSource | None = Field(
+        None, description="Source of the value. Exactly one of value and valueFrom is required."
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.value) != has(self.valueFrom)",
-            "env takes exactly one of value and valueFrom for each name: write one of them",
+            "env must have exactly one of value and valueFrom for each variable: write one of them",
             lambda variable: _one_of(variable.value, variable.value_from),
         ),
         Rule(
-            f"!{list(_OURS)}.exists(prefix, self.name.startsWith(prefix))",
-            "env takes no BASH_ENV and no names that begin with RAY_ or TENSAFE_, which KubeRay and the operator set: "
-            "leave it out",
-            lambda variable: not variable.name.startswith(_OURS),
+            f"!{list(_RESERVED_ENV)}.exists(prefix, self.name.startsWith(prefix))",
+            "env must not set BASH_ENV or names that start with RAY_ or TENSAFE_, because KubeRay and the operator "
+            "set them: remove the variable",
+            lambda variable: not variable.name.startswith(_RESERVED_ENV),
             ".name",
         ),
     )
 
 
 class EnvFrom(Block):
-    """An object all of whose keys become environment variables of the workers."""
+    """A Secret or ConfigMap. Each of its keys becomes an environment variable of the workers."""
 
     secret_ref: NamedObject | None = Field(None, description="A Secret.")
     config_map_ref: NamedObject | None = Field(None, description="A ConfigMap.")
@@ -193,33 +204,33 @@ class EnvFrom(Block):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.secretRef) != has(self.configMapRef)",
-            "envFrom takes exactly one object for each entry: write secretRef or configMapRef",
+            "envFrom must have exactly one source in each entry: write secretRef or configMapRef",
             lambda source: _one_of(source.secret_ref, source.config_map_ref),
         ),
     )
 
 
 class Volume(Block):
-    """A volume of the workers, and where it appears."""
+    """A volume of the workers and its mount path."""
 
     name: VolumeName = Field(
-        description="Name of the volume, different for each; not job, key, run, shared-mem or pvc-..., which are the "
-        "pods' own."
+        description="Name of the volume, unique in the list. job, key, run, shared-mem and names that start with pvc- "
+        "are refused, because the operator uses them."
     )
     mount_path: MountPath = Field(
-        description="Directory where the volume appears, different for each; not one that holds or lies in "
+        description="Directory of the volume in the container, unique in the list. It must not contain or be inside "
         "/etc/tensafe, /var/run/tensafe or /var/run/secrets."
     )
-    read_only: Flag = Field(False, description="Whether the volume cannot be written to.")
-    pvc: ObjectName | None = Field(None, description="A PersistentVolumeClaim, by name.")
-    secret: ObjectName | None = Field(None, description="A Secret, by name.")
-    config_map: ObjectName | None = Field(None, description="A ConfigMap, by name.")
-    empty_dir: Size | None = Field(None, description="An empty directory of at most this size, such as 10Gi.")
+    read_only: Flag = Field(False, description="Mount the volume read-only.")
+    pvc: ObjectName | None = Field(None, description="Name of a PersistentVolumeClaim.")
+    secret: ObjectName | None = Field(None, description="Name of a Secret.")
+    config_map: ObjectName | None = Field(None, description="Name of a ConfigMap.")
+    empty_dir: Size | None = Field(None, description="Size limit of an empty directory, such as 10Gi.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "[has(self.pvc), has(self.secret), has(self.configMap), has(self.emptyDir)].exists_one(kind, kind)",
-            "volumes takes exactly one source for each entry: write one of pvc, secret, configMap and emptyDir",
+            "volumes must have exactly one source in each entry: write one of pvc, secret, configMap and emptyDir",
             lambda volume: _one_of(volume.pvc, volume.secret, volume.config_map, volume.empty_dir),
         ),
     )
@@ -229,75 +240,81 @@ def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
     return Rule(
         f"!has(self.{name}) || self.{name}.all(key, {cel_matches('key', QUALIFIED)})",
         f"cluster.{name} must have keys such as zone or example.com/zone, with at most 63 letters, digits, -, _ and . "
-        "after the /: mend the key",
+        "after the /: correct the key",
         lambda cluster: all(re.fullmatch(QUALIFIED, key) for key in labels(cluster)),
         f".{name}",
     )
 
 
 class Cluster(Block):
-    """The workers and the head. It may change while the job is suspended, except for workers and serviceAccountName."""
+    """The pods of the job. While the job is suspended, all fields but workers and serviceAccountName may change."""
 
     workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
-        description="How many workers share the work, from 1 to 16. One alone has nothing to mask."
+        description="Number of workers, from 1 to 16. With one worker there is no sum to mask."
     )
-    worker: Worker = Field(default_factory=Worker, description="What each worker gets.")
-    head: Head = Field(default_factory=Head, description="What the head gets.")
+    worker: Worker = Field(default_factory=Worker, description="Resources of each worker.")
+    head: Head = Field(default_factory=Head, description="Resources of the Ray head.")
     image: Image | None = Field(
-        None, description="Image of workers and head, with rayVersion; default: the operator's release has its own."
+        None,
+        description="Image of workers and head. It requires rayVersion. Default: the image of the operator's release.",
     )
     ray_version: RayVersion | None = Field(
         None,
-        description="Version of Ray in the image, with image, at least 2.52.0; default: the operator's release has its "
-        "own.",
+        description="Version of Ray in the image, at least 2.52.0. Required with image. Default: the version in the "
+        "image of the operator's release.",
     )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        "IfNotPresent", description="When the image is pulled."
+        "IfNotPresent", description="When a node pulls the image, as in pods."
     )
     image_pull_secrets: Annotated[tuple[NamedObject, ...], Field(max_length=16), Unique(("name",))] = Field(
-        (), description="Secrets to pull the image with; default: none."
+        (), description="Secrets with the credentials to pull the image. Default: none."
     )
     service_account_name: OptionalName = Field(
         "",
-        description="Service account of the workers, which alone may charge the ledger; it cannot change. Default: the "
-        "operator makes one of the job's own, named as the job.",
+        description="Service account of the workers. Only it may charge the ledger, so it cannot change. Default: the "
+        "operator creates one for the job, with the name of the job.",
     )
-    queue_name: QueueName = Field("", description="Kueue queue that the job waits in; default: none.")
-    priority_class_name: OptionalName = Field("", description="Priority class of the pods; default: the cluster's.")
-    runtime_class_name: OptionalName = Field("", description="Runtime class of the pods; default: the cluster's.")
-    scheduler_name: OptionalName = Field("", description="Scheduler of the pods; default: the cluster's.")
+    queue_name: QueueName = Field("", description="Name of the Kueue queue in which the job waits. Default: none.")
+    priority_class_name: OptionalName = Field("", description="PriorityClass of the pods. Default: the cluster's.")
+    runtime_class_name: OptionalName = Field("", description="RuntimeClass of the pods. Default: the cluster's.")
+    scheduler_name: OptionalName = Field("", description="Scheduler of the pods. Default: the cluster's.")
     node_selector: Labels = Field(
-        default_factory=dict, description="Labels of the nodes that the pods may run on; default: any node."
+        default_factory=dict, description="Labels that a node must have to run the pods. Default: any node."
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
-        (), description="Taints that the pods put up with; default: none."
+        (), description="Tolerations of the pods. Default: none."
     )
     pod_labels: Labels = Field(
         default_factory=dict,
-        description="Further labels of the pods; none of tensafe.io/, ray.io/ and app.kubernetes.io/managed-by, which "
-        "the operator and KubeRay set.",
+        description="Additional labels of the pods. Keys that start with tensafe.io/ or ray.io/ and "
+        "app.kubernetes.io/managed-by are refused, because the operator and KubeRay set them.",
     )
     pod_annotations: LabelMap = Field(
         default_factory=dict,
-        description="Further annotations of the pods, on top of those that keep autoscalers and meshes away.",
+        description="Additional annotations of the pods. The operator already sets those that keep cluster "
+        "autoscalers from evicting the pods and service meshes from injecting sidecars.",
     )
     security_context: SecurityContext = Field(
-        default_factory=SecurityContext, description="Under which ids the containers run."
+        default_factory=SecurityContext, description="User and group ids of the containers."
     )
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), Unique(("name",))] = Field(
-        (), description="Environment variables of the workers; the head does not get them."
+        (), description="Environment variables of the workers. The head does not get them."
     )
     env_from: Annotated[tuple[EnvFrom, ...], Field(max_length=16)] = Field(
-        (), description="Objects whose keys become environment variables of the workers; the head does not get them."
+        (),
+        description="Secrets and ConfigMaps whose keys become environment variables of the workers. The head does not "
+        "get them.",
     )
     volumes: Annotated[tuple[Volume, ...], Field(max_length=16), Unique(("name",))] = Field(
-        (), description="Volumes of the workers; default: those that pvc:// URIs ask for."
+        (),
+        description="Additional volumes of the workers. A PersistentVolumeClaim of a pvc:// URI is mounted without an "
+        "entry here. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.image) || has(self.rayVersion)",
-            "cluster.rayVersion is needed with an image of your own: write the version of Ray in it",
+            "cluster.rayVersion is required with cluster.image: write the version of Ray in the image",
             lambda cluster: cluster.image is None or cluster.ray_version is not None,
             ".rayVersion",
         ),
@@ -307,8 +324,8 @@ class Cluster(Block):
         Rule(
             "!has(self.podLabels) || !self.podLabels.exists(key, key == 'app.kubernetes.io/managed-by' || "
             "key.startsWith('tensafe.io/') || key.startsWith('ray.io/'))",
-            "cluster.podLabels must not have app.kubernetes.io/managed-by, tensafe.io/ or ray.io/, since the operator "
-            "and KubeRay set those: leave them out",
+            "cluster.podLabels must not have app.kubernetes.io/managed-by or keys that start with tensafe.io/ or "
+            "ray.io/, because the operator and KubeRay set them: remove them",
             lambda cluster: (
                 not any(
                     key == "app.kubernetes.io/managed-by" or key.startswith(("tensafe.io/", "ray.io/"))
@@ -320,7 +337,7 @@ class Cluster(Block):
         Rule(
             "!has(self.volumes) || "
             "self.volumes.all(one, self.volumes.exists_one(other, other.mountPath == one.mountPath))",
-            "cluster.volumes must not have a mountPath twice: choose another one for each volume",
+            "cluster.volumes must not have the same mountPath twice: write a different one for each volume",
             lambda cluster: len({volume.mount_path for volume in cluster.volumes}) == len(cluster.volumes),
             ".volumes",
         ),
@@ -328,23 +345,24 @@ class Cluster(Block):
 
 
 class Retry(Block):
-    """How often it is tried again. It may change while the job is suspended."""
+    """How often a failed job is retried. It may change while the job is suspended."""
 
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         3,
-        description="How many attempts may fail before the job does; each has new workers, which resume at the last "
-        "checkpoint. Suspended ones do not count, but of all together there are at most 64.",
+        description="Number of attempts that may fail before the job fails. Each attempt has new workers, which "
+        "resume at the last checkpoint. Suspended attempts do not count, but a job has at most 64 attempts in total.",
     )
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
-        5, description="Most restarts of the workers within one attempt."
+        5, description="Maximum number of restarts of the workers within one attempt."
     )
 
 
 class Observability(Block):
-    """What is shown of the training."""
+    """What is shown while the job trains."""
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes are functions of private data. Hidden: shown "
-        "nowhere. Internal: in logs and callbacks, for trusted eyes, and the statement says so.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they are "
+        "shown nowhere. Internal: they are shown in logs and callbacks, for trusted readers only, and the privacy "
+        "statement records this.",
     )

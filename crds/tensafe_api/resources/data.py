@@ -1,8 +1,8 @@
-"""What is learned from: the private data set and its unit of privacy, and the set to evaluate on.
+"""The data of a job: the private data set with its unit of privacy, and the data set for evaluation.
 
-In comes the manifest's `spec.dataset` and `spec.evaluation`; the trainer's `data` package reads, tokenises and splits.
-The unit and the lower bound of its number have no default: they are statements about people that only the author can
-make, and every privacy figure rests on them.
+The trainer's `data` package reads, tokenises and splits the data of `spec.dataset` and `spec.evaluation`. The unit and
+the lower bound of the number of units have no default. Every privacy figure rests on them, and only the author of a job
+can state them: they are facts about the people in the data.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _on_names(holds: Callable[[Collection[str]], bool]) -> Callable[[Any], bool]
 
 
 class _Columns(Block):
-    """Which columns of the data set hold what.
+    """The columns of the data set that hold the records.
 
-    A decimal integer names a column by its position, from 0, in a csv or tsv file without a header.
+    In a csv or tsv file without a header, a decimal integer names a column by its position, from 0.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = tuple(
@@ -56,33 +56,34 @@ else:
 
 
 class Unit(Block):
-    """Whose presence the privacy claim hides."""
+    """The unit of privacy: what epsilon protects."""
 
     kind: UnitKind = Field(
-        description="Example: one record. User: all records of one value of `column`; choose it wherever a person can "
-        "have several records."
+        description="Example: epsilon protects one record. User: epsilon protects all records with the same value of "
+        "`column`. Choose User if a person can have several records."
     )
-    column: OneLine | None = Field(None, description="Column of the user's id; for User only, and required there.")
+    column: OneLine | None = Field(None, description="Column of the user id. Required for User, refused for Example.")
     max_examples_per_unit: Positive | None = Field(
         None,
-        description="Most records of one user that are trained on; for User only, default 8 there. It bounds the "
-        "work that one user causes, and is applied once, when the data is read.",
+        description="Maximum number of records of one user to train on. The limit is applied once, when the data is "
+        "read, and bounds the work that one user causes. Refused for Example. Default for User: 8.",
     )
     at_least: UnitCount = Field(
-        description="A public lower bound of the number of units. The true number is private. Too high a bound makes "
-        "the batches smaller than said; far too low a one makes them larger and slower."
+        description="A public lower bound of the number of units. The true number is private. If the bound is higher "
+        "than the true number, batches are smaller than expectedBatchSize. If it is far lower, batches are larger and "
+        "steps take longer."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "(self.kind == 'User') == has(self.column)",
-            "unit.column belongs to User: write the column of the user's id there, and leave it out for Example",
+            "unit.column is required for User and refused for Example: write the column of the user id, or remove it",
             lambda unit: (unit.kind == "User") == (unit.column is not None),
             ".column",
         ),
         Rule(
             "self.kind == 'User' || !has(self.maxExamplesPerUnit)",
-            "unit.maxExamplesPerUnit belongs to User: leave it out for Example",
+            "unit.maxExamplesPerUnit is only valid for User: remove it for Example",
             lambda unit: unit.kind == "User" or unit.max_examples_per_unit is None,
             ".maxExamplesPerUnit",
         ),
@@ -102,29 +103,31 @@ def _loss_fits(dataset: Dataset) -> bool:
 
 
 class Dataset(Block):
-    """The private data."""
+    """The private training data and its unit of privacy."""
 
     uri: URI = Field(
-        description="Where the data lies: a file, a directory or a pattern, as s3://, gs://, file://, "
-        "pvc://claim/path, hf:// or a path. Relative paths are relative to the manifest, and for local runs only."
+        description="Location of the data: a file, a directory or a pattern, as an s3://, gs://, file://, "
+        "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest and valid for local "
+        "runs only."
     )
-    format: FileFormat | None = Field(None, description="Form of the files; default: what their names tell.")
-    columns: Columns = Field(description="Which columns hold what.")
+    format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
+    columns: Columns = Field(description="The columns that hold the records.")
     loss_on: LossOn | None = Field(
         None,
-        description="Which tokens are learned: those of the completion, of the assistant's turns, or all; default: "
-        "Completion for prompt and completion, Assistant for messages, All for text. Not for classification.",
+        description="Tokens that the loss counts. Completion: those of the completion. Assistant: those of the "
+        "assistant's messages. All: all tokens. Refused for records with labels. Default: Completion for prompt and "
+        "completion, Assistant for messages, All for text.",
     )
     over_length: Literal["Truncate", "Drop"] = Field(
         "Truncate",
-        description="What happens to a record of more than training.maxLength tokens. It is never an error, since an "
-        "error would tell of one record.",
+        description="What happens to a record of more than training.maxLength tokens: it is cut off or left out. It is "
+        "never an error, because an error would reveal something about one record.",
     )
-    unit: Unit = Field(description="Whose presence the privacy claim hides, and how many there are at least.")
+    unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(
         None,
-        description="A declared name for the same people, over all data sets that hold them; written into ledger and "
-        "statement; default: none.",
+        description="Your name for the group of people in the data. Use the same name for all data sets with records "
+        "of these people. The ledger and the privacy statement record it. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -132,8 +135,8 @@ class Dataset(Block):
             "!has(self.lossOn) || (self.lossOn == 'Completion' ? has(self.columns.prompt) : "
             f"self.lossOn == 'Assistant' ? has(self.columns.messages) : "
             f"{' && '.join(f'!has(self.columns.{name})' for name in _LABELLED)})",
-            "dataset.lossOn does not fit dataset.columns: write Completion with prompt and completion, Assistant with "
-            "messages, All with any text, and leave it out for labels",
+            "dataset.lossOn must fit dataset.columns: write Completion with prompt and completion, Assistant with "
+            "messages, All with any text, and remove it with labels",
             _loss_fits,
             ".lossOn",
         ),
@@ -141,15 +144,16 @@ class Dataset(Block):
 
 
 class Evaluation(Block):
-    """Data to measure the model on while it is trained. It has the columns of the data set."""
+    """Data to evaluate the model on during training. It has the same columns as the data set."""
 
-    uri: URI = Field(description="Where the data lies, written as dataset.uri is.")
-    format: FileFormat | None = Field(None, description="Form of the files; default: what their names tell.")
+    uri: URI = Field(description="Location of the data, in the form of dataset.uri.")
+    format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
     visibility: Literal["Public", "Private"] = Field(
-        description="Your attestation. Public: results are shown in the status. Private: they are kept from it, and "
-        "the statement says that a private set was evaluated on."
+        description="Your attestation about the data. Public: the status shows the results. Private: the status does "
+        "not show them, and the privacy statement records that the model was evaluated on a private data set."
     )
     every_steps: Positive | None = Field(
         None,
-        description="Steps from one evaluation to the next; default: checkpoint.everySteps. The last step always is.",
+        description="Number of steps between evaluations. The last step is always evaluated. Default: "
+        "checkpoint.everySteps.",
     )

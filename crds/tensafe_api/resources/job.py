@@ -1,10 +1,10 @@
-"""`TenSafeTrainingJob`: the whole resource, and the rules that reach over several of its blocks.
+"""`TenSafeTrainingJob`: the whole resource, and the rules between fields of different blocks.
 
-In comes one manifest, from a file, from the API server or from Python; out goes the object that everything else reads:
-the operator plans with it, the local run trains with it, and `tensafe_api.crd` writes its schema.
+A manifest comes in, from a file, from the API server or from Python. The operator, the local run and the command line
+read the object that it becomes; `tensafe_api.crd` writes its schema.
 
-The spec cannot change once it is there, since the ledger's privacy values were frozen with it; what may change is named
-in `Spec.transitions`.
+After creation the spec cannot change, because the ledger froze its privacy values. `Spec.transitions` names the fields
+that may change.
 """
 
 from __future__ import annotations
@@ -41,41 +41,44 @@ KIND: Literal["TenSafeTrainingJob"] = "TenSafeTrainingJob"
 
 
 class Metadata(Block):
-    """Name and labels, as Kubernetes writes them. What the API server adds may stay in a manifest."""
+    """Metadata of the object, as in Kubernetes. A manifest may contain the fields that the API server adds."""
 
     name: JobName = Field(
-        description="Name of the job: at most 40 lower-case letters, digits and -, a letter first, no - at the end."
+        description="Name of the job: at most 40 lower-case letters, digits and -. It starts with a letter and does "
+        "not end with -."
     )
-    namespace: ObjectName | None = Field(None, description="Namespace; default: the client's.")
-    labels: LabelMap = Field(default_factory=dict, description="Labels.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
-    uid: Text | None = Field(None, description="Identity of this very job, given by the API server or the local run.")
-    generation: Count | None = Field(None, description="Number of the spec's last change, given by the API server.")
-    resource_version: Text | None = Field(None, description="Version of the object, given by the API server.")
-    creation_timestamp: Timestamp | None = Field(None, description="When the job was made.")
+    namespace: ObjectName | None = Field(None, description="Namespace of the job. Default: the client's.")
+    labels: LabelMap = Field(default_factory=dict, description="Labels of the job.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of the job.")
+    uid: Text | None = Field(None, description="Unique id of the job, set by the API server or the local run.")
+    generation: Count | None = Field(None, description="Number of changes of the spec, set by the API server.")
+    resource_version: Text | None = Field(None, description="Version of the object, set by the API server.")
+    creation_timestamp: Timestamp | None = Field(
+        None, description="Time at which the job was created, set by the API server."
+    )
 
 
 _ACCOUNT = "(has({0}.cluster.serviceAccountName) ? {0}.cluster.serviceAccountName : '')"
-"""In CEL. `orValue` would be shorter, but the API server's estimate of its cost knows no bounds."""
+"""The service account in CEL. `orValue` would be shorter, but the API server estimates its cost as unbounded."""
 
 
 def _immutable(name: str, *, optional: bool) -> Transition:
     cel = f"self.{name} == oldSelf.{name}"
     if optional:
         cel = f"has(self.{name}) == has(oldSelf.{name}) && (!has(self.{name}) || {cel})"
-    return Transition(cel, f"spec.{name} cannot change: make a new job with another name", f".{name}")
+    return Transition(cel, f"spec.{name} cannot change after creation: create a new job with another name", f".{name}")
 
 
 def _in_suspension(name: str) -> Transition:
     return Transition(
         f"oldSelf.suspend || self.{name} == oldSelf.{name}",
-        f"spec.{name} changes only while the job is suspended: set spec.suspend to true first",
+        f"spec.{name} can change only while the job is suspended: set spec.suspend to true first",
         f".{name}",
     )
 
 
 def _within(inner: str, outer: str) -> bool:
-    """Whether one URI names the place of another, or one in it."""
+    """Whether the URI `inner` is the directory `outer` or lies in it."""
     inner, outer = (uri.removeprefix("file://").removesuffix("/") + "/" for uri in (inner, outer))
     return inner.startswith(outer)
 
@@ -88,7 +91,7 @@ def _within_in_cel(inner: str, outer: str) -> str:
 
 
 def _hides(path: str, uri: str) -> bool:
-    """Whether a volume mounted at `path` would hide what is at a pvc:// URI: a claim is mounted at /mnt/claim."""
+    """Whether a volume mounted at `path` would hide the files of a pvc:// URI. A PVC is mounted at /mnt/NAME."""
     return uri.startswith("pvc://") and f"{uri.replace('pvc:/', '/mnt')}/".startswith(f"{path}/")
 
 
@@ -97,43 +100,51 @@ def _hides_in_cel(path: str, uri: str) -> str:
 
 
 class Spec(Block):
-    """What is asked for."""
+    """The desired training job. Most fields cannot change after creation."""
 
-    model: Model = Field(description="The base model.")
-    lora: Lora = Field(default_factory=Lora, description="The trainable low-rank factors.")
-    dataset: Dataset = Field(description="The private data.")
+    model: Model = Field(description="The base model and the task it learns.")
+    lora: Lora = Field(default_factory=Lora, description="The trainable low-rank (LoRA) factors.")
+    dataset: Dataset = Field(description="The private training data and its unit of privacy.")
     evaluation: Evaluation | None = Field(
-        None, description="Data to measure the model on while it is trained; default: none."
+        None, description="Data to evaluate the model on during training. Default: no evaluation."
     )
-    training: Training = Field(default_factory=Training, description="The optimiser's work.")
-    privacy: Privacy = Field(description="What the training may tell of one unit, and how that is counted.")
-    aggregation: Aggregation = Field(default_factory=Aggregation, description="How the workers' sums are added.")
-    checkpoint: Checkpoint = Field(description="Where the adapter goes.")
-    storage: Storage = Field(default_factory=Storage, description="How object storage is reached.")
-    cluster: Cluster = Field(description="The workers and the head.")
-    retry: Retry = Field(default_factory=Retry, description="How often it is tried again.")
-    observability: Observability = Field(default_factory=Observability, description="What is shown of the training.")
+    training: Training = Field(
+        default_factory=Training, description="Length of the training, batch size and optimiser."
+    )
+    privacy: Privacy = Field(description="The privacy budget, the noise and the accounting.")
+    aggregation: Aggregation = Field(
+        default_factory=Aggregation, description="Secure aggregation of the workers' sums."
+    )
+    checkpoint: Checkpoint = Field(description="Where and how often checkpoints are written.")
+    storage: Storage = Field(default_factory=Storage, description="Access to object storage.")
+    cluster: Cluster = Field(description="The pods of the job: workers and Ray head.")
+    retry: Retry = Field(default_factory=Retry, description="How often a failed job is retried.")
+    observability: Observability = Field(
+        default_factory=Observability, description="What is shown while the job trains."
+    )
     active_deadline_seconds: Positive | None = Field(
         None,
-        description="Longest time of all attempts together, in seconds, without the time queued or suspended; default: "
-        "no limit.",
+        description="Time limit of all attempts together, in seconds. Time in a queue or in suspension does not "
+        "count. Default: no limit.",
     )
     children_ttl_seconds: Count = Field(
         3600,
         alias="childrenTTLSeconds",
-        description="How long RayJobs stay after the end, in seconds; their pods go at once, and the logs with them. "
-        "The job itself is never removed.",
+        description="How long RayJobs are kept after the job has ended, in seconds. Their pods and logs are removed "
+        "immediately. The job itself is never removed.",
     )
     suspend: Flag = Field(
-        False, description="Stop at a checkpoint and wait. A job made suspended shows its noise and epsilon at once."
+        False,
+        description="Write a checkpoint, stop and wait until this is false again. A job that is created suspended "
+        "shows its noise multiplier and epsilon in the status before it starts.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.privacy.targetDelta) || !{cel_matches('self.privacy.targetDelta', DECIMAL)} || "
             "double(self.privacy.targetDelta) * double(self.dataset.unit.atLeast) < 1.0",
-            "privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or leave it out for "
-            "1 / (10 x unit.atLeast)",
+            "privacy.targetDelta must be below 1 / dataset.unit.atLeast: lower it, or remove it for the default of 1 "
+            "/ (10 x unit.atLeast)",
             lambda spec: (
                 spec.privacy.target_delta is None
                 or Fraction(spec.privacy.target_delta) * spec.dataset.unit.at_least < 1
@@ -142,7 +153,7 @@ class Spec(Block):
         ),
         Rule(
             "!has(self.training.expectedBatchSize) || self.training.expectedBatchSize <= self.dataset.unit.atLeast",
-            "training.expectedBatchSize must not be above dataset.unit.atLeast, since it counts units: lower it",
+            "training.expectedBatchSize must be at most dataset.unit.atLeast, because it counts units: lower it",
             lambda spec: (
                 spec.training.expected_batch_size is None
                 or cast(int, spec.training.expected_batch_size) <= spec.dataset.unit.at_least
@@ -163,7 +174,7 @@ class Spec(Block):
         ),
         Rule(
             "!has(self.model.chatTemplate) || has(self.dataset.columns.messages)",
-            "model.chatTemplate belongs to conversations: write dataset.columns.messages, or leave it out",
+            "model.chatTemplate is only valid for conversations: write dataset.columns.messages, or remove it",
             lambda spec: spec.model.chat_template is None or "messages" in tasks.given_in(spec.dataset.columns),
             ".model.chatTemplate",
         ),
@@ -171,8 +182,8 @@ class Spec(Block):
             "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
             f"!{_within_in_cel('self.evaluation.uri', 'self.dataset.uri')} || "
             f"!{_within_in_cel('self.dataset.uri', 'self.evaluation.uri')}",
-            "evaluation.visibility must not be Public where evaluation.uri is dataset.uri, since the status would show "
-            "exact losses of the private data: write Private, or the uri of a public set",
+            "evaluation.visibility must not be Public when evaluation.uri is dataset.uri, because the status would "
+            "show exact losses of the private data: write Private, or the URI of a public data set",
             lambda spec: (
                 spec.evaluation is None
                 or spec.evaluation.visibility != "Public"
@@ -184,8 +195,8 @@ class Spec(Block):
         Rule(
             f"!{_within_in_cel('self.checkpoint.uri', 'self.dataset.uri')} && "
             f"(!has(self.evaluation) || !{_within_in_cel('self.checkpoint.uri', 'self.evaluation.uri')})",
-            "checkpoint.uri must not be or lie in dataset.uri or evaluation.uri, since checkpoints would be read as "
-            "data: write a place of their own",
+            "checkpoint.uri must not be dataset.uri or evaluation.uri or a directory in one of them, because "
+            "checkpoints would be read as data: write another directory",
             lambda spec: (
                 not _within(spec.checkpoint.uri, spec.dataset.uri)
                 and (spec.evaluation is None or not _within(spec.checkpoint.uri, spec.evaluation.uri))
@@ -197,8 +208,8 @@ class Spec(Block):
             f"{_hides_in_cel('volume.mountPath', 'self.dataset.uri')} || "
             f"{_hides_in_cel('volume.mountPath', 'self.checkpoint.uri')} || "
             f"has(self.evaluation) && {_hides_in_cel('volume.mountPath', 'self.evaluation.uri')})",
-            "cluster.volumes must not hide /mnt/claim, where the claim of a pvc:// URI is mounted by itself: choose "
-            "another mountPath, or leave the volume out",
+            "cluster.volumes must not cover /mnt/NAME, where the PersistentVolumeClaim of a pvc://NAME URI is mounted "
+            "automatically: write another mountPath, or remove the volume",
             lambda spec: (
                 not any(
                     _hides(volume.mount_path, part.uri)
@@ -212,7 +223,8 @@ class Spec(Block):
         Rule(
             "!has(self.model.tokenSecret) || !has(self.cluster.env) || "
             "!self.cluster.env.exists(variable, variable.name == 'HF_TOKEN')",
-            "cluster.env must not have HF_TOKEN beside model.tokenSecret, which sets it: leave one of them out",
+            "cluster.env must not have HF_TOKEN when model.tokenSecret is set, because that sets HF_TOKEN: remove one "
+            "of them",
             lambda spec: (
                 spec.model.token_secret is None or all(variable.name != "HF_TOKEN" for variable in spec.cluster.env)
             ),
@@ -238,28 +250,32 @@ class Spec(Block):
         _in_suspension("cluster"),
         Transition(
             "self.cluster.workers == oldSelf.cluster.workers",
-            "spec.cluster.workers cannot change, since the noise is shared out over them: make a new job",
+            "spec.cluster.workers cannot change, because each worker adds a share of the noise: create a new job",
             ".cluster.workers",
         ),
         Transition(
             f"{_ACCOUNT.format('self')} == {_ACCOUNT.format('oldSelf')}",
-            "spec.cluster.serviceAccountName cannot change, since the ledger lets it alone charge: make a new job",
+            "spec.cluster.serviceAccountName cannot change, because only it may charge the ledger: create a new job",
             ".cluster.serviceAccountName",
         ),
         _in_suspension("retry"),
     )
 
     def uris(self) -> dict[str, str]:
-        """The URIs that the job reads and writes, by the name of their block."""
+        """The URIs that the job reads and writes, by the name of their block: dataset, checkpoint, evaluation."""
         blocks = {"dataset": self.dataset, "checkpoint": self.checkpoint, "evaluation": self.evaluation}
         return {name: block.uri for name, block in blocks.items() if block is not None}
 
 
 class TenSafeTrainingJob(Block):
-    """Fine-tunes a language model with LoRA under differential privacy, and says what that cost."""
+    """Fine-tunes a language model with LoRA under differential privacy and reports the epsilon that it spent."""
 
-    api_version: Literal["tensafe.io/v1alpha1"] = Field(API_VERSION, description="tensafe.io/v1alpha1")
-    kind: Literal["TenSafeTrainingJob"] = Field(KIND, description="TenSafeTrainingJob")
-    metadata: Metadata = Field(description="Name and labels.")
-    spec: Spec = Field(description="What is asked for.")
-    status: Status | None = Field(None, description="What has become of it; written by the operator or the local run.")
+    api_version: Literal["tensafe.io/v1alpha1"] = Field(
+        API_VERSION, description="API version of the object: tensafe.io/v1alpha1."
+    )
+    kind: Literal["TenSafeTrainingJob"] = Field(KIND, description="Kind of the object: TenSafeTrainingJob.")
+    metadata: Metadata = Field(description="Metadata of the object.")
+    spec: Spec = Field(description="The desired training job.")
+    status: Status | None = Field(
+        None, description="The observed state of the job, written by the operator or the local run."
+    )

@@ -1,13 +1,18 @@
-"""`PrivacyLedger`: the record of what one job has spent, which outlives the job.
+"""`PrivacyLedger`: the record of the privacy budget that one job has spent. It outlives the job.
 
-The operator makes one for each job, with everything that the claim rests on frozen in its spec. Only the trainer writes
-its status: a claim when a group of workers begins, charges before the steps that they pay for are revealed, releases
-after checkpoints. The API server itself sees to it that a charge never falls and a release never changes (the rules
-here), and that nobody else writes and nobody deletes (`tensafe_api.admission_policy`). `tensorguard.ledger` reads and
-writes it; the operator folds it into the job's status.
+The operator creates one ledger for each job. Its spec freezes everything that the privacy claim rests on. Only the
+trainer writes its status, in three kinds of entries:
 
-CRD rules do not run on deletion, and nested transition rules not on the first status write: so each rule stands at the
-highest level at which it can be said, and what is left is the guard's.
+- an acquisition, when a group of workers starts;
+- a charge, before the sums of the steps that it pays for are revealed;
+- a published checkpoint, after others can read it.
+
+The API server enforces, by the rules in this module, that a charge never falls and that a published checkpoint never
+changes. `tensafe_api.admission_policy` enforces that only the trainer writes the status and that ledgers are not
+deleted. `tensorguard.ledger` reads and writes the ledger; the operator folds it into the job's status.
+
+The rules of a CRD do not run on deletion, and nested transition rules do not run on the first status write. So each
+rule is declared at the highest level that can express it, and the admission policy covers the rest.
 """
 
 from __future__ import annotations
@@ -34,127 +39,152 @@ from tensafe_api.resources.values import (
 )
 
 COUNTED_ANNOTATION = "tensafe.io/unit-at-least"
-"""Annotation of a job whose `unit.atLeast` is the true number of records, which is its value."""
+"""Annotation of a job whose `unit.atLeast` is the true number of records. Its value is that number."""
 LEDGER_KIND: Literal["PrivacyLedger"] = "PrivacyLedger"
 MAX_ATTEMPTS = 64
 MAX_PUBLISHED_CHECKPOINTS = 200
-"""The last place is kept for the final release."""
+"""The last entry is reserved for the final checkpoint."""
 MAX_EVALUATIONS = 100
 MAX_STARTS = 16
-"""Of how many incarnations of the last attempt the ledger remembers where they began."""
+"""For how many incarnations of the last attempt the ledger keeps the step at which they started."""
 AttemptNumber = Annotated[int, Field(strict=True, ge=1, le=MAX_ATTEMPTS)]
-"""The number of an attempt: a claim far beyond what the operator makes would fence every real one for good."""
+"""The number of an attempt. It is bounded because a far higher number would fence all real attempts forever."""
 
 CheckpointAddress = Annotated[str, Field(strict=True, min_length=1, max_length=8000)]
-"""Where a release lies: an `Address`, and room for the name of a file in it."""
+"""Directory of a published checkpoint: an `Address`, shorter by room for the name of a file in it."""
 MAX_CHARGED_STEPS = 2**31 - 1
-"""As many steps as `status.privacy.stepsCharged` of a job can hold."""
+"""Maximum number of charged steps: what `status.privacy.stepsCharged` of a job can hold."""
 _CHARGED = "self.charges.map(c, c.steps).sum()"
 
 Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
 
 
 class LedgerSpec(Block):
-    """Everything the claim rests on, frozen when the job is admitted."""
+    """Everything that the privacy claim rests on, frozen when the job is admitted."""
 
     job_name: JobName = Field(description="Name of the job.")
     job_uid: OneLine = Field(
-        alias="jobUID", description="UID of the job: another job of the same name has another ledger."
+        alias="jobUID", description="UID of the job. A later job with the same name has another ledger."
     )
-    lineage: OneLine | None = Field(None, description="A declared name for the same people.")
-    mechanism: Mechanism = Field(description="One step of DP-SGD.")
-    unit_at_least: UnitCount = Field(description="The public lower bound of the number of units.")
-    planned_steps: Positive = Field(description="Steps of the plan.")
-    reserve_steps: Count = Field(description="Steps that the noise allows for beyond the planned ones.")
+    lineage: OneLine | None = Field(
+        None,
+        description="Name that the author gave to the group of people in the data (spec.dataset.lineage of the job).",
+    )
+    mechanism: Mechanism = Field(description="The mechanism of one DP-SGD step.")
+    unit_at_least: UnitCount = Field(description="Public lower bound of the number of units.")
+    planned_steps: Positive = Field(description="Number of steps in the training plan.")
+    reserve_steps: Count = Field(
+        description="Number of steps beyond the planned ones for which the noise leaves budget."
+    )
     target_epsilon: PositiveDecimal = Field(description="Epsilon that must not be exceeded.")
-    delta: Delta = Field(description="Delta of every epsilon of the job.")
-    accountant: Literal["RDP", "PLD"] = Field(description="How steps add up to epsilon.")
+    delta: Delta = Field(description="Delta of every epsilon of this job.")
+    accountant: Literal["RDP", "PLD"] = Field(
+        description="Accountant that computes epsilon from the steps: RDP or PLD."
+    )
     private_metrics: Literal["Hidden", "Internal"] = Field(
-        "Hidden", description="Whether exact functions of private data are shown to trusted eyes."
+        "Hidden",
+        description="Hidden: exact functions of private data, such as the training loss, are shown nowhere. Internal: "
+        "they are shown to trusted readers.",
     )
     evaluation: Literal["Nothing", "Public", "Private"] = Field(
-        "Nothing", description="Whether the model is measured while it is trained, and on what."
+        "Nothing",
+        description="The data set that the model is evaluated on during training: none (Nothing), a public or a "
+        "private one.",
     )
     counted: Flag = Field(
-        False, description="Whether unitAtLeast is the true number of records, which is thereby public."
+        False,
+        description="Whether unitAtLeast is the true number of records. That number is then public.",
     )
 
 
 class PrivacyLedgerSpec(LedgerSpec):
-    """What the ledger was opened with, who may write to it, and by which key the workers know each other."""
+    """The privacy claim of the ledger, the only writer of its status, and the key that authenticates the workers."""
 
     service_account_name: ObjectName = Field(
-        description="Service account that alone may write the status, from the pod that claimed."
+        description="Service account of the workers. Only it may write the status, from the pod that acquired the "
+        "ledger."
     )
-    key_secret_name: ObjectName = Field(description="Secret with the job's key, which workers alone mount.")
+    key_secret_name: ObjectName = Field(description="Secret with the key of the job. Only the workers mount it.")
     key_digest: OneLine = Field(
-        description="SHA-256 of the job's key, in hex: workers refuse another key, whoever has put it there."
+        description="SHA-256 of the key of the job, as 64 hex digits. Workers refuse any other key."
     )
 
 
 class ChargeRecord(StatusBlock):
-    """What one attempt was charged, over its incarnations."""
+    """The steps that one attempt was charged, over all its incarnations."""
 
     attempt: AttemptNumber = Field(description="Number of the attempt, from 1.")
-    steps: Count = Field(description="Steps charged; never fewer than before.")
-    incarnation: Positive = Field(description="How often the workers of the attempt were started.")
-    pod_uid: OneLine = Field(alias="podUID", description="UID of the pod that claimed the incarnation.")
+    steps: Count = Field(description="Number of steps charged. It never falls.")
+    incarnation: Positive = Field(description="Number of times that the worker group of the attempt was started.")
+    pod_uid: OneLine = Field(
+        alias="podUID", description="UID of the pod that acquired the ledger for this incarnation."
+    )
 
     transitions: ClassVar[tuple[Transition, ...]] = (
-        Transition("self.steps >= oldSelf.steps", "a charge never falls: what was spent stays spent", ".steps"),
+        Transition(
+            "self.steps >= oldSelf.steps",
+            "a charge never falls, because spent budget stays spent: keep at least the present number of steps",
+            ".steps",
+        ),
         Transition(
             "self.incarnation == oldSelf.incarnation ? self.podUID == oldSelf.podUID "
             ": self.incarnation > oldSelf.incarnation",
-            "only the pod that claimed an incarnation writes under it: claim the next incarnation",
+            "only the pod that acquired the ledger for an incarnation writes under it: acquire the next incarnation",
             ".incarnation",
         ),
     )
 
 
 class PublishedCheckpointRecord(StatusBlock):
-    """A checkpoint that others can read."""
+    """A published checkpoint: others can read it."""
 
-    uri: CheckpointAddress = Field(description="Where it lies.")
-    step: Count = Field(description="After how many steps.")
+    uri: CheckpointAddress = Field(description="Directory of the checkpoint, as a URI or path.")
+    step: Count = Field(description="Number of training steps done when it was written.")
     attempt: AttemptNumber = Field(description="Number of the attempt that wrote it.")
-    digest: Text = Field(description="Digest of its files.")
-    statement_digest: Text = Field(description="Digest of its privacy statement.")
-    final: Flag = Field(False, description="Whether it is the result of the job.")
-    steps_charged: Count = Field(description="Steps charged over all attempts when it was written.")
+    digest: Text = Field(description="SHA-256 digest of the list of its files.")
+    statement_digest: Text = Field(description="SHA-256 digest of its privacy statement.")
+    final: Flag = Field(False, description="Whether this checkpoint is the result of the job.")
+    steps_charged: Count = Field(description="Number of steps charged, over all attempts, when it was written.")
 
     transitions: ClassVar[tuple[Transition, ...]] = (
-        Transition("self == oldSelf", "a release never changes: record a new one"),
+        Transition("self == oldSelf", "a published checkpoint never changes: record a new one"),
     )
 
 
 class LedgerStatus(StatusBlock):
-    """What was spent, and what for."""
+    """What the job has spent, and the checkpoints that it published."""
 
-    attempt: AttemptNumber = Field(description="The highest attempt that claimed the ledger; lower ones are fenced.")
+    attempt: AttemptNumber = Field(
+        description="Highest attempt that acquired the ledger. Lower attempts are fenced: they can no longer write."
+    )
     charges: Annotated[tuple[ChargeRecord, ...], Field(min_length=1, max_length=MAX_ATTEMPTS), Unique(("attempt",))] = (
-        Field(description="What each attempt was charged.")
+        Field(description="The charged steps of each attempt.")
     )
-    charged_through: Count = Field(description="The step through which the present incarnation has been charged.")
+    charged_through: Count = Field(description="The step up to which the present incarnation has been charged.")
     starts: Annotated[tuple[Count, ...], Field(max_length=MAX_STARTS)] = Field(
-        (), description="The steps at which this attempt's incarnations began, since one last ended in good order."
+        (),
+        description="The steps at which incarnations of this attempt started, since the last one that ended "
+        "gracefully.",
     )
-    steps_recharged: Count = Field(0, description="Steps charged a second time, after a crash.")
+    steps_recharged: Count = Field(0, description="Number of steps that were charged a second time after a crash.")
     releases: Annotated[
         tuple[PublishedCheckpointRecord, ...], Field(max_length=MAX_PUBLISHED_CHECKPOINTS), Unique(("uri",))
-    ] = Field((), description="Checkpoints that others can read, in the order in which they were written.")
-    dataset_digest: Text | None = Field(None, description="Keyed digest of the records; set once.")
-    outcome: Outcome | None = Field(None, description="How the last attempt ended, where it ended in good order.")
-    progress: Progress = Field(default_factory=Progress, description="How far the training is.")
+    ] = Field((), description="Published checkpoints, in the order in which they were recorded.")
+    dataset_digest: Text | None = Field(None, description="Keyed digest of the records. It is set once.")
+    outcome: Outcome | None = Field(None, description="How the last attempt ended, if it ended gracefully.")
+    progress: Progress = Field(default_factory=Progress, description="Progress of the training.")
     evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=MAX_EVALUATIONS), Unique(("step",))] = Field(
-        (), description="Evaluations on a public set, the newest ones."
+        (), description="The newest evaluations on a public data set."
     )
-    length: Positive = Field(description="Number of entries: claims, charges, releases and outcomes so far.")
-    head: OneLine = Field(description="Hash of the last entry over all before it, in 64 hex digits.")
+    length: Positive = Field(
+        description="Number of entries so far: acquisitions, charges, published checkpoints and outcomes."
+    )
+    head: OneLine = Field(description="Hash of the last entry and of all entries before it, as 64 hex digits.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"{_CHARGED} <= {MAX_CHARGED_STEPS}",
-            f"all attempts together are charged at most {MAX_CHARGED_STEPS} steps",
+            f"all attempts together can be charged at most {MAX_CHARGED_STEPS} steps: charge fewer",
             lambda status: sum(charge.steps for charge in status.charges) <= MAX_CHARGED_STEPS,
             ".charges",
         ),
@@ -162,71 +192,89 @@ class LedgerStatus(StatusBlock):
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
             "oldSelf.hasValue() || !has(self.releases) || self.releases.size() == 0",
-            "the first entry of a ledger is a claim: record releases after it",
+            "the first entry of a ledger must be an acquisition: record checkpoints after it",
             ".releases",
             also_first=True,
         ),
         Transition(
-            "self.attempt >= oldSelf.attempt", "a lower attempt than the one that claimed is fenced", ".attempt"
+            "self.attempt >= oldSelf.attempt",
+            "an attempt below the one that acquired the ledger last is fenced: start a new attempt",
+            ".attempt",
         ),
         Transition(
             "oldSelf.charges.all(o, self.charges.exists(c, c.attempt == o.attempt))",
-            "a charge never disappears: what was spent stays spent",
+            "a charge never disappears, because spent budget stays spent: keep it",
             ".charges",
         ),
         Transition(
             "oldSelf.charges.all(o, o.attempt >= self.attempt || self.charges.exists(c, c == o))",
-            "only the attempt that claimed last is charged",
+            "only the attempt that acquired the ledger last can be charged: leave other charges unchanged",
             ".charges",
         ),
         Transition(
             "self.charges.all(c, c.attempt >= oldSelf.attempt || oldSelf.charges.exists(o, o.attempt == c.attempt))",
-            "an attempt below the one that claimed last is not added afterwards",
+            "an attempt below the one that acquired the ledger last is not added afterwards: start a new attempt",
             ".charges",
         ),
         Transition(
             "!has(oldSelf.releases) || has(self.releases) && "
             "oldSelf.releases.all(i, o, i < self.releases.size() && self.releases[i].uri == o.uri)",
-            "a release never disappears, and a new one comes last",
+            "a published checkpoint never disappears, and a new one comes last: keep the present ones in their order",
             ".releases",
         ),
         Transition(
             "!has(self.releases) || self.releases.all(i, r, "
             f"has(oldSelf.releases) && i < oldSelf.releases.size() || r.stepsCharged == {_CHARGED})",
-            "a new release was charged what all attempts together were charged when it is recorded",
+            "stepsCharged of a new checkpoint must be the sum of all charges: write that sum",
             ".releases",
         ),
         Transition(
             "!has(oldSelf.datasetDigest) || has(self.datasetDigest) && self.datasetDigest == oldSelf.datasetDigest",
-            "the data set's digest is set once: make a new job for other data",
+            "datasetDigest is set once: create a new job for other data",
             ".datasetDigest",
         ),
-        Transition("self.length >= oldSelf.length", "entries are only added", ".length"),
-        Transition("self.stepsRecharged >= oldSelf.stepsRecharged", "entries are only added", ".stepsRecharged"),
+        Transition("self.length >= oldSelf.length", "length never falls, because entries are only added", ".length"),
+        Transition(
+            "self.stepsRecharged >= oldSelf.stepsRecharged",
+            "stepsRecharged never falls, because entries are only added",
+            ".stepsRecharged",
+        ),
     )
 
 
 class LedgerMetadata(Block):
-    """What the API server keeps of a ledger."""
+    """Metadata of the object, as in Kubernetes."""
 
     name: ObjectName = Field(description="Name of the ledger.")
-    namespace: ObjectName | None = Field(None, description="Namespace.")
-    labels: LabelMap = Field(default_factory=dict, description="Labels.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations.")
-    uid: Text | None = Field(None, description="Identity of this very ledger.")
-    resource_version: Text | None = Field(None, description="Version of the object.")
+    namespace: ObjectName | None = Field(None, description="Namespace of the ledger.")
+    labels: LabelMap = Field(default_factory=dict, description="Labels of the ledger.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of the ledger.")
+    uid: Text | None = Field(None, description="Unique id of the ledger, set by the API server.")
+    resource_version: Text | None = Field(None, description="Version of the object, set by the API server.")
 
 
 class PrivacyLedger(Block):
-    """What one job has spent. Made by the operator, written by the trainer, never deleted by either."""
+    """The privacy budget that one job has spent. The operator creates it, the trainer writes it, neither deletes it."""
 
-    api_version: Literal["tensafe.io/v1alpha1"] = Field("tensafe.io/v1alpha1", description="tensafe.io/v1alpha1")
-    kind: Literal["PrivacyLedger"] = Field(LEDGER_KIND, description="PrivacyLedger")
-    metadata: LedgerMetadata = Field(description="Name and labels.")
-    spec: PrivacyLedgerSpec = Field(description="What the claim rests on.")
-    status: LedgerStatus | None = Field(None, description="What was spent; absent until the first claim.")
+    api_version: Literal["tensafe.io/v1alpha1"] = Field(
+        "tensafe.io/v1alpha1", description="API version of the object: tensafe.io/v1alpha1."
+    )
+    kind: Literal["PrivacyLedger"] = Field(LEDGER_KIND, description="Kind of the object: PrivacyLedger.")
+    metadata: LedgerMetadata = Field(description="Metadata of the object.")
+    spec: PrivacyLedgerSpec = Field(description="Everything that the privacy claim rests on. It never changes.")
+    status: LedgerStatus | None = Field(
+        None, description="What the job has spent. Absent until a worker group first acquires the ledger."
+    )
 
     transitions: ClassVar[tuple[Transition, ...]] = (
-        Transition("self.spec == oldSelf.spec", "a ledger's spec never changes: the claim rests on it", ".spec"),
-        Transition("!has(oldSelf.status) || has(self.status)", "what was spent stays spent", ".status"),
+        Transition(
+            "self.spec == oldSelf.spec",
+            "a ledger's spec never changes, because the privacy claim rests on it: create a new job",
+            ".spec",
+        ),
+        Transition(
+            "!has(oldSelf.status) || has(self.status)",
+            "a ledger's status is never removed, because spent budget stays spent: keep it",
+            ".status",
+        ),
     )

@@ -1,9 +1,9 @@
-"""What has become of a job: the part of the resource that the operator, or a local run, writes.
+"""The status of a job: the part of the resource that the operator or a local run writes.
 
-In come the ledger, the workers' reports and the state of the pods; out goes what `kubectl get` and `tensafe run` show.
-Nothing here is a function of private data but the privacy claim's own releases. Phases and reasons are the constants of
-`tensafe_api.reasons`; their fields are plain strings in Python, so that an older reader does not stumble over a newer
-word, while the API server refuses what is none.
+`tensafe_api.status_fold` computes it from the ledger and from what the workers report; `kubectl get` and `tensafe run`
+show it. Only values that the privacy claim covers depend on private data. Phases and reasons are the constants of
+`tensafe_api.reasons`. In Python their fields are plain strings, so that an older version can read a status with a newer
+reason; the API server refuses unknown phases and condition types.
 """
 
 from __future__ import annotations
@@ -35,37 +35,39 @@ def _words(kind: type[Phase] | type[ConditionType]) -> dict[str, list[str]]:
 
 
 class Condition(StatusBlock):
-    """One aspect of the job, as Kubernetes writes conditions."""
+    """One condition of the job, in the form of Kubernetes conditions."""
 
     type: Annotated[str, Field(strict=True, json_schema_extra=lambda s: s.update(_words(ConditionType)))] = Field(
-        description="Which aspect."
+        description="Type of the condition."
     )
     status: Annotated[str, Field(strict=True, pattern="^(True|False|Unknown)$")] = Field(
-        description="True, False or Unknown."
+        description="Status of the condition: True, False or Unknown."
     )
-    reason: OneLine = Field(description="Why, in one CamelCase word.")
-    message: Annotated[str, Field(strict=True, max_length=4096)] = Field("", description="Why, in one sentence.")
-    last_transition_time: Timestamp = Field(description="When the status last changed.")
+    reason: OneLine = Field(description="Reason for the status, as one CamelCase word.")
+    message: Annotated[str, Field(strict=True, max_length=4096)] = Field(
+        "", description="Explanation of the status for users."
+    )
+    last_transition_time: Timestamp = Field(description="Time at which the status last changed.")
     observed_generation: Annotated[int, Field(strict=True)] | None = Field(
-        None, description="Generation of the job that this is about."
+        None, description="Generation of the job that the condition describes."
     )
 
 
 class WorkerCount(StatusBlock):
-    """How many workers there are."""
+    """Number of workers."""
 
-    desired: Count = Field(description="How many there should be.")
-    ready: Count = Field(description="How many are at work.")
+    desired: Count = Field(description="Number of workers in the spec.")
+    ready: Count = Field(description="Number of workers whose pods are ready.")
 
 
 class Resolved(StatusBlock):
-    """What names that can change meant when the job was admitted."""
+    """What mutable names, such as a branch or an image tag, referred to when the job was admitted."""
 
-    model_commit: Text | None = Field(None, description="Commit of the model's revision.")
+    model_commit: Text | None = Field(None, description="Commit of model.revision.")
     image: Text | None = Field(None, description="Image with its digest.")
-    ray_version: Text | None = Field(None, description="Version of Ray.")
+    ray_version: Text | None = Field(None, description="Version of Ray in the image.")
     dataset_digest: Text | None = Field(
-        None, description="Keyed digest of the records; without the job's key it tells nothing of them."
+        None, description="Keyed digest of the records. Without the key of the job it reveals nothing about them."
     )
     chat_template_digest: Text | None = Field(None, description="Digest of the chat template.")
 
@@ -74,61 +76,73 @@ class Attempt(StatusBlock):
     """One attempt: one RayJob, or one call of the local command."""
 
     number: Positive = Field(description="Number of the attempt, from 1.")
-    ray_job_name: Text | None = Field(None, description="Name of its RayJob.")
-    ray_cluster_name: Text | None = Field(None, description="Name of its RayCluster.")
-    start_time: Timestamp | None = Field(None, description="When it began.")
-    end_time: Timestamp | None = Field(None, description="When it ended; absent while it runs.")
-    reason: OneLine | None = Field(None, description="Why it ended, in one CamelCase word.")
-    exit_code: Annotated[int, Field(strict=True)] | None = Field(None, description="Exit code of what failed first.")
-    node: Text | None = Field(None, description="Node of what failed first.")
-    restarts: Count | None = Field(None, description="How often its workers were restarted.")
+    ray_job_name: Text | None = Field(None, description="Name of the RayJob of the attempt.")
+    ray_cluster_name: Text | None = Field(None, description="Name of the RayCluster of the attempt.")
+    start_time: Timestamp | None = Field(None, description="Time at which the attempt started.")
+    end_time: Timestamp | None = Field(None, description="Time at which the attempt ended. Absent while it runs.")
+    reason: OneLine | None = Field(None, description="Reason why the attempt ended, as one CamelCase word.")
+    exit_code: Annotated[int, Field(strict=True)] | None = Field(
+        None, description="Exit code of the container that failed first."
+    )
+    node: Text | None = Field(None, description="Node of the pod that failed first.")
+    restarts: Count | None = Field(None, description="Number of times that the workers of the attempt were restarted.")
     message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
-        None, description="Why it ended, in one sentence."
+        None, description="Explanation of why the attempt ended."
     )
 
 
 class PrivacyStatus(StatusBlock):
-    """What was spent. Figures of the noise that stands when the colluding workers pool what they know."""
+    """The privacy budget spent. The figures count only the noise that colluding workers cannot subtract."""
 
     epsilon_claimed: NonNegativeDecimal | None = Field(
         None,
-        description="Epsilon of max(planned, charged) steps: the one to sign off, since stopping early may have "
-        "depended on what was seen.",
+        description="The epsilon to sign off: of max(planned, charged) steps, because stopping early may have depended "
+        "on results.",
     )
     epsilon_spent: NonNegativeDecimal | None = Field(None, description="Epsilon of the charged steps.")
     target_epsilon: PositiveDecimal | None = Field(None, description="Epsilon that must not be exceeded.")
-    delta: Delta | None = Field(None, description="Delta of every epsilon here.")
-    unit: Text | None = Field(None, description="Whose presence is hidden: Example or User.")
-    adjacency: Text | None = Field(None, description="AddOrRemoveOne: data sets that differ by one unit.")
+    delta: Delta | None = Field(None, description="Delta of every epsilon in this status.")
+    unit: Text | None = Field(None, description="The unit that epsilon protects: Example or User.")
+    adjacency: Text | None = Field(
+        None, description="AddOrRemoveOne: neighbouring data sets differ by one unit, added or removed."
+    )
     noise_multiplier: PositiveDecimal | None = Field(
-        None, description="Standard deviation of the noise in units of the clip norm."
+        None, description="Standard deviation of the noise divided by the clip norm."
     )
     sample_rate: Fraction | None = Field(None, description="Probability with which each unit joins a step.")
-    steps_charged: Count | None = Field(None, description="Steps charged, those that were run again included.")
-    steps_recharged: Count | None = Field(None, description="Steps charged a second time, after a crash.")
-    steps_planned: Count | None = Field(None, description="Steps of the plan.")
-    accountant: Text | None = Field(None, description="How steps add up to epsilon: RDP or PLD.")
+    steps_charged: Count | None = Field(
+        None, description="Number of steps charged, including steps that were run again."
+    )
+    steps_recharged: Count | None = Field(
+        None, description="Number of steps that were charged a second time after a crash."
+    )
+    steps_planned: Count | None = Field(None, description="Number of steps in the training plan.")
+    accountant: Text | None = Field(None, description="Accountant that computes epsilon from the steps: RDP or PLD.")
     epsilon_against_outsider: NonNegativeDecimal | None = Field(
-        None, description="Epsilon of the charged steps against who is no worker, and so faces all the noise."
+        None,
+        description="Epsilon of the charged steps against an adversary who is not a worker and cannot subtract any "
+        "noise.",
     )
 
 
 class Progress(StatusBlock):
-    """How far the training is. Plain facts of the schedule, no function of the data."""
+    """Progress of the training. It follows from the schedule and not from the data."""
 
-    step: Count | None = Field(None, description="Steps done.")
-    total_steps: Count | None = Field(None, description="Steps of the plan.")
-    percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = Field(None, description="Share that is done.")
-    steps_per_second: NonNegativeDecimal | None = Field(None, description="Speed of late.")
-    estimated_completion_time: Timestamp | None = Field(None, description="When it will be done at this speed.")
-    last_update_time: Timestamp | None = Field(None, description="When this was written.")
+    step: Count | None = Field(None, description="Number of steps done.")
+    total_steps: Count | None = Field(None, description="Number of steps in the training plan.")
+    percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = Field(
+        None, description="Percentage of the steps that are done."
+    )
+    steps_per_second: NonNegativeDecimal | None = Field(None, description="Current speed, in steps per second.")
+    estimated_completion_time: Timestamp | None = Field(None, description="Expected end at the current speed.")
+    last_update_time: Timestamp | None = Field(None, description="Time of the last step.")
 
 
 class _EvaluationResult(StatusBlock):
-    """One evaluation on a public set."""
+    """One evaluation on a public data set."""
 
-    step: Count = Field(description="After how many steps.")
-    loss: NonNegativeDecimal = Field(description="Mean loss.")
+    step: Count = Field(description="Number of steps done at the evaluation.")
+    loss: NonNegativeDecimal = Field(description="Mean loss of the evaluation data.")
 
     def metrics(self) -> dict[str, str]:
         """The measured metrics by name, the most telling one first."""
@@ -149,52 +163,56 @@ else:
 
 
 class CheckpointRecord(StatusBlock):
-    """One checkpoint that is kept."""
+    """One stored checkpoint."""
 
-    uri: Address = Field(description="Where it lies.")
-    step: Count = Field(description="After how many steps.")
-    epsilon: NonNegativeDecimal = Field(description="Epsilon of all steps charged until then.")
-    digest: Text = Field(description="Digest of its files.")
-    signed: Flag = Field(False, description="Whether it is signed.")
-    time: Timestamp | None = Field(None, description="When it was sealed.")
+    uri: Address = Field(description="Directory of the checkpoint, as a URI or path.")
+    step: Count = Field(description="Number of steps done when it was written.")
+    epsilon: NonNegativeDecimal = Field(description="Epsilon of all steps charged when it was written.")
+    digest: Text = Field(description="SHA-256 digest of the list of its files.")
+    signed: Flag = Field(False, description="Whether the checkpoint is signed.")
+    time: Timestamp | None = Field(None, description="Time at which it was written.")
 
 
 class FinalModel(StatusBlock):
-    """The result."""
+    """The result of the job."""
 
-    uri: Address = Field(description="Where the adapter lies.")
-    digest: Text | None = Field(None, description="Digest of its files.")
-    statement_uri: Address | None = Field(None, alias="statementURI", description="Where the privacy statement lies.")
-    statement_digest: Text | None = Field(None, description="Digest of the privacy statement.")
+    uri: Address = Field(description="Directory of the adapter, as a URI or path.")
+    digest: Text | None = Field(None, description="SHA-256 digest of the list of its files.")
+    statement_uri: Address | None = Field(None, alias="statementURI", description="Location of the privacy statement.")
+    statement_digest: Text | None = Field(None, description="SHA-256 digest of the privacy statement.")
 
 
 class Status(StatusBlock):
-    """What has become of the job."""
+    """The observed state of the job."""
 
     observed_generation: Annotated[int, Field(strict=True, ge=-1)] = Field(
-        -1, description="Generation of the job that this is about; -1: none yet."
+        -1, description="Generation of the job that this status describes. -1: none yet."
     )
     phase: Annotated[str, Field(strict=True, json_schema_extra=lambda s: s.update(_words(Phase)))] | None = Field(
-        None, description="Where the job is; Succeeded, BudgetExhausted and Failed are final."
+        None, description="Phase of the job. Succeeded, BudgetExhausted and Failed are final."
     )
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16), Unique(("type",))] = Field(
-        (), description="Aspects of the job, one for each type."
+        (), description="Conditions of the job, one for each type."
     )
-    workers: WorkerCount | None = Field(None, description="How many workers there are.")
-    resolved: Resolved = Field(default_factory=Resolved, description="What names that can change meant.")
+    workers: WorkerCount | None = Field(None, description="Number of workers.")
+    resolved: Resolved = Field(
+        default_factory=Resolved, description="What mutable names, such as a branch or an image tag, refer to."
+    )
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=64), Unique(("number",))] = Field(
-        (), description="Attempts, the first one first."
+        (), description="The attempts, in the order of their numbers."
     )
-    privacy: PrivacyStatus = Field(default_factory=PrivacyStatus, description="What was spent.")
-    progress: Progress = Field(default_factory=Progress, description="How far the training is.")
+    privacy: PrivacyStatus = Field(default_factory=PrivacyStatus, description="The privacy budget spent.")
+    progress: Progress = Field(default_factory=Progress, description="Progress of the training.")
     evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=1000), Unique(("step",))] = Field(
-        (), description="Evaluations on a public set, one for each step, the newest 1,000."
+        (), description="The newest 1,000 evaluations on a public data set, at most one for each step."
     )
     checkpoints: Annotated[tuple[CheckpointRecord, ...], Field(max_length=128), Unique(("uri",))] = Field(
-        (), description="Checkpoints that are kept, the newest last."
+        (), description="Stored checkpoints, the newest one last."
     )
-    final_model: FinalModel | None = Field(None, description="The result, once there is one.")
-    ledger_name: Text | None = Field(None, description="Name of the job's PrivacyLedger.")
+    final_model: FinalModel | None = Field(None, description="The result of the job. Absent until it exists.")
+    ledger_name: Text | None = Field(None, description="Name of the PrivacyLedger of the job.")
     ledger_uid: Text | None = Field(
-        None, alias="ledgerUID", description="UID of the job's PrivacyLedger; a ledger with another one is refused."
+        None,
+        alias="ledgerUID",
+        description="UID of the PrivacyLedger of the job. A ledger with another UID is refused.",
     )

@@ -1,7 +1,7 @@
-"""How it is learned: optimisation, privacy, aggregation, checkpoints and their storage.
+"""How a job trains: optimiser, privacy, aggregation, checkpoints and their storage.
 
-In comes the manifest; `tensafe_api.resolve` computes what is left out from the rest (each description names the rule),
-and the trainer's engine runs what comes out. Values with a privacy meaning are decimal strings.
+A manifest may omit most of these fields. `tensafe_api.resolve` computes the omitted ones from the others, as each
+description states, and the trainer runs with the result. Values with a privacy meaning are decimal strings.
 """
 
 from __future__ import annotations
@@ -34,54 +34,66 @@ Accountant = Literal["RDP", "PLD"]
 
 
 class Training(Block):
-    """The optimiser's work. A batch is drawn anew for each step: every unit joins independently."""
+    """Length of the training, batch size and optimiser. Each step draws a new batch: every unit joins independently."""
 
     epochs: PositiveDecimal | None = Field(
         None,
-        description="Length of the training in passes over unit.atLeast units; steps = epochs x atLeast / "
-        'expectedBatchSize. At most one of epochs and steps; default, where neither is given: "3".',
+        description="Length of the training in passes over unit.atLeast units: steps = epochs x unit.atLeast / "
+        "expectedBatchSize. At most one of epochs and steps may be set. Default, if neither is "
+        'set: "3".',
     )
     steps: Positive | None = Field(
-        None, description="Length of the training in steps of the optimiser. At most one of epochs and steps."
+        None,
+        description="Length of the training in optimiser steps. At most one of epochs and steps may be set. Default: "
+        "computed from epochs.",
     )
     expected_batch_size: Positive | None = Field(
         None,
-        description="Mean number of units in a step; each joins with probability expectedBatchSize / unit.atLeast; "
-        "default: the smaller of 512 and unit.atLeast / 20.",
+        description="Mean number of units in a step. Each unit joins with probability expectedBatchSize / "
+        "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20.",
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
-        8, description="Records that a worker works on at once: a matter of memory, without effect on the result."
+        8,
+        description="Number of records that a worker processes at a time. It affects memory and speed, not the result.",
     )
-    learning_rate: LearningRate = Field("2e-4", description="Highest learning rate of AdamW.")
+    learning_rate: LearningRate = Field("2e-4", description="Peak learning rate of AdamW.")
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(
-        "Linear", description="How the learning rate goes on after the warm-up: down to 0, or constant."
+        "Linear", description="Learning rate after the warm-up. Linear and Cosine: decay to 0. Constant: no decay."
     )
     weight_decay: WeightDecay = Field("0.01", description="Weight decay of AdamW.")
-    warmup_ratio: Fraction = Field("0.03", description="Share of the steps over which the learning rate rises from 0.")
+    warmup_ratio: Fraction = Field(
+        "0.03", description="Fraction of the steps in which the learning rate rises from 0 to learningRate."
+    )
     max_length: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] = Field(
-        512, description="Most tokens of a record; dataset.overLength says what happens to longer ones."
+        512,
+        description="Maximum number of tokens of a record. dataset.overLength determines what happens to longer "
+        "records.",
     )
     precision: Precision | None = Field(
-        None, description="Number format of the model's computations; default: bf16 on a GPU that has it, else fp32."
+        None,
+        description="Number format of the forward and backward pass. Default: bf16 on a GPU that supports it, "
+        "otherwise fp32.",
     )
     loss_scale: LossScale | None = Field(
         None,
-        description="Constant factor of the loss, which keeps small fp16 gradients from vanishing; undone before "
-        "clipping. For fp16 only, and required there; a power of two such as 1024, at most 16777216.",
+        description="Constant factor of the loss that keeps small fp16 gradients from underflowing. It is divided out "
+        "before clipping. Required with precision fp16, otherwise refused. Use a power of two such as 1024, at most "
+        "16777216.",
     )
     gradient_checkpointing: Flag = Field(
-        False, description="Compute activations twice to hold fewer of them: less memory, more time."
+        False, description="Recompute activations in the backward pass: less memory, more time."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!(has(self.epochs) && has(self.steps))",
-            "training takes one of epochs and steps, not both: leave one of them out",
+            "training must have at most one of epochs and steps: remove one of them",
             lambda training: training.epochs is None or training.steps is None,
         ),
         Rule(
             "(has(self.precision) && self.precision == 'fp16') == has(self.lossScale)",
-            'training.lossScale belongs to fp16: write it there, for example "1024", and leave it out otherwise',
+            'training.lossScale is required with precision fp16 and refused otherwise: write it, such as "1024", or '
+            "remove it",
             lambda training: (training.precision == "fp16") == (training.loss_scale is not None),
             ".lossScale",
         ),
@@ -89,76 +101,80 @@ class Training(Block):
 
 
 class Privacy(Block):
-    """What the training may tell of one unit, and how that is counted. Adjacency: one unit added or removed."""
+    """The privacy budget, the noise and the accounting. Adjacent data sets differ by one unit, added or removed."""
 
-    target_epsilon: Epsilon = Field(description="The epsilon that training must not exceed.")
+    target_epsilon: Epsilon = Field(description="Epsilon that the training must not exceed.")
     target_delta: Delta | None = Field(
         None,
-        description="The delta of the claim, at least 1e-300 and below 1 / unit.atLeast; default: "
-        "1 / (10 x unit.atLeast).",
+        description="Delta of the privacy claim, at least 1e-300 and below 1 / unit.atLeast. Default: 1 / (10 x "
+        "unit.atLeast).",
     )
     max_grad_norm: GradNorm = Field(
-        "1.0", description="Norm to which the gradient of each unit is clipped, from 1e-6 to 1e6."
+        "1.0", description="L2 norm to which the gradient of each unit is clipped, from 1e-6 to 1e6."
     )
     noise_multiplier: PositiveDecimal | None = Field(
         None,
-        description="Standard deviation of the noise in units of maxGradNorm; default: the smallest that keeps "
+        description="Standard deviation of the noise divided by maxGradNorm. Default: the smallest value that keeps "
         "targetEpsilon over the planned and the reserved steps.",
     )
     accountant: Accountant = Field(
-        "RDP", description="How steps add up to epsilon: Renyi differential privacy, or the tighter, slower PLD."
+        "RDP",
+        description="Accountant that computes epsilon from the steps. RDP: Renyi differential privacy. PLD: privacy "
+        "loss distributions, tighter and slower.",
     )
     on_budget_exhausted: Literal["Stop", "Fail"] = Field(
         "Stop",
-        description="What happens when the next steps would exceed targetEpsilon. Stop: a last checkpoint, and the "
-        "phase BudgetExhausted. Fail: the phase Failed.",
+        description="What happens before the next steps would exceed targetEpsilon. Stop: the job writes a final "
+        "checkpoint and ends in phase BudgetExhausted. Fail: the job ends in phase Failed.",
     )
     reserve_steps: Count | None = Field(
         None,
-        description="Steps that the noise allows for beyond the planned ones, because steps run again after a crash "
-        "are charged again; default: the smaller of maxAttempts x (checkpoint.everySteps + one charge) and steps / 10.",
+        description="Number of steps beyond the planned ones for which the default noise leaves budget. Steps that "
+        "are run again after a crash are charged again. Default: the smaller of retry.maxAttempts x "
+        "(checkpoint.everySteps + steps / 100) and steps / 10.",
     )
 
 
 class Aggregation(Block):
-    """How the workers' sums are added without any worker's sum being seen. Masking is always on."""
+    """Secure aggregation: the workers' sums are added without revealing any of them. Masking is always on."""
 
     colluding_workers: Annotated[int, Field(strict=True, ge=0, le=15)] = Field(
         0,
-        description="How many workers may pool what they see before the claim fails; each worker then adds more noise. "
-        "It means something only where workers cannot read each other's data.",
+        description="Number of workers that may share what they see without breaking the privacy claim. Each worker "
+        "adds more noise for a higher number. It only has a meaning if workers cannot read each other's data.",
     )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",
-        description="Check of the sum against errors of transit: none, one challenge, or 16 challenges.",
+        description="Check of each sum against transmission errors. Disabled: none. Standard: 1 challenge. Strict: 16 "
+        "challenges.",
     )
 
 
 class Checkpoint(Block):
-    """Where the adapter goes."""
+    """Where and how often checkpoints are written."""
 
     uri: StoreURI = Field(
-        description="Directory of the checkpoints, as s3://, gs://, file://, pvc://claim/path or a path; not one of "
-        "data. Each holds the adapter, the optimiser's "
-        "state and the privacy statement."
+        description="Directory of the checkpoints: an s3://, gs://, file:// or pvc://NAME/path URI, or a path. It "
+        "must not hold data. Each checkpoint contains the adapter, the optimiser state and the privacy statement."
     )
     every_steps: Positive | None = Field(
         None,
-        description="Steps from one checkpoint to the next; default: a fiftieth of the steps. The last step always is.",
+        description="Number of steps between checkpoints. The last step always writes one. Default: steps / 50.",
     )
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
-        3, description="How many checkpoints are kept beside the final one; older ones are deleted."
+        3, description="Number of checkpoints to keep in addition to the final one. Older ones are deleted."
     )
 
 
 class Storage(Block):
-    """How object storage is reached; by default as the environment says (workload identity)."""
+    """Access to object storage. By default the environment decides, for example through workload identity."""
 
     endpoint: Endpoint | None = Field(
-        None, description="Address of an S3-compatible service; default: the scheme's public one."
+        None, description="URL of an S3-compatible service. Default: the public service of the URI's scheme."
     )
-    region: OneLine | None = Field(None, description="Region of the storage; default: what the environment says.")
+    region: OneLine | None = Field(None, description="Region of the storage. Default: the one set in the environment.")
     secret_name: ObjectName | None = Field(
         None,
-        description="Secret with the storage's credentials as environment variables, for workers only; default: none.",
+        description="Name of a Secret whose keys become environment variables of the workers: the credentials of the "
+        "storage. Default: none.",
     )

@@ -177,7 +177,7 @@ def test_one_worker_needs_no_masks(config: Make) -> None:
         ({"per_device_batch_size": 100}, "per_device_batch_size x gradient_accumulation_steps x num_workers"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 2}}, "resources_per_worker['GPU'] must be 0 or 1"),
         ({"resources_per_worker": {"CPU": 0}}, "resources_per_worker['CPU']: \"0\" must be above 0"),
-        ({"num_labels": None}, "num_labels belongs to SequenceClassification"),
+        ({"num_labels": None}, "num_labels is required for SequenceClassification"),
         ({"task": "CausalML"}, 'task: "CausalML" is none of'),
         ({"columns": {"text": "a", "label": "b", "user": "c"}, "unit_at_least": None}, "users are not counted"),
         (
