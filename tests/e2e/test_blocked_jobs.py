@@ -1,4 +1,4 @@
-"""What stands in a job's way is told within ten seconds; mended outside the job, it goes on by itself."""
+"""A blocked job reports the reason within ten seconds, and continues by itself once the cause is fixed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from e2e.platform.fixtures.team_namespace import BUCKET, TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
-TOLD_SECONDS = 10
-"""From apply to the reason in the status."""
+REPORT_SECONDS = 10
+"""Goal for the time from apply to the reason in the status."""
 
 
 def stalled(status: dict[str, Any]) -> str:
-    """Why a job waits for somebody; empty where it does not."""
+    """Reason and message of the condition Stalled; empty if the job is not blocked."""
     found = (each for each in status.get("conditions", ()) if each["type"] == "Stalled" and each["status"] == "True")
     return next((f"{each['reason']}: {each['message']}" for each in found), "")
 
 
 @contextmanager
-def held_up(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
-    """A job that is held up for a reason, told in time; afterwards it must go on until it trains, and is deleted."""
-    with stopwatch(f"apply → {reason} told", goal=TOLD_SECONDS):
+def blocked_job(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **changes: Any) -> Iterator[str]:
+    """Submit a job that is blocked for a reason, and check that it reports the reason in time.
+
+    The caller fixes the cause. The job must then train, and is deleted.
+    """
+    with stopwatch(f"apply → {reason} reported", goal=REPORT_SECONDS):
         team.submit(**changes)
         status = team.wait_for_status(lambda status: stalled(status).startswith(reason), 60)
     yield stalled(status)
@@ -39,36 +42,38 @@ def held_up(team: TeamNamespace, stopwatch: Stopwatch, reason: str, **changes: A
 
 
 @pytest.mark.gate
-def test_it_waits_says_why_and_goes_on_once_it_is_mended(
+def test_blocked_job_reports_why_and_trains_once_the_cause_is_fixed(
     team: TeamNamespace, data: Path, local_cluster: Cluster | None, stopwatch: Stopwatch
 ) -> None:
     team.upload_data(data)
     team.copy_model_to_pvc()
-    with held_up(team, stopwatch, "SecretMissing", spec__storage__secretName="later") as told:
-        assert "later" in told
+    with blocked_job(team, stopwatch, "SecretMissing", spec__storage__secretName="later") as message:
+        assert "later" in message
         team.create_s3_secret("later")
 
     label = f"tensafe-test-gpu={team.namespace}"
     absent = dict([label.split("=")])
     try:
-        with held_up(team, stopwatch, "Unschedulable", **own(team, 2), spec__cluster__nodeSelector=absent) as told:
-            assert "node" in told
+        with blocked_job(
+            team, stopwatch, "Unschedulable", **own_checkpoints(team, 2), spec__cluster__nodeSelector=absent
+        ) as message:
+            assert "node" in message
             team.kubectl("label", "node", "--all", label, "--overwrite")
     finally:
         team.kubectl("label", "node", "--all", "tensafe-test-gpu-")
 
     if local_cluster is None:
-        return  # nobody but its owner brings an image to a cluster
+        return  # importing an image needs access to the node
     image = f"localhost/tensafe-trainer:{team.namespace}"
-    changes = {**own(team, 3), "spec__cluster__image": image, "spec__cluster__rayVersion": "2.60.0"}
+    changes = {**own_checkpoints(team, 3), "spec__cluster__image": image, "spec__cluster__rayVersion": "2.60.0"}
     try:
-        with held_up(team, stopwatch, "ImagePullFailed", **changes) as told:
-            assert image in told
+        with blocked_job(team, stopwatch, "ImagePullFailed", **changes) as message:
+            assert image in message
             local_cluster.node.tag(images.names_of_ours()[1], image)
     finally:
         local_cluster.node.untag(image)
 
 
-def own(team: TeamNamespace, number: int) -> dict[str, str]:
-    """A place of its own for the checkpoints of each further job: nobody writes over another's."""
+def own_checkpoints(team: TeamNamespace, number: int) -> dict[str, str]:
+    """A separate checkpoint address for each further job, since no job may write over another's checkpoints."""
     return {"spec__checkpoint__uri": f"s3://{BUCKET}/models/{number}/"}

@@ -1,4 +1,4 @@
-"""What is in the images: what runs, an ordinary user to run it, and nothing that builds."""
+"""The images' contents: the programs that run, an unprivileged user, and no build tools."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 
 BUILDERS = ("cc", "gcc", "ld", "make", "git", "go", "pip", "pip3", "uv")
 LEFTOVERS = "/home/tensafe/.cache /tmp/tensafe"
-LOOK = f"id -u; for each in {' '.join(BUILDERS)}; do command -v $each; done; ls {LEFTOVERS} 2>&1; true"
-HAS = "import importlib.util; print(*(bool(importlib.util.find_spec(name)) for name in ('kopf', 'torch', 'ray')))"
+PROBE = f"id -u; for each in {' '.join(BUILDERS)}; do command -v $each; done; ls {LEFTOVERS} 2>&1; true"
+FOUND = "import importlib.util; print(*(bool(importlib.util.find_spec(name)) for name in ('kopf', 'torch', 'ray')))"
 
 
-def test_both_run_as_an_ordinary_user_without_build_tools_and_the_operators_without_torch(team: TeamNamespace) -> None:
+def test_images_have_an_unprivileged_user_and_no_build_tools_and_the_operators_has_no_torch(
+    team: TeamNamespace,
+) -> None:
     team.start_idle_pod("trainer")
 
-    def of_trainer(*command: str) -> str:
+    def in_trainer(*command: str) -> str:
         return team.exec_in_pod("trainer", *command).stdout
 
-    def of_operator(*command: str) -> str:
+    def in_operator(*command: str) -> str:
         return kubectl(team.kubeconfig, "-n", SYSTEM, "exec", "deployment/tensafe-operator", "--", *command).stdout
 
-    for inside in (of_trainer, of_operator):
-        first, *rest = inside("sh", "-c", LOOK).splitlines()
+    for run in (in_trainer, in_operator):
+        first, *rest = run("sh", "-c", PROBE).splitlines()
         assert first == "1000"
         assert all("No such file" in line for line in rest), rest
-    assert of_trainer("python", "-c", HAS).split() == ["False", "True", "True"]
-    assert of_operator("python", "-c", HAS).split() == ["True", "False", "False"]
+    assert in_trainer("python", "-c", FOUND).split() == ["False", "True", "True"]
+    assert in_operator("python", "-c", FOUND).split() == ["True", "False", "False"]
 
 
-def test_the_same_sources_make_the_same_image(disposable_cluster: Cluster) -> None:
+def test_same_sources_build_the_same_image(disposable_cluster: Cluster) -> None:
     operator, _ = images.names_of_ours()
-    again = operator.replace(images.PREFIX, f"{images.PREFIX}again/")
+    rebuilt = operator.replace(images.PREFIX, f"{images.PREFIX}again/")
     images.build_ours(f"{images.PREFIX}again/", "operator", FRESH="1")
-    made = images.image_id(again)
-    images.remove_name(again)
-    assert made == images.image_id(operator)
+    rebuilt_id = images.image_id(rebuilt)
+    images.remove_name(rebuilt)
+    assert rebuilt_id == images.image_id(operator)

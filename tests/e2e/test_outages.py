@@ -1,4 +1,4 @@
-"""What a job stands on goes away for a while: it trains on or waits, loses nothing, and nothing is run twice."""
+"""Outages of storage, operator, API server and etcd: the job continues or waits, and no step is lost or repeated."""
 
 from __future__ import annotations
 
@@ -21,59 +21,61 @@ STEPS = 40
 API_SECONDS, S3_SECONDS = 30, 60
 
 
-def test_storage_goes_away_for_a_minute(team: TeamNamespace, data: Path, stopwatch: Stopwatch) -> None:
-    began = training(team, data)
+def test_job_continues_while_storage_is_unavailable_for_a_minute(
+    team: TeamNamespace, data: Path, stopwatch: Stopwatch
+) -> None:
+    started = training(team, data)
     team.kubectl("scale", "deployment/s3", "--replicas=0")
     team.kubectl("wait", "--for=delete", "pod", "-l", "app=s3", "--timeout=300s")
-    time.sleep(S3_SECONDS)  # what is tried is an outage of that length, in which a checkpoint is due (every five steps)
+    time.sleep(S3_SECONDS)  # the outage must last until a checkpoint is due (every five steps)
     team.kubectl("scale", "deployment/s3", "--replicas=1")
     with stopwatch("S3 back after a minute → five steps on"):
-        team.wait_for_step(began["progress"]["step"] + 6, 300)
+        team.wait_for_step(started["progress"]["step"] + 6, 300)
 
-    # Its outage was met by a save, which the pod's log tells.
+    # A worker tried to save during the outage: its log shows it.
     assert any("the storage does not answer" in team.kubectl("logs", worker) for worker in team.pod_names("worker"))
-    ended_well(team)
+    wait_until_succeeded(team)
 
 
-def test_operator_api_server_and_etcd_go_away_in_turn(
+def test_job_survives_outages_of_operator_api_server_and_etcd(
     disposable_cluster: Cluster, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     training(team, data)
 
-    # The operator, all of it at once.
+    # All replicas of the operator.
     kubectl(team.kubeconfig, "-n", SYSTEM, "delete", "pods", "--all", "--grace-period=0", "--force")
     killed = team.get_job()["status"]
     with stopwatch("operator killed → two steps more in the status"):
-        on = team.wait_for_step(killed["progress"]["step"] + 2, 120)
+        status = team.wait_for_step(killed["progress"]["step"] + 2, 120)
 
-    # The API server: nothing can be charged meanwhile, so nothing is trained.
+    # The API server: no step can be charged meanwhile, so no step is done.
     plane = disposable_cluster.plane
     plane.kill("apiserver", signal.SIGKILL)
     time.sleep(API_SECONDS)
     plane.start_api_server()
     with stopwatch("API server back after 30 s → two steps on"):
-        on = team.wait_for_step(on["progress"]["step"] + 2, 300)
+        status = team.wait_for_step(status["progress"]["step"] + 2, 300)
 
     plane.kill("etcd", signal.SIGKILL)
     plane.start_etcd()
     with stopwatch("etcd restarted → two steps on"):
-        team.wait_for_step(on["progress"]["step"] + 2, 300)
-    ended_well(team)
+        team.wait_for_step(status["progress"]["step"] + 2, 300)
+    wait_until_succeeded(team)
 
 
 def training(team: TeamNamespace, data: Path) -> dict[str, Any]:
-    """The status of a job that trains."""
+    """Start a job; return its status once it trains."""
     team.upload_data(data)
     team.copy_model_to_pvc()
     team.submit(spec__training__steps=STEPS)
     return team.wait_for_step(3)
 
 
-def ended_well(team: TeamNamespace) -> None:
-    """The job comes to its end in one piece: each step was run and charged once."""
-    over = team.wait_until_finished(900)
-    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
-    assert [attempt["number"] for attempt in over["attempts"]] == [1]
+def wait_until_succeeded(team: TeamNamespace) -> None:
+    """Wait until the job has succeeded; each step must be run and charged once."""
+    finished = team.wait_until_finished(900)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
+    assert [attempt["number"] for attempt in finished["attempts"]] == [1]
     assert team.incarnation(1) == 1
-    assert over["progress"]["step"] == over["privacy"]["stepsCharged"] == STEPS
-    assert over["privacy"]["stepsRecharged"] == 0
+    assert finished["progress"]["step"] == finished["privacy"]["stepsCharged"] == STEPS
+    assert finished["privacy"]["stepsRecharged"] == 0

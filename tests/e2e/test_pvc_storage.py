@@ -1,4 +1,4 @@
-"""A job whose data, model and checkpoints lie on claims: no object store, no credentials."""
+"""A job whose data, model and checkpoints are on PVCs: no object store, no credentials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 12
 EVERY = JOB["spec"]["checkpoint"]["everySteps"]
 
 
-def test_a_job_lives_on_claims_alone_and_resumes_from_one(team: TeamNamespace, data: Path, tmp_path: Path) -> None:
+def test_job_trains_with_pvcs_alone_and_resumes_from_one(team: TeamNamespace, data: Path, tmp_path: Path) -> None:
     team.copy_model_to_pvc()
     team.create_pvc("records")
     team.create_pvc("adapters")
@@ -35,13 +35,13 @@ def test_a_job_lives_on_claims_alone_and_resumes_from_one(team: TeamNamespace, d
     )
     team.wait_for_step(6)
     team.kill_processes("worker")
-    over = team.wait_until_finished(600)
-    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
+    finished = team.wait_until_finished(600)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
     assert team.incarnation(1) == 2
-    assert over["privacy"]["stepsRecharged"] <= EVERY + 1, "it began anew, and not from the checkpoint on the claim"
-    assert over["finalModel"]["uri"] == "pvc://adapters/triage/final"
+    assert finished["privacy"]["stepsRecharged"] <= EVERY + 1, "it did not resume from the checkpoint on the PVC"
+    assert finished["finalModel"]["uri"] == "pvc://adapters/triage/final"
 
     team.start_idle_pod("reader", claim="adapters")
     team.kubectl("cp", "reader:/volume/triage", str(tmp_path / "triage"))
-    files = CheckpointStore(str(tmp_path / "triage")).read("final", over["finalModel"]["digest"])
+    files = CheckpointStore(str(tmp_path / "triage")).read("final", finished["finalModel"]["digest"])
     assert "adapter_model.safetensors" in files

@@ -1,4 +1,4 @@
-"""A job from apply to an adapter in a bucket, on real pods: one head, two workers, masked sums over their network."""
+"""A job on real pods from apply to an adapter in a bucket: one head, two workers, masked sums over the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANCE = 1 / len(LABELS)
 
 
 @pytest.mark.gate
-def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyone_can_recompute(
+def test_job_writes_a_useful_adapter_and_an_epsilon_that_can_be_recomputed(
     team: TeamNamespace, data: Path, tmp_path: Path, stopwatch: Stopwatch
 ) -> None:
     team.upload_data(data)
@@ -33,19 +33,19 @@ def test_a_job_ends_with_a_useful_adapter_in_the_bucket_and_an_epsilon_that_anyo
     assert [attempt["number"] for attempt in status["attempts"]] == [1]
     assert status["progress"]["step"] == status["progress"]["totalSteps"] == 30
 
-    # What was spent is in the ledger, and anyone may add it up again.
+    # The ledger has the charges, from which the spent epsilon can be recomputed.
     ledger = team.get("privacyledger", status["ledgerName"])
     assert ledger is not None and ledger["metadata"]["uid"] == status["ledgerUID"]
     claim = Claim.of(PrivacyLedgerSpec.model_validate(ledger["spec"], by_alias=True, by_name=False))
     assert team.steps_charged(status["ledgerName"]) == 30
     assert status["privacy"]["epsilonSpent"] == format_epsilon(claim.epsilon(30))
 
-    # The adapter in the bucket is the one that the status and the ledger name, file by file.
+    # The files of the adapter in the bucket match the digests in the status.
     final = status["finalModel"]
     files = download_final_model(team, final, tmp_path)
     statement = json.loads(files["statement.json"])
     assert final["statementDigest"] == digest(files["statement.json"])
     assert recompute_epsilon(statement) == statement["claim"]["epsilon"] == status["privacy"]["epsilonClaimed"]
 
-    # It is plain peft's, and it has learned.
+    # peft can load it, and it has learned.
     assert accuracy(tmp_path, data / "eval.jsonl") > 2 * CHANCE

@@ -1,4 +1,4 @@
-"""Two teams train at the same time under the same names: neither sees, charges or writes anything of the other's."""
+"""Two teams train at the same time with jobs of one name; neither can read, charge or write the other's objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORBIDDEN = (
 )
 
 
-def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
+def test_jobs_of_one_name_in_two_namespaces_are_isolated(
     team: TeamNamespace, other_team: TeamNamespace, data: Path, tmp_path: Path
 ) -> None:
     teams = (team, other_team)
@@ -40,7 +40,7 @@ def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
     for each_team in teams:
         each_team.wait_for_step(1)
 
-    # While both train: who works for one may ask nothing of the other.
+    # While both train: a worker of one team has no rights in the other's namespace.
     for each_team, neighbour in (teams, reversed(teams)):
         for verb, resource in (("get", "privacyledgers.tensafe.io"), ("update", "privacyledgers.tensafe.io/status")):
             assert may(each_team, each_team, verb, resource), (verb, resource)
@@ -50,28 +50,28 @@ def test_two_jobs_of_one_name_in_two_namespaces_do_not_see_each_other(
     assert keys[0] != keys[1]
 
     for each_team, steps in zip(teams, (8, 10)):
-        over = each_team.wait_until_finished(600)
-        assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
-        assert over["privacy"]["stepsCharged"] == steps
-        assert each_team.steps_charged(over["ledgerName"]) == steps
-        own = tmp_path / each_team.namespace
-        own.mkdir()
-        assert download_final_model(each_team, over["finalModel"], own)["statement.json"]
+        finished = each_team.wait_until_finished(600)
+        assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
+        assert finished["privacy"]["stepsCharged"] == steps
+        assert each_team.steps_charged(finished["ledgerName"]) == steps
+        folder = tmp_path / each_team.namespace
+        folder.mkdir()
+        assert download_final_model(each_team, finished["finalModel"], folder)["statement.json"]
 
 
-def may(team: TeamNamespace, whose: TeamNamespace, verb: str, resource: str) -> bool:
-    """Whether those who train for a team may do something in a namespace."""
+def may(team: TeamNamespace, owner: TeamNamespace, verb: str, resource: str) -> bool:
+    """Whether a team's trainer has a permission in the owner's namespace."""
     kind, _, subresource = resource.partition("/")
-    asked = ("auth", "can-i", verb, kind, f"--as=system:serviceaccount:{team.namespace}:trainer")
+    question = ("auth", "can-i", verb, kind, f"--as=system:serviceaccount:{team.namespace}:trainer")
     answer = kubectl(
-        team.kubeconfig, "-n", whose.namespace, *asked, f"--subresource={subresource}", check=False
+        team.kubeconfig, "-n", owner.namespace, *question, f"--subresource={subresource}", check=False
     ).stdout.strip()
     assert answer in ("yes", "no"), answer
     return answer == "yes"
 
 
 def secret(team: TeamNamespace) -> str:
-    """The key of a team's job: what its worker mounts."""
+    """The key of a team's job, from the Secret that its worker mounts."""
     (worker,) = team.pod_names("worker")
     pod = team.get("pod", worker)
     assert pod is not None

@@ -1,4 +1,4 @@
-"""The operator is upgraded, and rolled back, under a job that trains: the job does not notice."""
+"""The operator is upgraded and rolled back while a job trains; the job continues undisturbed."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 RELEASE = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
 
 
-def operators(team: TeamNamespace) -> set[str]:
-    """The UIDs of the operator's pods once it is rolled out, but for those that are told to go."""
+def operator_pods(team: TeamNamespace) -> set[str]:
+    """The UIDs of the operator's pods after its rollout, without those that terminate."""
     kubectl(team.kubeconfig, "-n", SYSTEM, "rollout", "status", "deployment/tensafe-operator", "--timeout=300s")
     listed = kubectl(team.kubeconfig, "-n", SYSTEM, "get", "pods", "-o", "json").stdout
     pods = (pod["metadata"] for pod in json.loads(listed)["items"])
     return {pod["uid"] for pod in pods if "deletionTimestamp" not in pod}
 
 
-def test_a_job_does_not_notice_an_upgrade_and_a_rollback_of_the_operator(
+def test_upgrade_and_rollback_of_the_operator_do_not_disturb_a_job(
     disposable_cluster: Cluster, team: TeamNamespace, data: Path
 ) -> None:
     team.upload_data(data)
     team.copy_model_to_pvc()
     team.submit()
     status = team.wait_for_step(2)
-    first = operators(team)
+    first = operator_pods(team)
 
     helm(
         *("upgrade", RELEASE[0], str(CHART), *RELEASE[1:], "--reuse-values", "--set", "podAnnotations.upgraded=yes"),
         kubeconfig=team.kubeconfig,
     )
-    second = operators(team)
-    assert not first & second, "the upgrade has replaced nothing"
+    second = operator_pods(team)
+    assert not first & second, "the upgrade replaced no pod"
     status = team.wait_for_step(status["progress"]["step"] + 2)
 
     helm("rollback", *RELEASE, kubeconfig=team.kubeconfig)
-    assert not second & operators(team), "the rollback has replaced nothing"
+    assert not second & operator_pods(team), "the rollback replaced no pod"
     team.wait_for_step(status["progress"]["step"] + 2)
 
-    over = team.wait_until_finished(600)
-    assert over["phase"] == "Succeeded", json.dumps(over, indent=1)
-    assert [attempt["number"] for attempt in over["attempts"]] == [1]
+    finished = team.wait_until_finished(600)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
+    assert [attempt["number"] for attempt in finished["attempts"]] == [1]
     assert team.incarnation(1) == 1
-    assert over["privacy"]["stepsRecharged"] == 0
+    assert finished["privacy"]["stepsRecharged"] == 0

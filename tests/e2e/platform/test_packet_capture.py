@@ -1,4 +1,4 @@
-"""The eyes of the isolation scenario: streams are put together again, and masked vectors are told from plain ones."""
+"""The packet analysis of the isolation scenario: streams are reassembled, and vectors without a mask are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import dpkt
 import numpy as np
 import pytest
 
-from e2e.platform.fixtures.packet_capture import Direction, check_masked, messages, streams, uniform
+from e2e.platform.fixtures.packet_capture import Direction, check_masked, gloo_messages, looks_random, tcp_streams
 
 WORKERS = ("10.85.0.2", "10.85.0.3")
 STEPS, SIZE = 6, 27_000
@@ -31,26 +31,26 @@ def capture(path: Path, segments: list[tuple[int, bytes]]) -> Path:
 
 
 @pytest.mark.parametrize("first", [1, 2**32 - 700])
-def test_a_stream_is_put_together_whatever_order_its_packets_came_in(tmp_path: Path, first: int) -> None:
+def test_stream_is_reassembled_from_packets_in_any_order(tmp_path: Path, first: int) -> None:
     whole = bytes(range(256)) * 8
     pieces = [(first + start, whole[start : start + 500]) for start in range(0, len(whole), 500)]
     for number, order in enumerate(itertools.permutations(pieces, len(pieces))):
         sent_twice = [*order, order[0], (order[1][0], order[1][1][:100])]
-        assert streams(capture(tmp_path / f"{number}.pcap", sent_twice)) == {DIRECTION: whole}
+        assert tcp_streams(capture(tmp_path / f"{number}.pcap", sent_twice)) == {DIRECTION: whole}
 
 
-def test_bytes_look_random_or_not() -> None:
+def test_only_masked_bytes_look_random() -> None:
     random = np.random.default_rng(1)
     plain = random.normal(0, 2**20, SIZE).astype(np.int32)
-    assert not uniform(plain.tobytes())
-    assert not uniform(random.normal(size=SIZE).astype(np.float32).tobytes())
-    assert not uniform(b"the patient complains of pain in the chest " * 1000)
-    assert not uniform(b"")
-    assert uniform((plain.view(np.uint32) + random.integers(0, 2**32, SIZE, dtype=np.uint32)).tobytes())
+    assert not looks_random(plain.tobytes())
+    assert not looks_random(random.normal(size=SIZE).astype(np.float32).tobytes())
+    assert not looks_random(b"the patient complains of pain in the chest " * 1000)
+    assert not looks_random(b"")
+    assert looks_random((plain.view(np.uint32) + random.integers(0, 2**32, SIZE, dtype=np.uint32)).tobytes())
 
 
 class Ring:
-    """What two workers send each other, as gloo's ring does; `leak` changes what a step sends of a worker's own."""
+    """The messages of two workers in gloo's ring. `leak` replaces the vectors that a step sends of a worker's own."""
 
     def __init__(self, leak: Callable[[int, np.ndarray, np.ndarray], list[np.ndarray]] | None = None) -> None:
         self._random = np.random.default_rng(2)
@@ -68,9 +68,9 @@ class Ring:
                 out += [frame(b""), frame(vector[:half].tobytes()), frame(vector[half:].tobytes())]
         return b"".join(out)
 
-    def seen(self) -> dict[Direction, bytes]:
-        ways = (Direction(*WORKERS[:1], 1, *WORKERS[1:], 2), Direction(*WORKERS[1:], 2, *WORKERS[:1], 1))
-        return dict(zip(ways, self.sent))
+    def streams(self) -> dict[Direction, bytes]:
+        directions = (Direction(*WORKERS[:1], 1, *WORKERS[1:], 2), Direction(*WORKERS[1:], 2, *WORKERS[:1], 1))
+        return dict(zip(directions, self.sent))
 
 
 def frame(payload: bytes) -> bytes:
@@ -80,8 +80,8 @@ def frame(payload: bytes) -> bytes:
 FIXED = np.random.default_rng(3).integers(0, 2**32, SIZE // 2, dtype=np.uint32)
 
 
-def test_masked_vectors_pass() -> None:
-    check_masked(Ring().seen(), WORKERS, STEPS, SIZE * 4)
+def test_masked_vectors_are_accepted() -> None:
+    check_masked(Ring().streams(), WORKERS, STEPS, SIZE * 4)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,20 @@ def test_masked_vectors_pass() -> None:
         lambda step, plain, mask: [plain],
         lambda step, plain, mask: [],
     ],
-    ids=["one step in clear", "the last tenth in clear", "a copy in clear", "one mask for all", "no mask", "nothing"],
+    ids=[
+        "one step without mask",
+        "last tenth without mask",
+        "a copy without mask",
+        "one mask for all steps",
+        "no masks",
+        "no vectors",
+    ],
 )
 def test_leaks_are_found(leak: Callable[[int, np.ndarray, np.ndarray], list[np.ndarray]]) -> None:
     with pytest.raises(AssertionError):
-        check_masked(Ring(leak).seen(), WORKERS, STEPS, SIZE * 4)
+        check_masked(Ring(leak).streams(), WORKERS, STEPS, SIZE * 4)
 
 
-def test_a_stream_of_others_is_not_taken_for_gloos() -> None:
-    assert messages(b"GET /healthz HTTP/1.1\r\nHost: head\r\nAccept: everything\r\n" * 20) is None
-    assert messages(Ring().sent[0][8:]) == messages(Ring().sent[0])
+def test_other_streams_are_not_parsed_as_gloo() -> None:
+    assert gloo_messages(b"GET /healthz HTTP/1.1\r\nHost: head\r\nAccept: everything\r\n" * 20) is None
+    assert gloo_messages(Ring().sent[0][8:]) == gloo_messages(Ring().sent[0])

@@ -1,4 +1,4 @@
-"""Servers in the background: found again by whoever comes later, killed, frozen, and never taken for another."""
+"""Servers in the background: another process finds, kills and pauses them, and a reused process id is detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def processes(tmp_path: Path) -> Processes:
     return Processes(tmp_path)
 
 
-def test_another_process_finds_stops_and_starts_a_server(processes: Processes, tmp_path: Path) -> None:
+def test_another_process_can_stop_and_start_a_server(processes: Processes, tmp_path: Path) -> None:
     processes.start("server", SLEEPER)
     later = Processes(tmp_path)
     assert later.running("server")
@@ -29,32 +29,32 @@ def test_another_process_finds_stops_and_starts_a_server(processes: Processes, t
     later.start("server", SLEEPER)
     assert processes.running("server")
     later.kill("server")
-    later.kill("server")  # what is gone stays gone
+    later.kill("server")  # a second kill is no error
 
 
-def test_the_server_is_what_the_command_before_it_starts(tmp_path: Path) -> None:
+def test_server_is_the_child_of_the_preceding_command(tmp_path: Path) -> None:
     """nsenter, where it enters process namespaces, starts the server as its child."""
     processes = Processes(tmp_path, within=["sh", "-c", '"$@"; exit', "sh"])
     processes.start("server", SLEEPER)
     pid = processes.pid("server")
     assert pid is not None
-    while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":  # until then it is the shell's copy of itself
+    while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":  # the shell has forked, and not yet called exec
         assert processes.running("server")
     processes.kill("server")
 
 
-def test_a_number_that_was_given_to_another_process_is_not_the_server(processes: Processes, tmp_path: Path) -> None:
+def test_reused_process_id_is_not_the_server(processes: Processes, tmp_path: Path) -> None:
     processes.start("server", SLEEPER)
     written = tmp_path / "server.pid"
-    pid, began = written.read_text().split()
-    written.write_text(f"{pid} {int(began) - 1}")
+    pid, started = written.read_text().split()
+    written.write_text(f"{pid} {int(started) - 1}")
     assert not Processes(tmp_path).running("server")
     assert process_of(identity(int(pid))) == int(pid)
-    written.write_text(f"{pid} {began}")
+    written.write_text(f"{pid} {started}")
     processes.kill("server")
 
 
-def test_a_log_tells_what_a_server_wrote(processes: Processes) -> None:
+def test_log_has_a_servers_output(processes: Processes) -> None:
     processes.start("server", ["sh", "-c", "echo hello; exec sleep 1000"])
     while "hello" not in processes.log("server"):
         assert processes.running("server")

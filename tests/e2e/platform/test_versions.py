@@ -1,4 +1,4 @@
-"""The versions that the cluster is said to be made of are those that its Go modules pin."""
+"""The versions in `versions.py` are those that the Go modules pin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize("module", sorted(path.parent.name for path in MODULES.glob("*/go.mod")))
-def test_what_a_module_builds_has_the_version_that_is_told(module: str) -> None:
+def test_go_module_pins_the_stated_version(module: str) -> None:
     text = (MODULES / module / "go.mod").read_text()
     for package, version in PINNED[module].items():
         assert re.findall(rf"^\t(?:{re.escape(package)}) (v\S+)", text, re.MULTILINE) == [version]
