@@ -143,7 +143,33 @@ SEQUENCE_CLASSIFICATION = TaskContract(
     metrics=(Metric("accuracy", "accuracy", "Fraction of correct predictions, for classification."),),
 )
 
-TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION)}
+TOKEN_CLASSIFICATION = TaskContract(
+    name="TokenClassification",
+    purpose="give each word a class",
+    shapes=(
+        Shape(
+            (
+                Column("tokens", "words", "Column of the words of a text: a list of strings. Requires tags."),
+                Column(
+                    "tags",
+                    "word labels",
+                    "Column of the classes of the words: one number from 0, or one name from model.labelNames, for "
+                    "each word. Requires tokens.",
+                ),
+            ),
+        ),
+    ),
+    classes=True,
+    metrics=(
+        Metric(
+            "f1",
+            "F1",
+            "F1 of the entities, for TokenClassification. Requires model.labelNames in the IOB2 form: B-x, I-x, O.",
+        ),
+    ),
+)
+
+TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)}
 """The tasks by name, the default one first."""
 
 COLUMNS = {

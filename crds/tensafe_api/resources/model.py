@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 else:
     Task = Literal[tuple(tasks.TASKS)]
 
+_PURPOSES = tasks.join((task.purpose for task in tasks.TASKS.values()), "or")
 _WITH = tasks.join(tasks.WITH_CLASSES)
 _WITHOUT = tasks.join(name for name in tasks.TASKS if name not in tasks.WITH_CLASSES)
 
@@ -42,7 +43,7 @@ class Model(Block):
     )
     task: Task = Field(
         "CausalLM",
-        description="What the model learns to do: " + ", or ".join(task.purpose for task in tasks.TASKS.values()) + ".",
+        description=f"What the model learns to do: {_PURPOSES}.",
     )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description=f"Number of classes. Required for {_WITH}, otherwise refused."

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -28,6 +29,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -74,11 +76,16 @@ spec:
   cluster: {workers: 2, worker: {cpus: "1"}}
 """
 
-CAUSAL = (
+CAUSAL_MANIFEST = (
     MANIFEST.replace("task: SequenceClassification, numLabels: 2", "task: CausalLM")
     .replace("{text: text, label: label}", "{prompt: prompt, completion: completion}")
     .replace("[query, value]", "[q_proj, v_proj]")
 )
+
+TAG_MANIFEST = MANIFEST.replace(
+    "task: SequenceClassification, numLabels: 2",
+    "task: TokenClassification, numLabels: 3, labelNames: [O, B-low, I-low]",
+).replace("{text: text, label: label}", "{tokens: tokens, tags: tags}")
 
 
 def make_tokenizer(directory: Path) -> int:
@@ -99,18 +106,30 @@ def make_tokenizer(directory: Path) -> int:
 
 def make_model(directory: Path) -> None:
     """A Bert of a few thousand weights and its tokenizer."""
-    config = BertConfig(
+    _save(BertForSequenceClassification, _bert(directory, num_labels=2), directory)
+
+
+def make_tag_model(directory: Path) -> None:
+    """As `make_model`, with a class for each token."""
+    _save(BertForTokenClassification, _bert(directory, num_labels=3), directory)
+
+
+def _bert(directory: Path, num_labels: int) -> BertConfig:
+    return BertConfig(
         vocab_size=make_tokenizer(directory),
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=64,
-        num_labels=2,
+        num_labels=num_labels,
     )
+
+
+def _save(kind: Any, config: Any, directory: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        BertForSequenceClassification(config).save_pretrained(directory)
+        kind(config).save_pretrained(directory)
 
 
 def make_causal_model(directory: Path) -> None:
@@ -124,9 +143,7 @@ def make_causal_model(directory: Path) -> None:
         intermediate_size=64,
         max_position_embeddings=64,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(directory)
+    _save(LlamaForCausalLM, config, directory)
 
 
 def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -145,6 +162,32 @@ def completions(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [{"prompt": " ".join(words), "completion": " ".join(reversed(words))} for words in texts]
 
 
+def tagged(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Words with tags: a run of words of the first half is an entity."""
+    found = []
+    for record in records(count, seed):
+        words, tags = record["text"].split(), ["O"]
+        for word in words:
+            low = WORDS.index(word) < 20
+            tags.append("O" if not low else "B-low" if tags[-1] == "O" else "I-low")
+        found.append({"tokens": words, "tags": tags[1:]})
+    return found
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """What a job of one task is made of: its manifest, a maker of its model, and a maker of its records."""
+
+    manifest: str
+    make_model: Callable[[Path], None]
+    rows: Callable[[int], list[dict[str, Any]]]
+
+
+CLASSES = JobKind(MANIFEST, make_model, records)
+CAUSAL = JobKind(CAUSAL_MANIFEST, make_causal_model, completions)
+TAGS = JobKind(TAG_MANIFEST, make_tag_model, tagged)
+
+
 @dataclass
 class Job:
     """One run's folder, with everything that a driver would have put there."""
@@ -160,18 +203,17 @@ class Job:
 
     @classmethod
     def make(
-        cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None, causal: bool = False
+        cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None, kind: JobKind = CLASSES
     ) -> Job:
         """A new job; `overrides` are those of `--set`."""
         directory.mkdir(parents=True, exist_ok=True)
         model = directory / "model"
-        (make_causal_model if causal else make_model)(model)
-        text = CAUSAL if causal else MANIFEST
-        text = text.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
+        kind.make_model(model)
+        text = kind.manifest.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
         job, plan = resolve_job(load_manifest(text, overrides))
         key = secrets.token_bytes(32)
         (directory / JOB_KEY).write_bytes(key)
-        shards, digest = shard_records(directory, job, rows or (completions if causal else records)(240), key)
+        shards, digest = shard_records(directory, job, rows or kind.rows(240), key)
         FileLedger.create(directory, ledger_spec(job, plan, "tiny-uid"))
         return cls(directory, job, plan, shards, digest)
 

@@ -6,18 +6,21 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from e2e.platform.trainer.entity_f1 import entity_f1
 from e2e.platform.trainer.fault_injection import KeepWeights
-from e2e.platform.trainer.rank_harness import Job, SingleRankChannel, completions, records
+from e2e.platform.trainer.rank_harness import CAUSAL, TAGS, Job, SingleRankChannel, completions, records, tagged
 from tensorguard.data.batches import MicroBatch
 from tensorguard.data.shard import Shard
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.stream import KeyedSeeds
+from tensorguard.training.config import RUN_LOG
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 from tensorguard.training.worker import Worker
@@ -53,12 +56,62 @@ def test_classification(tmp_path: Path, overrides: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_causal_lm(tmp_path: Path, precision: str) -> None:
-    job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", causal=True)
+    job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=CAUSAL)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
     assert any(tensor.any() for key, tensor in weights(job).items() if "lora_B" in key)
     base = AutoModelForCausalLM.from_pretrained(job.directory / "model")
     PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_token_classification(tmp_path: Path, precision: str) -> None:
+    job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=TAGS)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    saved = weights(job)
+    assert any(tensor.any() for key, tensor in saved.items() if "lora_B" in key)
+    assert saved["base_model.model.classifier.weight"].shape == (3, 32)
+    base = AutoModelForTokenClassification.from_pretrained(job.directory / "model", num_labels=3)
+    PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
+
+
+def test_two_workers_learn_tags_and_publish_the_entity_f1_of_all_records(tmp_path: Path) -> None:
+    job = Job.make(
+        tmp_path / "run",
+        "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 12}",
+        "spec.training.expectedBatchSize=200",
+        "spec.training.learningRate=5e-2",
+        "spec.privacy.targetEpsilon=1000",
+        kind=TAGS,
+    )
+    assert job.run(KeepWeights()) == [0, 0], job.errors()
+    assert job.ended().reason == "Completed", job.ended().message
+    assert len({(job.directory / f"weights-{rank}").read_text() for rank in range(2)}) == 1
+    base = AutoModelForTokenClassification.from_pretrained(job.directory / "model", num_labels=3)
+    model = PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final").eval()
+    names, shard = job.job.spec.model.label_names, Shard.open(job.shards[0])
+    expected, predicted = [], []
+    for record in range(len(shard)):
+        labels = np.asarray(shard.labels(record))
+        with torch.no_grad():
+            classes = model(torch.tensor(shard.tokens(record).tolist())[None]).logits[0].argmax(dim=-1).numpy()
+        expected.append([names[label] for label in labels[labels >= 0]])
+        predicted.append([names[number] for number in classes[labels >= 0]])
+    (result,) = job.status().evaluations
+    assert result.metrics() == {"f1": f"{entity_f1(expected, predicted):.4f}"}
+    assert 0.3 < float(result.f1) < 1
+
+
+@pytest.mark.parametrize("changes", [("spec.model.labelNames=[a, b, c]",), ("spec.model.labelNames=[]",)])
+def test_tags_in_another_form_have_no_f1(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    evaluation = "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 3}"
+    rows = [{"tokens": row["tokens"], "tags": [len(tag) % 3 for tag in row["tags"]]} for row in tagged(240)]
+    job = Job.make(tmp_path / "run", *SHORT, evaluation, *changes, rows=rows, kind=TAGS)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    (result,) = job.status().evaluations
+    assert result.metrics() == {} and float(result.loss) > 0
 
 
 def users(rows: list[dict[str, object]], each: int) -> list[dict[str, object]]:
@@ -131,7 +184,7 @@ def test_three_workers_with_users_and_a_causal_model(tmp_path: Path) -> None:
         "spec.training.expectedBatchSize=4",
         "spec.privacy.targetEpsilon=50",
         rows=users(completions(160), 3),  # type: ignore[arg-type]
-        causal=True,
+        kind=CAUSAL,
     )
     assert job.run(KeepWeights()) == [0, 0, 0], job.errors()
     assert job.ended().reason == "Completed"
@@ -164,6 +217,24 @@ def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility:
     assert [step for step, *_ in evaluated] == ([2, 3] if visibility == "Public" else [])
     assert all(positive and accuracy is not None for _, positive, accuracy in evaluated)
     assert visibility in json.loads(job.store().read("final")["statement.json"])["evaluation"]
+
+
+def test_the_f1_of_a_private_set_stays_in_the_owner_s_file(tmp_path: Path) -> None:
+    job = Job.make(
+        tmp_path / "run",
+        *SHORT,
+        "spec.evaluation={uri: other.jsonl, visibility: Private, everySteps: 2}",
+        "spec.observability.privateMetrics=Internal",
+        kind=TAGS,
+    )
+    job.train_alone()
+    assert job.status().evaluations == ()
+    assert not any('"f1"' in line or "evaluated" in line for line in (job.directory / RUN_LOG).read_text().splitlines())
+    (path,) = job.directory.glob("private-*")
+    figures = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [sorted(each) for each in figures if "evaluationLoss" in each] == [
+        ["evaluationAccuracy", "evaluationF1", "evaluationLoss", "step"]
+    ] * 2
 
 
 def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:

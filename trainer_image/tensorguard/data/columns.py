@@ -82,14 +82,30 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
             continue  # Ray gives Python objects a type that is not Arrow's: then each record is checked by itself
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
-        text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        text = text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)
         nested = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        scalar = text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
         if role == "user":
-            fits, needs = scalar or not pa.types.is_nested(kind), "strings or integers"
+            fits, needs = _is_scalar(kind) or not pa.types.is_nested(kind), "strings or integers"
         else:
             content = COLUMNS[role].content
-            fits, needs = {"text": text, "label": scalar}.get(content, text or nested), _NEEDS[content]
+            fits = {
+                "text": _is_text(kind),
+                "label": _is_scalar(kind),
+                "conversation": _is_text(kind) or nested,
+                "words": _is_text(kind) or (nested and _is_text(kind.value_type)),
+                "word labels": _is_text(kind) or (nested and _is_scalar(kind.value_type)),
+            }[content]
+            needs = _NEEDS[content]
         if not fits:
             raise DataError(f"{where}: column {name!r} ({role}) is of type {kind}; it needs {needs}")
+
+
+def _is_text(kind: Any) -> bool:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)
+
+
+def _is_scalar(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return _is_text(kind) or number

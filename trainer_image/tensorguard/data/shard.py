@@ -26,6 +26,7 @@ class Target(Enum):
 
     LEARNED_TOKENS = "int8 for each token: 1 where the token itself is to be predicted, else 0"
     RECORD_LABEL = "int32 for the record: its class"
+    TOKEN_LABELS = "int32 for each token: its class, or -100 where it has none"
 
     @property
     def arrow(self) -> pa.DataType:
@@ -33,7 +34,11 @@ class Target(Enum):
         return _ARROW[self]
 
 
-_ARROW = {Target.LEARNED_TOKENS: pa.large_list(pa.int8()), Target.RECORD_LABEL: pa.int32()}
+_ARROW = {
+    Target.LEARNED_TOKENS: pa.large_list(pa.int8()),
+    Target.RECORD_LABEL: pa.int32(),
+    Target.TOKEN_LABELS: pa.large_list(pa.int32()),
+}
 
 
 class Shard:
@@ -78,6 +83,8 @@ class Shard:
         """
         if self.target is Target.RECORD_LABEL:
             return self.label(record)
+        if self.target is Target.TOKEN_LABELS:
+            return self._target[self._records[record] : self._records[record + 1]]
         return np.where(self.learned(record), self.tokens(record), IGNORE_INDEX)
 
     def learned(self, record: int) -> np.ndarray:

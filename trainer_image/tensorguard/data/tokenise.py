@@ -8,6 +8,7 @@ there for speed alone: an example depends on its own record and on nothing else,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,6 +47,16 @@ def text_or_none(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def list_or_none(value: Any) -> list[Any] | None:
+    """A value as a list: a list, or JSON text that holds one; else None."""
+    if isinstance(value, str | bytes):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return list(value) if isinstance(value, list | tuple) else None
 
 
 def label_or_none(value: Any, recipe: Recipe) -> int | None:

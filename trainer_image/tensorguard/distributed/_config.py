@@ -120,11 +120,12 @@ class TenSafeTrainingConfig(_Fields):
         enable_audit_logging: write each charge, checkpoint, evaluation and end to the logger `tensafe.audit`, as JSON.
         secure_aggregation: how the workers' sums are added up.
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
-        columns: role (prompt, completion, messages, tools, text, label, user) to column; default: the columns with
-            these names. With `user`, the unit of privacy is all records of one user.
+        columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column; default: the
+            columns with these names. With `user`, the unit of privacy is all records of one user.
         task: a model task of the manifest, such as CausalLM; default: SequenceClassification if there is a label,
-            else CausalLM.
+            TokenClassification if there are tags, else CausalLM.
         num_labels: number of classes, for tasks with labels.
+        label_names: the names of the classes in the order of their numbers; default: none.
         output_dir: the run's folder (ledger, log records, keys); default: `run` in a local checkpoint_dir, else
             tensafe-runs/ and the job's name.
     """
@@ -157,6 +158,7 @@ class TenSafeTrainingConfig(_Fields):
     columns: Mapping[str, str] | None = None
     task: str | None = None
     num_labels: int | None = None
+    label_names: Sequence[str] = ()
     output_dir: str | Path | None = None
 
     def __post_init__(self) -> None:

@@ -45,7 +45,12 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
         "kind": KIND,
         "metadata": {"name": job_name(config), "annotations": annotations},
         "spec": {
-            "model": {"name": str(config.model_name), "task": task, "numLabels": _int(config, "num_labels")},
+            "model": {
+                "name": str(config.model_name),
+                "task": task,
+                "numLabels": _int(config, "num_labels"),
+                "labelNames": list(config.label_names),
+            },
             "lora": _lora(config),
             "dataset": {"uri": TRAIN_URI, "columns": columns, "unit": unit},
             "evaluation": evaluation,

@@ -37,18 +37,18 @@ class _MeanTokenLoss(torch.autograd.Function):
 
     `functional.cross_entropy` in fp32 keeps [m, L, V] floats of log-probabilities until the backward pass: 2 GB for 8
     records of 512 tokens and 128,000 words. Kept here: the logits, in their own dtype, and one number a token. Each
-    record goes through kernels of its own, of shape [L - 1, V], so its slot cannot matter.
+    record goes through kernels of its own, of shape [n, V], so its slot cannot matter.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """logits float [m, L, V], labels int64 [m, L - 1] for positions 0 to L - 2; returns [m]."""
+        """logits float [m, L, V], labels int64 [m, n] for positions 0 to n - 1, n at most L; returns [m]."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         losses = torch.zeros(len(logits), dtype=exact, device=logits.device)
         normalisers = torch.empty(labels.shape, dtype=exact, device=logits.device)
         weights = _token_weights(labels, exact)
         for i, own in enumerate(logits):
-            scores = own[:-1].to(exact)
+            scores = own[: labels.shape[1]].to(exact)
             normalisers[i] = scores.logsumexp(dim=-1)
             chosen = scores.gather(-1, labels[i].clamp(min=0).unsqueeze(-1)).squeeze(-1)
             losses[i] = torch.where(weights[i] > 0, (normalisers[i] - chosen) * weights[i], 0.0).sum()
@@ -62,9 +62,9 @@ class _MeanTokenLoss(torch.autograd.Function):
         slopes = torch.zeros_like(logits)
         for i, own in enumerate(logits):
             weight = (weights[i] * grad[i]).unsqueeze(-1)
-            slope = (own[:-1].to(normalisers.dtype) - normalisers[i].unsqueeze(-1)).exp_().mul_(weight)
+            slope = (own[: labels.shape[1]].to(normalisers.dtype) - normalisers[i].unsqueeze(-1)).exp_().mul_(weight)
             slope.scatter_add_(-1, labels[i].clamp(min=0).unsqueeze(-1), -weight)
-            slopes[i, :-1] = slope.masked_fill_(weights[i].unsqueeze(-1) == 0, 0.0)
+            slopes[i, : labels.shape[1]] = slope.masked_fill_(weights[i].unsqueeze(-1) == 0, 0.0)
         return slopes, None
 
 
@@ -81,6 +81,15 @@ def causal_lm_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 where a record has no learned token.
     """
     return _MeanTokenLoss.apply(logits, labels[:, 1:])
+
+
+def token_classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy (nats) of each record over its own labelled tokens.
+
+    Args: `logits` float [m, L, classes]; `labels` int64 [m, L], -100 for tokens without a label.
+    Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 where a record has no labelled token.
+    """
+    return _MeanTokenLoss.apply(logits, labels)
 
 
 def classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
