@@ -98,7 +98,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         start_attempt(draft, admitted, attempt)
         return  # KubeRay creates the RayCluster
     if ray_job is None:
-        deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, "its RayJob was deleted")
+        deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
         end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status))
         return  # the next decision, once this status is stored
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
@@ -134,7 +134,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     draft.irreversible = True
     attempt = attempts.next_attempt(job.metadata.name, status.attempts, draft.observed.ray_jobs, record)
     if attempt is None:
-        message = f"{MAX_ATTEMPTS} attempts were made, suspended ones among them"
+        message = f"a ledger records at most {MAX_ATTEMPTS} attempts, with the suspended ones: create a new job"
         draft.set_state(JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message))
         return  # the author creates a new job
     draft.set_state(JobState(Phase.STARTING, Reason.STARTING))

@@ -1,7 +1,8 @@
-"""Can this job be run as it is? From the object that the API server has to a completed job and its figures.
+"""Admission: can this job be run? From the object of the API server to a completed job with its privacy figures.
 
-The API server has refused what a schema and CEL can say. What is left needs arithmetic (no noise reaches the target,
-the grid overflows), or is nobody's fault but a client's, which let fields be dropped before they arrived.
+The API server has already rejected what a schema and CEL rules can check. Two kinds of errors are left. Some need
+arithmetic: no noise multiplier reaches the target, or the integer grid overflows. Others are unknown fields that a
+client sent and the API server dropped without an error.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
 from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
-_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""Characters. A longer annotation is not parsed, so that one object cannot delay all others."""
+_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A job that can be run: with every default filled in, the figures that it comes to, and what its ledger was opened
-    with, once it was.
+    """A job that can be run.
+
+    Attributes:
+        job: the job with every default filled in.
+        plan: its training plan and privacy figures.
+        opened: the values that its ledger was opened with; None before it is opened.
     """
 
     job: TenSafeTrainingJob
@@ -36,69 +42,73 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Why a job cannot be run as it is."""
+    """Why a job cannot be run."""
 
     reason: Reason
     message: str
 
 
 def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Rejected:
-    """The job completed, or why it is not accepted.
+    """Return the completed job, or why it is rejected.
 
     Args:
-        opened: what the ledger of a job that has begun was opened with. Its noise is not looked for again, and what was
-            dropped from a later apply does not matter: whatever ε depends on cannot change any more, and what it spends
-            must go on being counted.
+        opened: the values that the job's ledger was opened with; None before it is opened. With them the noise is not
+            calibrated again, and fields that a later apply dropped are ignored: nothing that ε depends on can still
+            change, and what the job spends must be counted.
     """
-    if opened is None and (dropped := _dropped(job)):
+    if opened is None and (dropped := _dropped_fields(job)):
         return Rejected(Reason.UNKNOWN_FIELD, dropped)
-    plain = _plain(job)
+    manifest = _manifest(job)
     if opened is not None:
-        privacy = {**plain["spec"]["privacy"], "noiseMultiplier": opened.mechanism.noise_multiplier}
-        plain["spec"] = {**plain["spec"], "privacy": privacy}
-    return _admitted(json.dumps(plain))
+        privacy = {**manifest["spec"]["privacy"], "noiseMultiplier": opened.mechanism.noise_multiplier}
+        manifest["spec"] = {**manifest["spec"], "privacy": privacy}
+    return _admit_text(json.dumps(manifest))
 
 
 @functools.lru_cache(maxsize=64)
-def _admitted(text: str) -> Admitted | Rejected:
-    """The same of a job as JSON text: it is asked several times while a job begins, and the answer takes arithmetic."""
+def _admit_text(text: str) -> Admitted | Rejected:
+    """Admit a job as JSON text. The result is needed several times while a job starts, and calibration is slow."""
     try:
         completed, plan = resolve_job(parse_job(json.loads(text)))
     except ManifestError as error:
         return Rejected(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
-    if told := _local(completed):
-        return Rejected(Reason.INVALID_MANIFEST, told)
+    if problem := _local_path(completed):
+        return Rejected(Reason.INVALID_MANIFEST, problem)
     return Admitted(completed, plan)
 
 
-def _local(job: TenSafeTrainingJob) -> str:
-    """What only a run on one's own machine can have: places relative to the manifest. Paths on volumes are absolute."""
+def _local_path(job: TenSafeTrainingJob) -> str:
+    """Return what is wrong with a path that only a local run can use; empty where all paths suit pods.
+
+    Relative paths are relative to the manifest, which pods cannot read. Paths on volumes are absolute.
+    """
     spec = job.spec
-    places = spec.uris().items()
-    relative = [f"spec.{name}.uri: {uri}" for name, uri in places if "://" not in uri and not uri.startswith("/")]
+    uris = spec.uris().items()
+    relative = [f"spec.{name}.uri: {uri}" for name, uri in uris if "://" not in uri and not uri.startswith("/")]
     if relative:
-        mend = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
-        return f"{'; '.join(relative)}: is relative to the manifest, which pods do not see; {mend}"
+        fix = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
+        return f"{'; '.join(relative)}: is relative to the manifest, which pods cannot read: {fix}"
     if spec.model.name.startswith("."):
-        mend = "in a cluster write a hub id, or an absolute path in the image or on one of spec.cluster.volumes"
-        return f"spec.model.name: {spec.model.name}: is relative to the manifest, which pods do not see; {mend}"
+        fix = "in a cluster write a hub id, or an absolute path in the image or on one of spec.cluster.volumes"
+        return f"spec.model.name: {spec.model.name}: is relative to the manifest, which pods cannot read: {fix}"
     checkpoint = spec.checkpoint.uri
-    if not checkpoint.removeprefix("file://").startswith("/") or _kept(checkpoint.removeprefix("file://"), spec):
+    path = checkpoint.removeprefix("file://")
+    if not path.startswith("/") or _is_on_pvc(path, spec):
         return ""
-    mend = "write s3://bucket/path/ or pvc://claim/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
-    return f"spec.checkpoint.uri: {checkpoint}: would be lost with its pod; {mend}"
+    fix = "write s3://bucket/path/ or pvc://claim/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
+    return f"spec.checkpoint.uri: {checkpoint}: would be lost with its pod: {fix}"
 
 
-def _kept(path: str, spec: Spec) -> bool:
-    """Whether what is written to a path in a pod stays when the pod goes."""
-    above = [volume for volume in spec.cluster.volumes if f"{path}/".startswith(f"{volume.mount_path}/")]
-    nearest = max(above, key=lambda volume: len(volume.mount_path), default=None)
+def _is_on_pvc(path: str, spec: Spec) -> bool:
+    """Return whether a path in a pod is on a writable PVC, so that its files outlive the pod."""
+    mounts = [volume for volume in spec.cluster.volumes if f"{path}/".startswith(f"{volume.mount_path}/")]
+    nearest = max(mounts, key=lambda volume: len(volume.mount_path), default=None)
     return nearest is not None and nearest.pvc is not None and not nearest.read_only
 
 
 def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitted:
-    """The same with the values that the job's ledger was opened with: a newer release of the operator may have other
-    defaults, and what a job was admitted with never changes.
+    """Return the job with the values that its ledger was opened with. A newer release of the operator may have other
+    defaults; the values that a job was admitted with never change.
     """
     spec = admitted.job.spec
     mechanism = ledger.mechanism
@@ -117,8 +127,8 @@ def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitte
     return Admitted(job, plan, ledger)
 
 
-def _plain(job: Object) -> dict[str, Any]:
-    """The object without what the API server alone knows, and without its status."""
+def _manifest(job: Object) -> dict[str, Any]:
+    """Return the object without its status and without the metadata that only the API server uses."""
     kept = ("name", "namespace", "uid", "generation")
     metadata = {name: value for name, value in job["metadata"].items() if name in kept}
     annotations = job["metadata"].get("annotations") or {}
@@ -127,12 +137,13 @@ def _plain(job: Object) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": job["spec"]}
 
 
-def _dropped(job: Object) -> str:
-    """What a client-side apply sent and the schema dropped: Argo CD and Helm let that pass in silence."""
-    text = (job["metadata"].get("annotations") or {}).get(_APPLIED)
-    if not text:
-        return ""
-    if len(text) > _LONGEST_APPLIED:
+def _dropped_fields(job: Object) -> str:
+    """Return the unknown fields that a client-side apply sent and the API server dropped; empty where none are known.
+
+    Argo CD and Helm do not report them. The annotation of the client-side apply still holds them.
+    """
+    text = (job["metadata"].get("annotations") or {}).get(_APPLIED_ANNOTATION)
+    if not text or len(text) > _LONGEST_APPLIED:
         return ""
     try:
         applied = json.loads(text)
@@ -142,9 +153,9 @@ def _dropped(job: Object) -> str:
     if not isinstance(spec, Mapping):
         return ""
     try:
-        parse_job(_plain({**job, "spec": spec}))
+        parse_job(_manifest({**job, "spec": spec}))
     except ManifestError as error:
         return "; ".join(str(problem) for problem in error.problems if problem.message.startswith("unknown field"))
     except RecursionError:
-        return ""  # nested too deep to be told of
+        return ""  # nested too deeply to be parsed
     return ""

@@ -20,8 +20,8 @@ from tensafe_operator import names
 from tensafe_operator.plan.observed import Object
 
 _EXIT_CODE = re.compile(r"exit code (\d{1,3})\b")
-_WHERE_TO_READ_MORE = "The driver's last lines are in its RayJob's status.message."
-"""They may quote records: a user with the right to read RayJobs reads them there, and they are never copied."""
+_WHERE_TO_READ_MORE = "The last lines of the driver's log are in the RayJob's status.message."
+"""They may quote records, so they are never copied. A user who may read RayJobs reads them there."""
 _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
 _KUBERAY_REASONS = {
@@ -130,7 +130,7 @@ def _assess_success(ledger: LedgerStatus | None) -> Assessment:
             return Assessment(AttemptState.EXHAUSTED, Reason.BUDGET_EXHAUSTED)
         case "Suspended":
             return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED)
-    message = "Ray says that the job succeeded, and its ledger does not"
+    message = "Ray reports success, but the ledger records no final checkpoint"
     return Assessment(AttemptState.FAILED, Reason.INTERNAL_ERROR, message)
 
 
@@ -145,7 +145,7 @@ def _assess_failure(status: Object) -> Assessment:
     if reason := _KUBERAY_REASONS.get(cause):
         text = f"KubeRay: {message}"[:_LONGEST_MESSAGE] if message else reason.sentence
         return Assessment(AttemptState.FAILED, reason, text)
-    text = f"KubeRay says {cause}" if cause else f"Ray says {status.get('jobStatus')}"
+    text = f"KubeRay reports {cause}" if cause else f"Ray reports {status.get('jobStatus')}"
     return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text, exit_code)
 
 

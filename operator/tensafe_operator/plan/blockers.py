@@ -105,7 +105,7 @@ def _blockers_of_pod(pod: Object) -> Iterator[Blocker]:
         elif reason == _CONFIG_ERROR:
             yield Blocker(_reason_of_config_error(message), f"{name}: {message}")
         elif reason == "CrashLoopBackOff":
-            yield Blocker(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} ends again and again")
+            yield Blocker(Reason.CRASH_LOOP, f"{name}: container {container.get('name')} exits repeatedly")
 
 
 def _reason_of_config_error(message: str) -> Reason:

@@ -114,7 +114,7 @@ def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float
     if status.phase is not None and Phase(status.phase).final:
         return None
     reason = Reason.INTERNAL_ERROR
-    message = f"The operator failed with {error}, and tries again; its log tells more. {reason.fix}"
+    message = f"The operator failed with {error} and retries; its log has the details. {reason.fix}"
     earlier = {condition.type: condition for condition in status.conditions}
     kind, generation = ConditionType.STALLED, status.observed_generation
     before_stalled = earlier.get(kind.value)

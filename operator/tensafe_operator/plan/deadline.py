@@ -34,6 +34,6 @@ def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -
         return Deadline()
     used = sum((parse_time(each.end_time) or now) - (parse_time(each.start_time) or now) for each in attempts)
     if used >= limit:
-        message = f"all attempts together took {limit} s"
+        message = f"all attempts together ran for {limit} s"
         return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.DEADLINE_EXCEEDED, message))
     return Deadline(at=now + limit - used)

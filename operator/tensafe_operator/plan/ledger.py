@@ -74,14 +74,18 @@ def find_conflict(admitted: Admitted, found: Object, status: Status) -> JobState
     name = names.ledger_name(job.name, job.uid or "")
     spec = parse_ledger_spec(found)
     if spec is None:
-        message = f"PrivacyLedger {name} is of another release: run the release of the operator that made it"
+        message = f"PrivacyLedger {name} is of another release: run the release of the operator that created it"
         return JobState(Phase(status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
     if spec.job_uid != job.uid:
-        return JobState(Phase.PENDING, Reason.NAME_TAKEN, f"PrivacyLedger {name} is of another job", stalled=True)
+        message = f"PrivacyLedger {name} belongs to another job: create this job under another name"
+        return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
     unused = status.ledger_uid is None and parse_ledger_status(found) is None
     if unused and Claim.of(spec) != admitted.plan.claim:
         # The operator creates the ledger with the figures of the job, so another client created this one.
-        message = f"PrivacyLedger {name} was made by somebody else, with other figures than the job's"
+        message = (
+            f"PrivacyLedger {name} was created by another client, with other privacy values than the job's: "
+            "delete it, or create this job under another name"
+        )
         return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
     return None
 

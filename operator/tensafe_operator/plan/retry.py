@@ -71,8 +71,10 @@ def end_attempt(draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessme
 def _state_after_failure(assessment: Assessment, attempts: Sequence[Attempt], max_attempts: int) -> JobState:
     reason = assessment.reason
     message = f"attempt {attempts[-1].number}: {assessment.message or reason.sentence}"
+    sentence = message.rstrip(".")
     if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
-        return JobState(Phase.FAILED, reason, f"{message} {reason.fix}")
+        return JobState(Phase.FAILED, reason, f"{sentence}. {reason.fix}")
     if sum(map(has_failed, attempts)) >= max_attempts:
-        return JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, f"{message} (the last of {max_attempts})")
+        exhausted = Reason.ATTEMPTS_EXHAUSTED
+        return JobState(Phase.FAILED, exhausted, f"{sentence} (retry.maxAttempts is {max_attempts}). {exhausted.fix}")
     return JobState(Phase.STARTING, Reason.RETRYING, message)

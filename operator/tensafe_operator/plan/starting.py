@@ -21,12 +21,11 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:
-        message = "waiting until the pods of the last attempt are gone"
+        message = "waiting until the pods of the last attempt have terminated"
         draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, message))
         return  # the pods terminate
     if not draft.observed.kuberay:
-        missing = Reason.KUBERAY_MISSING
-        draft.set_state(JobState(Phase.PENDING, missing, f"{missing.sentence} {missing.fix}", stalled=True))
+        draft.set_state(starting_state(draft.observed, Phase.PENDING))
         draft.wake_at(draft.now + POLL_SECONDS)
         return  # the cluster administrator installs KubeRay
     for manifest in children_of(draft, admitted, attempt):

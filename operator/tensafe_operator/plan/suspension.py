@@ -41,6 +41,6 @@ def suspend_attempt(draft: Draft, ray_job: Object, state: AttemptState) -> None:
 def excuse(assessment: Assessment, status: Status) -> Assessment:
     """Return the assessment of an attempt whose RayJob was deleted: a deletion for a suspension is not a failure."""
     if assessment.state is AttemptState.FAILED and requested_at(status) is not None:
-        message = "it was suspended before it had sealed a checkpoint"
+        message = "the attempt was suspended before it saved a checkpoint"
         return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED, message)
     return assessment

@@ -1,8 +1,10 @@
-"""What of a change of a job's status a person would want to know: it becomes Kubernetes Events and log lines.
+"""Transitions: find the changes of a job's status that a user wants to know.
+
+They become Kubernetes Events and log lines (`event_recorder`):
 
     kubectl describe tsj NAME        kubectl get events --field-selector involvedObject.name=NAME
 
-Progress and ε are not among it: they are in the status, and an Event for each step would drown the rest.
+Progress and ε are not among them. They are in the status, and one Event for each step would hide the others.
 """
 
 from __future__ import annotations
@@ -13,12 +15,18 @@ from dataclasses import dataclass
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.status import Attempt, Condition, Status
 
-_WELL = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
+_NOT_FAILURES = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One thing to tell: a CamelCase reason, a sentence, and whether somebody should act."""
+    """One change of a status.
+
+    Attributes:
+        reason: why, in one CamelCase word.
+        message: one sentence with the object.
+        warning: whether a user should act.
+    """
 
     reason: str
     message: str
@@ -26,11 +34,12 @@ class Transition:
 
     @property
     def type(self) -> str:
+        """The type of the Event."""
         return "Warning" if self.warning else "Normal"
 
 
 def transitions_between(before: Status, after: Status) -> tuple[Transition, ...]:
-    """What is new in `after`, in the order in which it happened."""
+    """Return the changes from `before` to `after`, in the order in which they happened."""
     return (*_of_attempts(before, after), *_of_the_result(before, after), *_of_the_job(before, after))
 
 
@@ -40,7 +49,7 @@ def _of_the_job(before: Status, after: Status) -> Iterator[Transition]:
         earlier = _condition(before, ConditionType.STALLED)
         if earlier is None or (earlier.status, earlier.reason) != ("True", stalled.reason):
             yield Transition(stalled.reason, stalled.message, warning=True)
-    elif after.phase != before.phase and not _begun(before, after):
+    elif after.phase != before.phase and not _starts_an_attempt(before, after):
         ready = _condition(after, ConditionType.READY)
         yield Transition(str(after.phase), ready.message if ready is not None else "")
 
@@ -50,25 +59,26 @@ def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
     for attempt in after.attempts:
         earlier = known.get(attempt.number)
         if attempt.start_time is not None and (earlier is None or earlier.start_time is None):
-            yield Transition(
-                EventReason.ATTEMPT_STARTED, f"attempt {attempt.number} begins, as RayJob {attempt.ray_job_name}"
-            )
-        if _ended(attempt) and not (earlier is not None and _ended(earlier)) and attempt.reason not in _WELL:
+            message = f"attempt {attempt.number} starts as RayJob {attempt.ray_job_name}"
+            yield Transition(EventReason.ATTEMPT_STARTED, message)
+        ended = _has_ended(attempt) and not (earlier is not None and _has_ended(earlier))
+        if ended and attempt.reason not in _NOT_FAILURES:
             yield Transition(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
 
 
 def _of_the_result(before: Status, after: Status) -> Iterator[Transition]:
     if after.final_model is not None and before.final_model is None:
-        claimed = after.privacy.epsilon_claimed
-        yield Transition(EventReason.MODEL_RELEASED, f"{after.final_model.uri}, with a statement of epsilon {claimed}")
+        epsilon = after.privacy.epsilon_claimed
+        message = f"{after.final_model.uri}, with a privacy statement of epsilon {epsilon}"
+        yield Transition(EventReason.MODEL_RELEASED, message)
 
 
-def _begun(before: Status, after: Status) -> bool:
-    """Whether it starts because an attempt is to begin, which is told once its RayJob is there."""
+def _starts_an_attempt(before: Status, after: Status) -> bool:
+    """Return whether the job starts because an attempt was recorded. Its own Event follows once its RayJob exists."""
     return after.phase == Phase.STARTING.value and len(after.attempts) > len(before.attempts)
 
 
-def _ended(attempt: Attempt) -> bool:
+def _has_ended(attempt: Attempt) -> bool:
     return attempt.end_time is not None
 
 

@@ -55,7 +55,7 @@ def test_deleted_ray_job_is_a_failed_attempt() -> None:
     cluster, operator = running_job()
     cluster.delete_ray_job("claims-triage-a1", cluster.ray_jobs["claims-triage-a1"]["metadata"]["uid"])
     operator.settle()
-    assert cluster.status["attempts"][0]["message"] == "its RayJob was deleted"
+    assert cluster.status["attempts"][0]["message"] == "RayJob claims-triage-a1 was deleted"
     cluster.remove_terminating_pods()
     cluster.now += 11
     operator.settle()

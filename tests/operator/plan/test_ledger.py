@@ -86,7 +86,7 @@ def test_ledger_of_another_release_is_not_lost() -> None:
     operator.settle()
     assert (cluster.status["privacy"], set(cluster.ray_jobs)) == before
     assert (cluster.status["phase"], condition(cluster, "Stalled")["status"]) == ("Running", "True")
-    assert "run the release of the operator that made it" in condition(cluster, "Stalled")["message"]
+    assert "run the release of the operator that created it" in condition(cluster, "Stalled")["message"]
 
 
 def test_charges_of_an_unreadable_record_are_counted() -> None:

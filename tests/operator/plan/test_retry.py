@@ -37,6 +37,7 @@ def test_job_fails_after_max_attempts() -> None:
         operator.settle()
     assert cluster.status["phase"] == "Failed"
     assert condition(cluster, "Failed")["reason"] == "AttemptsExhausted"
+    assert "(retry.maxAttempts is 2)" in condition(cluster, "Failed")["message"]
     assert len(cluster.created) == 2
 
 
