@@ -1,8 +1,8 @@
-"""Writes docs/reference/ from the code: both resources, from the schemas that the API server enforces, and the words of
-a status, from `tensafe_api.reasons`.
+"""Writes docs/reference/ from the code: one page for each resource, and one for the reasons of a status.
 
-A resource's page has one table for each block, with every field, its type, its default and its description, and the
-rules beneath. No page is ever edited by hand:
+The page of a resource comes from the schema that the API server enforces. It has one table for each block, with type,
+default and description of every field, and a list of the block's rules. The page of the reasons comes from
+`tensafe_api.reasons`. The pages are never edited by hand:
 
     python docs/generate.py [--check]
 """
@@ -38,19 +38,19 @@ JOB_PAGE = f"""\
 
 `{API_VERSION}`. {WRITTEN} `crds/tensafe_api/resources`; do not edit.
 
-Numbers with a privacy meaning are decimal **strings**: quote them. A field marked *required* has no default, because
-only the author of a manifest can know it.
+Numbers with a privacy meaning are decimal **strings**: quote them. A field marked *required* has no default,
+because only the author of a manifest can know its value.
 """
 LEDGER_PAGE = f"""\
 # {LEDGER_KIND}
 
 `{API_VERSION}`. {WRITTEN} `crds/tensafe_api/resources`; do not edit.
 
-What was spent on one job, for good. The operator makes it before the first attempt and freezes in `spec` whatever ε
-depends on; the trainer's own service account alone writes `status`, from the pod that claimed it. It has no owner: it
-stays when the job is deleted. Nobody writes one by hand.
+The privacy budget that one job has spent. The operator creates the ledger before the first attempt and freezes
+everything that ε depends on in `spec`. Only the service account of the workers writes `status`, from the pod that
+acquired the ledger. The ledger has no owner reference: it stays when the job is deleted. Users never write a ledger.
 """
-WORDS_PAGE = f"""\
+REASONS_PAGE = f"""\
 # Phases, conditions and reasons
 
 {WRITTEN} `crds/tensafe_api/reasons.py`; do not edit.
@@ -61,7 +61,7 @@ kubectl get tsj NAME -o jsonpath='{{.status.conditions[?(@.type=="Stalled")].mes
 kubectl wait tsj/NAME --for=condition=Succeeded --timeout=24h
 ```
 
-Words are added, never changed or given another meaning, so scripts may rely on them.
+Names are added, but never changed or given another meaning, so scripts can rely on them.
 """
 
 COMMANDS_PAGE = f"""\
@@ -86,7 +86,7 @@ def fields_of(schema: Schema) -> Schema:
 
 
 def type_of(schema: Schema) -> str:
-    """A type in words, with its bounds and its allowed values."""
+    """The type of a field as text, with its bounds and its allowed values."""
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if schema["type"] == "array":
@@ -98,7 +98,7 @@ def type_of(schema: Schema) -> str:
 
 
 def default_of(name: str, schema: Schema, required: Sequence[str]) -> str:
-    """The fixed default, as YAML writes it; computed ones stand in the description."""
+    """The fixed default in YAML. Computed defaults are in the description of the field."""
     if name in required:
         return "*required*"
     default = schema.get("default")
@@ -108,7 +108,7 @@ def default_of(name: str, schema: Schema, required: Sequence[str]) -> str:
 
 
 def tables(path: str, schema: Schema) -> Iterator[str]:
-    """The table of one block and of every block in it, outer ones first."""
+    """The table of one block and of every block in it, outer blocks first."""
     inner = schema.get("items", schema)
     lines = [f"\n## {path}\n", inner.get("description") or schema["description"], ""]
     lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
@@ -126,41 +126,42 @@ def tables(path: str, schema: Schema) -> Iterator[str]:
             yield from tables(f"{path}.{name}{'[]' if 'items' in field else ''}", field)
 
 
-def resource(introduction: str, kind: ResourceKind) -> str:
+def resource_page(introduction: str, kind: ResourceKind) -> str:
     """The page of a resource."""
     properties = open_api_schema(kind)["properties"]
     return introduction + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
 
 
-def words() -> str:
-    """The page of the words of a status."""
+def reasons() -> str:
+    """The page of phases, conditions, reasons and Events."""
     lines = ["\n## Phases\n", "| phase | final | meaning |", "|---|---|---|"]
-    lines += [f"| `{phase}` | {'yes' if phase.final else ''} | {said} |" for phase, said in _documented(Phase)]
+    lines += [f"| `{phase}` | {'yes' if phase.final else ''} | {meaning} |" for phase, meaning in _documented(Phase)]
     lines += ["\n## Conditions\n", "| condition | meaning |", "|---|---|"]
-    lines += [f"| `{condition}` | {said} |" for condition, said in _documented(ConditionType)]
+    lines += [f"| `{condition}` | {meaning} |" for condition, meaning in _documented(ConditionType)]
     lines += [
         "\n## Reasons\n",
-        "Of conditions, attempts and warning Events. The exit code is the trainer's, where it has one.\n",
+        "Conditions, attempts and warning Events have one of these reasons. The exit code is that of the trainer's "
+        "driver; not every reason has one.\n",
     ]
-    lines += ["| reason | meaning | what to do | exit code | tried again |", "|---|---|---|---|---|"]
+    lines += ["| reason | meaning | fix | exit code | retried |", "|---|---|---|---|---|"]
     for reason in sorted(Reason, key=str):
         code = str(reason.exit_code) if reason.exit_code != 1 else ""
-        again = ("no" if reason.permanent else "yes") if code else ""
-        lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {again} |")
+        retried = ("no" if reason.permanent else "yes") if code else ""
+        lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {retried} |")
     lines += ["\n## Events\n", f"{' '.join((EventReason.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]
-    lines += [f"| `{told}` | {said} |" for told, said in _documented(EventReason)]
-    return WORDS_PAGE + "\n".join(lines) + "\n"
+    lines += [f"| `{event}` | {meaning} |" for event, meaning in _documented(EventReason)]
+    return REASONS_PAGE + "\n".join(lines) + "\n"
 
 
 def _documented(kind: type[Phase] | type[ConditionType]) -> Iterator[tuple[Any, str]]:
-    """Each word with the docstring beneath it, which Python does not keep."""
+    """Each member of the enumeration with the docstring below it, which Python does not keep at run time."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    for assigned, beneath in itertools.pairwise(body.body):
-        if isinstance(assigned, ast.Assign) and isinstance(beneath, ast.Expr):
+    for assigned, below in itertools.pairwise(body.body):
+        if isinstance(assigned, ast.Assign) and isinstance(below, ast.Expr):
             name = assigned.targets[0]
-            assert isinstance(name, ast.Name) and isinstance(beneath.value, ast.Constant)
-            yield kind[name.id], str(beneath.value.value)
+            assert isinstance(name, ast.Name) and isinstance(below.value, ast.Constant)
+            yield kind[name.id], str(below.value.value)
 
 
 def commands() -> str:
@@ -211,22 +212,20 @@ def operator_metrics() -> list[Any]:
 
 
 def pages() -> dict[str, str]:
-    """Each page as it should be, by file name."""
+    """The text of each page, by file name."""
     return {
-        "tensafetrainingjob.md": resource(JOB_PAGE, JOBS),
-        "privacyledger.md": resource(LEDGER_PAGE, LEDGERS),
-        "conditions-and-reasons.md": words(),
+        "tensafetrainingjob.md": resource_page(JOB_PAGE, JOBS),
+        "privacyledger.md": resource_page(LEDGER_PAGE, LEDGERS),
+        "conditions-and-reasons.md": reasons(),
         "cli.md": commands(),
         "metrics.md": metrics(),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the pages, or with ``--check`` says whether they are as they should be: 0 when they are, 1 when one is
-    stale.
-    """
+    """Writes the pages. With `--check` it only compares them: it returns 0 if all are current, 1 if one is stale."""
     parser = argparse.ArgumentParser(description="Write the reference pages from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail when a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is stale")
     options = parser.parse_args(arguments)
     stale = 0
     for name, text in pages().items():
@@ -235,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page.parent.mkdir(exist_ok=True)
             page.write_text(text, encoding="utf-8")
         elif not page.is_file() or page.read_text(encoding="utf-8") != text:
-            print(f"{name} is stale: write it anew with `make docs`", file=sys.stderr)
+            print(f"{name} is stale: write it again with `make docs`", file=sys.stderr)
             stale = 1
     return stale
 

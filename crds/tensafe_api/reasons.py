@@ -1,9 +1,9 @@
-"""The words of a status: phases, condition types and reasons, each defined once.
+"""The phases, condition types and reasons of a status, each defined once.
 
-In comes the outcome of one check, attempt or job; out goes the word that the status, the events, the exit code and the
-documentation use for it, with a sentence that explains it and what to do. Whoever reads a status acts next.
+The outcome of a check, an attempt or a job has one reason. The status, the Kubernetes Events, the exit code of the
+trainer and the documentation all use it. Each reason has a sentence that explains it and one that gives the fix.
 
-Words are added, never changed or given another meaning: people and programs match on them.
+Reasons are added, but never renamed or given another meaning, because users and programs match on them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where a job is. Succeeded, BudgetExhausted and Failed are final."""
+    """The phase of a job. Succeeded, BudgetExhausted and Failed are final."""
 
     PENDING = "Pending"
-    """Not looked at yet, or refused until something is mended."""
+    """The operator has not processed the job yet, or it is blocked until a user fixes a problem."""
     QUEUED = "Queued"
-    """Waits for its turn in a queue."""
+    """The job waits in its queue."""
     STARTING = "Starting"
-    """Workers are being started, and the data is being read."""
+    """The workers start and read the data."""
     RUNNING = "Running"
-    """Steps are being made."""
+    """The job trains."""
     SUSPENDED = "Suspended"
-    """Stopped on request, with a checkpoint to go on from."""
+    """The job was stopped on request, with a checkpoint from which it can continue."""
     SUCCEEDED = "Succeeded"
-    """The planned steps are done."""
+    """All planned steps are done."""
     BUDGET_EXHAUSTED = "BudgetExhausted"
-    """Ended before the planned steps, with a usable checkpoint, because the budget allowed no more."""
+    """The job ended before the planned steps, with a usable checkpoint, because the privacy budget was used up."""
     FAILED = "Failed"
-    """Ended without the planned steps; the reason says why."""
+    """The job ended without the planned steps. The reason states why."""
 
     @property
     def final(self) -> bool:
@@ -38,45 +38,45 @@ class Phase(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """Aspects of a job that are each true, false or unknown."""
+    """The types of a job's conditions. Each condition is True, False or Unknown."""
 
     ACCEPTED = "Accepted"
-    """The manifest can be run as it is."""
+    """The manifest is valid and can be run."""
     READY = "Ready"
-    """The job is done, and its adapter can be used."""
+    """The job has ended, and its adapter can be used."""
     RECONCILING = "Reconciling"
-    """Somebody is working towards what the manifest asks."""
+    """The operator is working towards the state that the manifest describes."""
     STALLED = "Stalled"
-    """Nothing goes on until a person mends something."""
+    """Blocked: user action required."""
     QUEUED = "Queued"
-    """The job waits in a queue."""
+    """The job waits in its queue."""
     PODS_READY = "PodsReady"
-    """All workers are there."""
+    """The pods of all workers are ready."""
     RUNNING = "Running"
-    """Steps are being made."""
+    """The job trains."""
     SUCCEEDED = "Succeeded"
-    """The job ended well; BudgetExhausted counts as well, and is the reason then."""
+    """The job ended with a usable adapter. This includes BudgetExhausted, which is then the reason."""
     FAILED = "Failed"
-    """The job ended in failure."""
+    """The job failed."""
 
 
 class EventReason(StrEnum):
-    """What only Events tell. The reason of any other Event is the phase that the job enters or, in a warning, why it
-    waits for somebody or why an attempt failed.
+    """Reasons that only Kubernetes Events have. The reason of any other Event is the phase that the job enters. In a
+    warning it is the reason why the job is blocked or why an attempt failed.
     """
 
     ATTEMPT_STARTED = "AttemptStarted"
-    """An attempt begins; the message names its RayJob."""
+    """An attempt has started. The message names its RayJob."""
     MODEL_RELEASED = "ModelReleased"
-    """The model is there; the message says where, and which ε its statement claims."""
+    """The final model is published. The message gives its location and the ε that its statement claims."""
 
 
 class Reason(StrEnum):
-    """Why an attempt or a job is where it is.
+    """The reason for the state of an attempt or a job.
 
     Attributes:
         sentence: what happened.
-        fix: what to do about it; empty where there is nothing to do.
+        fix: what the user can do; empty where no action is needed.
     """
 
     sentence: str
@@ -92,8 +92,8 @@ class Reason(StrEnum):
     COMPLETED = "Completed", "All planned steps are done."
     BUDGET_EXHAUSTED = (
         "BudgetExhausted",
-        "The next steps would have exceeded privacy.targetEpsilon, so training ended with the steps before them.",
-        "The last checkpoint is usable as it is; next time plan fewer steps or more privacy.reserveSteps.",
+        "The next steps would have exceeded privacy.targetEpsilon, so the training ended before them.",
+        "The last checkpoint is usable. For the next job, plan fewer steps or more privacy.reserveSteps.",
     )
     PRIVACY_BUDGET_EXCEEDED = (
         "PrivacyBudgetExceeded",
@@ -102,52 +102,53 @@ class Reason(StrEnum):
     )
     INTERRUPTED = (
         "Interrupted",
-        "The run was asked to stop, and sealed a checkpoint first.",
-        "A local run goes on from there with --resume, a job in a cluster by itself or, once it was suspended, with "
-        "spec.suspend false.",
+        "The run received a request to stop and wrote a checkpoint first.",
+        "Continue a local run from the checkpoint with --resume. A job in a cluster continues without action; a "
+        "suspended one continues when spec.suspend is false.",
     )
     WORKER_LOST = (
         "WorkerLost",
-        "A worker died or could no longer be reached.",
-        "A local run goes on with --resume, a job in a cluster by itself; when it happens again, look for a lack of "
-        "memory or a machine that goes away.",
+        "A worker ended unexpectedly or could no longer be reached.",
+        "Continue a local run with --resume. A job in a cluster continues without action. If it happens again, check "
+        "for a lack of memory or for nodes that are removed.",
     )
     NO_PROGRESS = (
         "NoProgress",
-        "The workers failed again without a new checkpoint in between, so another restart would only cost privacy.",
-        "Mend what the message names. A local run then goes on with --resume; in a cluster make a new job.",
+        "The workers failed again without a new checkpoint in between. Another restart would only spend privacy "
+        "budget.",
+        "Fix the problem in the message. Then continue a local run with --resume; in a cluster, create a new job.",
     )
     ATTEMPTS_EXHAUSTED = (
         "AttemptsExhausted",
-        "The last of retry.maxAttempts has failed.",
-        "Mend what the last attempt's message names. A local run then goes on with --resume and a higher "
-        "retry.maxAttempts; in a cluster make a new job.",
+        "The last attempt that retry.maxAttempts allows has failed.",
+        "Fix the problem in the message of the last attempt. Then continue a local run with --resume and a higher "
+        "retry.maxAttempts; in a cluster, create a new job.",
     )
     DEADLINE_EXCEEDED = (
         "DeadlineExceeded",
-        "The job ran for longer than activeDeadlineSeconds.",
-        "Make a new job with a higher activeDeadlineSeconds or fewer steps.",
+        "The job ran for more than activeDeadlineSeconds.",
+        "Create a new job with a higher activeDeadlineSeconds or fewer steps.",
     )
     INVALID_MANIFEST = (
         "InvalidManifest",
-        "The manifest asks for something that cannot be run.",
-        "Change the fields that the message names; where kubectl says that one cannot change, delete the job first.",
+        "The manifest describes a job that cannot be run.",
+        "Change the fields in the message. If kubectl reports that a field cannot change, delete the job first.",
     )
     CONFIGURATION_CHANGED = (
         "ConfigurationChanged",
-        "A resumed run has other privacy values or other data than the ledger was opened with.",
-        "A local run goes on with --resume and the manifest and data that it began with, or starts anew in an empty "
-        "output directory; in a cluster make a new job.",
+        "The resumed run has other privacy values or other data than the ledger was created with.",
+        "Continue a local run with --resume and its original manifest and data, or start a new run in an empty output "
+        "directory; in a cluster, create a new job.",
     )
     GRID_OVERFLOW = (
         "GridOverflow",
-        "The batch and the noise leave too few bits for the gradients on the integer grid.",
+        "The batch and the noise leave too few bits of the integer grid for the gradients.",
         "Lower training.expectedBatchSize or privacy.noiseMultiplier.",
     )
     RESOURCES_MISSING = (
         "ResourcesMissing",
-        "The workers ask for more CPUs or GPUs than there are.",
-        "Lower cluster.workers or what cluster.worker asks for.",
+        "The workers request more CPUs or GPUs than are available.",
+        "Lower cluster.workers, or the resources in cluster.worker.",
     )
     DATASET_UNREADABLE = (
         "DatasetUnreadable",
@@ -156,8 +157,8 @@ class Reason(StrEnum):
     )
     DATASET_UNSUITABLE = (
         "DatasetUnsuitable",
-        "The data set is empty, or has not the columns that the manifest names.",
-        "Check dataset.columns against the data.",
+        "The data set is empty, or lacks columns that the manifest names.",
+        "Compare dataset.columns with the columns of the data.",
     )
     MODEL_UNAVAILABLE = (
         "ModelUnavailable",
@@ -166,7 +167,7 @@ class Reason(StrEnum):
     )
     MODEL_UNSUPPORTED = (
         "ModelUnsupported",
-        "The model or its trainable layers allow no per-example gradients.",
+        "The model or its trainable layers do not support per-example gradients.",
         "Choose another model.name or lora.targetModules.",
     )
     CHECKPOINT_UNWRITABLE = (
@@ -176,130 +177,134 @@ class Reason(StrEnum):
     )
     CHECKPOINT_CORRUPT = (
         "CheckpointCorrupt",
-        "A checkpoint is not what was written.",
-        "Remove it, and a local run goes on from the one before with --resume; in a cluster make a new job. What was "
-        "charged stays charged.",
+        "A checkpoint differs from what was written.",
+        "Remove the checkpoint, then continue a local run from the previous one with --resume; in a cluster, create a "
+        "new job. Charged steps stay charged.",
     )
     LEDGER_CORRUPT = (
         "LedgerCorrupt",
-        "The ledger was edited, cut or is from another run, so what was spent is not known.",
-        "A local run goes on with --resume once the ledger is put back as it was written; in a cluster make a new job.",
+        "The ledger was edited or truncated, or belongs to another run, so the spent budget is unknown.",
+        "Restore the ledger as it was written, then continue a local run with --resume; in a cluster, create a new "
+        "job.",
     )
     LEDGER_LOCKED = (
         "LedgerLocked",
         "Another run holds the ledger.",
-        "Wait until it has ended.",
+        "Wait until that run has ended.",
     )
     LEDGER_UNREACHABLE = (
         "LedgerUnreachable",
-        "The API server did not answer, or did not let the trainer read its ledger.",
-        "Nothing is lost: it goes on from the last checkpoint once the API server answers and the service account may.",
+        "The API server did not answer, or did not allow the trainer to read its ledger.",
+        "Nothing is lost. Training continues from the last checkpoint when the API server answers and the service "
+        "account has access.",
     )
     AGGREGATION_FAILED = (
         "AggregationFailed",
-        "The workers disagreed on a step, or its sum did not pass verification.",
-        "A local run goes on with --resume, a job in a cluster by itself; when it happens again, look for a broken "
-        "network or library.",
+        "The workers disagreed about a step, or the sum of a step failed verification.",
+        "Continue a local run with --resume. A job in a cluster continues without action. If it happens again, check "
+        "the network and the libraries.",
     )
-    ACCEPTED = "Accepted", "The manifest can be run as it is."
-    STARTING = "Starting", "The pods are being started, and the data is being read."
-    TRAINING = "Training", "Steps are being made."
-    QUEUED = "Queued", "The job waits for its turn in its queue."
-    SUSPENDED = "Suspended", "The job was suspended by its author.", "Set spec.suspend to false to go on."
-    SUSPENDING = "Suspending", "The workers were asked to seal a checkpoint and stop."
-    RETRYING = "Retrying", "The last attempt failed, and the next one begins soon."
+    ACCEPTED = "Accepted", "The manifest is valid and can be run."
+    STARTING = "Starting", "The pods start, and the workers read the data."
+    TRAINING = "Training", "The job trains."
+    QUEUED = "Queued", "The job waits in its queue."
+    SUSPENDED = "Suspended", "The author suspended the job.", "Set spec.suspend to false to continue."
+    SUSPENDING = "Suspending", "The workers received the request to write a checkpoint and stop."
+    RETRYING = "Retrying", "The last attempt failed, and the next one starts soon."
     UNKNOWN_FIELD = (
         "UnknownField",
-        "The manifest that was applied has fields that the API server dropped.",
-        "Correct the fields that the message names, and apply it again.",
+        "The applied manifest has fields that the API server removed.",
+        "Correct the fields in the message, and apply the manifest again.",
     )
     LEDGER_LOST = (
         "LedgerLost",
-        "The job's ledger is gone or another one stands in its place, so what was spent is not known.",
-        "Make a new job; a job whose ledger is lost never goes on.",
+        "The ledger of the job is missing or was replaced by another one, so the spent budget is unknown.",
+        "Create a new job. A job whose ledger is lost never continues.",
     )
     KUBERAY_MISSING = (
         "KubeRayMissing",
         "KubeRay is not installed in this cluster.",
-        "Install KubeRay 1.6 or newer; the job then goes on by itself.",
+        "Install KubeRay 1.6 or newer; the job then continues without further action.",
     )
     VALIDATION_FAILED = (
         "ValidationFailed",
         "KubeRay refuses the RayJob.",
-        "Change the fields that the message names, in a new job.",
+        "Create a new job with the fields in the message corrected.",
     )
     IMAGE_PULL_FAILED = (
         "ImagePullFailed",
-        "The image of a pod cannot be pulled.",
-        "Check cluster.image and cluster.imagePullSecrets; the job then goes on by itself.",
+        "A node cannot pull the image of a pod.",
+        "Check cluster.image and cluster.imagePullSecrets; the job then continues without further action.",
     )
     UNSCHEDULABLE = (
         "Unschedulable",
-        "No node has what a pod asks for.",
-        "Lower cluster.worker or cluster.head, or make room; the job then goes on by itself.",
+        "No node has the resources that a pod requests.",
+        "Lower cluster.worker or cluster.head, or free resources; the job then continues without further action.",
     )
     QUOTA_EXCEEDED = (
         "QuotaExceeded",
-        "The namespace's quota does not allow the pods.",
-        "Raise the quota, or lower cluster.workers; one on limits.cpu needs a LimitRange with a default beside it; "
-        "the job then goes on by itself.",
+        "The resource quota of the namespace does not allow the pods.",
+        "Raise the quota, or lower cluster.workers. A quota of limits.cpu needs a LimitRange with a default. The job "
+        "then continues without further action.",
     )
     CRASH_LOOP = (
         "CrashLoop",
-        "A container ends as soon as it has begun.",
-        "Look at its log; an image of one's own needs Ray, bash and tensafe in it.",
+        "A container ends right after its start.",
+        "Read the log of the container. A custom image must contain Ray, bash and tensafe.",
     )
     SECRET_MISSING = (
         "SecretMissing",
-        "A pod waits for a Secret or ConfigMap that is not there, or for a key that it lacks.",
-        "Make the object or the key that the message names; the job then goes on by itself.",
+        "A pod needs a Secret or ConfigMap that does not exist, or a key that it does not have.",
+        "Create the object or the key in the message; the job then continues without further action.",
     )
     ROOT_IMAGE = (
         "RootImage",
-        "The image of a pod runs as root, or as a user without a number; pods run as another user only.",
-        "Suspend the job, set cluster.securityContext.runAsUser to a user id above 0, and let it go on.",
+        "The image of a pod runs as root or as a user without a numeric id, which pods of a job must not do.",
+        "Suspend the job, set cluster.securityContext.runAsUser to a user id above 0, and set spec.suspend to false.",
     )
     CONTAINER_REFUSED = (
         "ContainerRefused",
-        "A node cannot make a container as its pod describes it.",
-        "Mend what the message names; the job then goes on by itself.",
+        "A node cannot create a container as its pod describes it.",
+        "Fix the problem in the message; the job then continues without further action.",
     )
     FORBIDDEN = (
         "Forbidden",
-        "The API server refuses what the operator has to make.",
-        "Let the operator do what the message names; the job then goes on by itself.",
+        "The API server refuses an object that the operator has to create.",
+        "Give the operator the permission in the message; the job then continues without further action.",
     )
     NAME_TAKEN = (
         "NameTaken",
-        "An object that the job needs is there already, and is not the job's.",
-        "One of a job that was deleted goes by itself, or look at its finalizers; remove or rename any other.",
+        "An object with a name that the job needs already exists and does not belong to the job.",
+        "An object of a deleted job is removed automatically; if it stays, check its finalizers. Remove or rename any "
+        "other object.",
     )
     INTERNAL_ERROR = (
         "InternalError",
-        "Something failed that should not have.",
-        "Please report the message.",
+        "The software failed in an unexpected way.",
+        "Report the message to the maintainers.",
     )
 
     @property
     def phase(self) -> Phase:
-        """Where a job is whose last attempt ended for this."""
+        """The phase of a job whose last attempt ended with this reason."""
         return _PHASES.get(self, Phase.FAILED)
 
     @property
     def exit_code(self) -> int:
-        """What the trainer's driver ends with in a cluster, where an exit code is all that is heard of it: from 64 on,
-        in the order of `_TOLD`.
+        """The exit code of the trainer's driver in a cluster, which is all that the operator learns about its end.
+
+        Codes start at 64, in the order of `_EXIT_CODE_REASONS`. Reasons without their own code have 1.
         """
         return _FIRST_EXIT_CODE + _EXIT_CODE_REASONS.index(self) if self in _EXIT_CODE_REASONS else 1
 
     @property
     def permanent(self) -> bool:
-        """Whether another attempt would end in the same way."""
+        """Whether another attempt would end with the same reason."""
         return self in _PERMANENT
 
 
 def reason_for_exit_code(code: int) -> Reason | None:
-    """The reason that an exit code of the driver stands for, or None."""
+    """The reason of an exit code of the driver; None for a code without one."""
     number = code - _FIRST_EXIT_CODE
     return _EXIT_CODE_REASONS[number] if 0 <= number < len(_EXIT_CODE_REASONS) else None
 
@@ -330,7 +335,7 @@ _EXIT_CODE_REASONS = (
     Reason.PRIVACY_BUDGET_EXCEEDED,
     Reason.INTERNAL_ERROR,
 )
-"""Reasons with an exit code of their own; new ones come last."""
+"""Reasons with their own exit code. New ones are added at the end, so that codes never change."""
 _PERMANENT = frozenset(
     {
         Reason.INVALID_MANIFEST,

@@ -202,7 +202,7 @@ def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> Non
     pod = site.worker("triage")
     site.set_ray_job_status("triage-a1", statuses.running("triage-a1-x"))
     site.charge("triage", pod)
-    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Training: Steps are being made."))
+    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Training: The job trains."))
     made = {each for each in site.objects() if not each[1].startswith("second")}
     assert {kind for kind, name, _ in made if name.startswith("triage")} == OF_TRIAGE
     site.suspend("second", True)  # git does not name it, so it stays as the action set it
