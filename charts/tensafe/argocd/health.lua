@@ -1,5 +1,5 @@
--- Health of a TenSafeTrainingJob in Argo CD, from the phase and the conditions that the operator writes.
-local at_rest = {Suspended = "Suspended", Succeeded = "Healthy", BudgetExhausted = "Healthy", Failed = "Degraded"}
+-- Health of a TenSafeTrainingJob in Argo CD, from the phase and the conditions in its status.
+local health_of_phase = {Suspended = "Suspended", Succeeded = "Healthy", BudgetExhausted = "Healthy", Failed = "Degraded"}
 local final = {Succeeded = true, BudgetExhausted = true, Failed = true}
 
 local status = obj.status or {}
@@ -8,7 +8,7 @@ for _, condition in ipairs(status.conditions or {}) do
   conditions[condition.type] = condition
 end
 
--- The reason and the sentence, as `kubectl describe` shows them.
+-- The reason and the message, as `kubectl describe` shows them.
 local function health(word, condition)
   if condition == nil then
     return {status = word, message = status.phase}
@@ -19,7 +19,7 @@ end
 if status.phase == nil then
   return {status = "Progressing", message = "Waiting for the TenSafe operator"}
 end
--- A final phase stays, whatever is changed afterwards; any other one is old news once the spec has changed.
+-- A final phase never changes. Any other phase is out of date once the spec has changed.
 if not final[status.phase] and (status.observedGeneration or -1) < (obj.metadata.generation or 0) then
   return {status = "Progressing", message = "Waiting for the TenSafe operator to see the last change"}
 end
@@ -27,4 +27,4 @@ local stalled = conditions.Stalled
 if stalled ~= nil and stalled.status == "True" then
   return health("Degraded", stalled)
 end
-return health(at_rest[status.phase] or "Progressing", conditions.Ready)
+return health(health_of_phase[status.phase] or "Progressing", conditions.Ready)

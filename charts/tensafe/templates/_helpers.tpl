@@ -1,4 +1,4 @@
-{{/* Name of what belongs to the operator: `tensafe-operator` in a release called tensafe. */}}
+{{/* Name of the operator's objects: `tensafe-operator` in a release called tensafe. */}}
 {{- define "tensafe.operator" -}}
 {{- if contains "tensafe" .Release.Name -}}
 {{- printf "%s-operator" .Release.Name | trunc 63 -}}
@@ -7,7 +7,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Name of what the operator has in the whole cluster: two releases in two namespaces do not share it. */}}
+{{/* Name of the operator's cluster-scoped objects, unique among releases in different namespaces. */}}
 {{- define "tensafe.clusterName" -}}
 {{- printf "%s-%s" (include "tensafe.operator" .) .Release.Namespace | trunc 63 -}}
 {{- end -}}
@@ -25,14 +25,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 
-{{/* An image's full name, from (list image appVersion). */}}
+{{/* Full name of an image, from (list image appVersion). */}}
 {{- define "tensafe.image" -}}
 {{- $image := index . 0 -}}
 {{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
 {{- end -}}
 
-{{/* What the operator may do with objects in a namespace that it looks after. No Secret is read, nothing is run in a
-pod, no role is made. */}}
+{{/* The operator's rights in each of its namespaces. It reads no Secret, runs no command in a pod and creates no
+role. */}}
 {{- define "tensafe.rules" -}}
 - apiGroups: [tensafe.io]
   resources: [tensafetrainingjobs]
@@ -40,7 +40,7 @@ pod, no role is made. */}}
 - apiGroups: [tensafe.io]
   resources: [tensafetrainingjobs/status]
   verbs: [patch]
-- apiGroups: [tensafe.io]            # owner references with blockOwnerDeletion ask for this where it is enforced
+- apiGroups: [tensafe.io]            # needed for blockOwnerDeletion where the API server enforces it
   resources: [tensafetrainingjobs/finalizers]
   verbs: [update]
 - apiGroups: [tensafe.io]

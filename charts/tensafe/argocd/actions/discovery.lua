@@ -1,9 +1,9 @@
--- Which actions a TenSafeTrainingJob offers: suspend or resume, and neither once it has ended.
+-- Actions of a TenSafeTrainingJob: suspend or resume, and none once it has ended.
 local phase = obj.status and obj.status.phase
-local over = phase == "Succeeded" or phase == "BudgetExhausted" or phase == "Failed"
+local ended = phase == "Succeeded" or phase == "BudgetExhausted" or phase == "Failed"
 local suspended = obj.spec.suspend == true
 
 return {
-  suspend = {disabled = over or suspended},
-  resume = {disabled = over or not suspended},
+  suspend = {disabled = ended or suspended},
+  resume = {disabled = ended or not suspended},
 }
