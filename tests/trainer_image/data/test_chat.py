@@ -115,7 +115,7 @@ def test_long_conversations_are_cut_or_dropped(make_tokenizer, chatml):
     ("template", "sentence"),
     [
         (None, "has no chat template"),
-        (COUNTS, "assistant's turns cannot be found"),
+        (COUNTS, "assistant's turns cannot be located"),
         ("{{ raise_exception('never') }}", r"cannot render a greeting and its answer \(never\)"),
         ("{% for %}", "cannot render a greeting"),
     ],

@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys, listing
 from tensorguard.data.compression import CorruptArchive, compression_of, decompressed
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.listing import inspect
 from tensorguard.data.pod_shard import prepare_pod_shard
+from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 
 TEXT_LABEL = {"text": "text", "label": "label"}
@@ -208,10 +210,9 @@ def test_pod_makes_the_same_shard_from_a_compressed_data_set(
     ):
         (tmp_path / name).write_bytes(archive)
         spec = make_spec({"text": "t"}, uri=str(tmp_path / name))
+        tokenise = tokeniser(make_tokenizer(), Recipe.from_spec(spec))
         made = [
-            prepare_pod_shard(
-                spec, make_tokenizer(), rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / name[:2]
-            )
+            prepare_pod_shard(spec, tokenise, rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / name[:2])
             for rank in range(2)
         ]
         found.append([(Shard.open(each.shard)._batch, each.empty, each.total) for each in made])

@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import formats
 from tensorguard.data.errors import DataError
 from tensorguard.data.formats import DataFormat, format_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.pod_shard import prepare_pod_shard
+from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Shard
 
 PAGE = Path(__file__).parents[3] / "docs" / "extending.md"
@@ -57,7 +59,8 @@ def test_files_of_the_format_become_the_shards_of_a_job(
     spec = make_spec({"text": "text", "label": "label"}, labels=2, uri=str(path))
     tokenizer, found = make_tokenizer(), []
     for rank in range(2):
-        made = prepare_pod_shard(spec, tokenizer, rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / "work")
+        tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+        made = prepare_pod_shard(spec, tokenise, rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / "work")
         shard = Shard.open(made.shard)
         records = [record for unit in range(len(shard)) for record in shard.records(unit)]
         found += [(tokenizer.decode(shard.tokens(record)), shard.label(record)) for record in records]

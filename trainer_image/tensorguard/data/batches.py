@@ -1,14 +1,14 @@
-"""From units of a shard to micro-batches whose shape tells nothing and whose rows do not know each other.
+"""From units of a shard to micro-batches, whose shapes reveal nothing and whose rows are independent of each other.
 
-The engine draws units for a step; here their records are laid into tensors of `size` rows, always, and of a length
-that is the **bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. So a record is
-computed in the same shape whoever else was drawn, which its gradient's independence of them rests on (kernels differ
-by shape). Rows that are left over at the end of a bucket are dummies: one visible padding token, nothing to learn.
-`models` runs the forward pass, `privacy.gradients` takes each row's gradient, and the engine adds up the rows of one
+In come the units that were drawn for a step. Out come tensors that always have `size` rows. Their length is the
+**bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. So the shape in which a record
+is computed does not depend on the other drawn units. The independence of its gradient rests on this, because kernels
+differ by shape. Rows that are left at the end of a bucket are dummies: one visible padding token, nothing to learn.
+`models` runs the forward pass, `privacy.gradients` takes each row's gradient, and `training` adds up the rows of one
 unit before clipping.
 
-Note for the model's side: a micro-batch whose rows are all exactly as long as the bucket has an attention mask of
-ones, and libraries drop such a mask and take another path; they must be kept from it.
+Note for models: a micro-batch whose rows are all exactly as long as the bucket has an attention mask of ones. Libraries
+drop such a mask and take another code path, which must be prevented.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MIN_BUCKET = 16
 class MicroBatch:
     """m = `size` rows of L tokens; row i < len(units) is a record, the others are dummies.
 
-    input_ids, attention_mask: int64 [m, L]; padding is on the right and told by position. labels: for CausalLM int64
-    [m, L], not shifted, -100 where nothing is learned; for classification int64 [m], -100 in dummy rows. units[i]:
-    the unit of row i in its shard; records[i]: which of that unit's records, from 0.
+    input_ids, attention_mask: int64 [m, L]; padding is on the right, and marked by the mask alone. labels: for CausalLM
+    int64 [m, L], not shifted, -100 where nothing is learned; for classification int64 [m], -100 in dummy rows.
+    units[i]: the unit of row i in its shard; records[i]: which of that unit's records, from 0.
     """
 
     input_ids: torch.Tensor
@@ -45,7 +45,7 @@ Row = tuple[int, int, int]  # unit, which of its records, that record's number i
 
 
 def buckets(max_length: int) -> tuple[int, ...]:
-    """The lengths that micro-batches can have: powers of two from 16 on below max_length, and max_length."""
+    """The lengths that micro-batches can have: the powers of two from 16 up to max_length, and max_length."""
     found = []
     length = MIN_BUCKET
     while length < max_length:
@@ -57,10 +57,10 @@ def buckets(max_length: int) -> tuple[int, ...]:
 def micro_batches(
     shard: Shard, units: Sequence[int], *, size: int, max_length: int, pad_id: int
 ) -> Iterator[MicroBatch]:
-    """All records of `units`, whole units, bucket by bucket and within a bucket in the order given.
+    """All records of `units`, bucket by bucket, and within a bucket in the order of `units`.
 
-    The rows of a unit follow one another, over the border of a micro-batch where need be. max_length bounds every
-    record of the shard. No units: no micro-batches.
+    The rows of one unit are consecutive; they may continue in the next micro-batch. max_length bounds every record of
+    the shard. Without units there are no micro-batches.
     """
     for length, rows in _layout(shard, units, size, max_length):
         yield _build(shard, rows, size, length, pad_id)
@@ -75,7 +75,7 @@ def evaluation_batches(
 
 
 def _layout(shard: Shard, units: Sequence[int], size: int, max_length: int) -> Iterator[tuple[int, list[Row]]]:
-    """Which rows go together, and the length they get."""
+    """The rows of each micro-batch, and its length."""
     lengths = np.array(buckets(max_length))
     drawn = np.asarray(units, dtype=np.int64)
     bucket = np.searchsorted(lengths, shard.lengths[drawn])
@@ -90,7 +90,7 @@ def _layout(shard: Shard, units: Sequence[int], size: int, max_length: int) -> I
 def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -> MicroBatch:
     tokens = np.full((size, length), pad_id, dtype=np.int64)
     mask = np.zeros((size, length), dtype=np.int64)
-    mask[:, 0] = 1  # a dummy row with no visible token would attend to nothing, which is NaN
+    mask[:, 0] = 1  # a dummy row without a visible token would attend to nothing, which gives NaN
     per_record = shard.target is Target.RECORD_LABEL
     labels = np.full(size if per_record else (size, length), IGNORE_INDEX, dtype=np.int64)
     for i, (_, _, record) in enumerate(rows):

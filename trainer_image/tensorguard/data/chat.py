@@ -1,11 +1,11 @@
-"""One conversation as one text, and where in it the assistant speaks.
+"""One conversation as one text, with the character ranges of the assistant's turns.
 
-A chat template is a program that belongs to the model; what it writes around a turn is known only by running it. So a
-turn's place is found by running it twice: on the conversation up to the turn, with the generation prompt (what the
-model is given when it is its turn), and on the conversation up to and including the turn. What the second adds to the
-first is what the model must learn to say, its end token included. A template may rewrite earlier turns when later
-ones come (Qwen 3 drops their reasoning): a turn whose rendering alone is no prefix of the whole carries no loss. All
-of it depends on one record only.
+A chat template is a program that belongs to the model, so the text that it puts around a turn is known only by running
+it. A turn is located by running the template twice: on the conversation up to the turn, with the generation prompt (the
+input of the model when it answers), and on the conversation up to and including the turn. The text that the second run
+adds is what the model must learn, its end token included. A template may rewrite earlier turns when later ones follow
+(Qwen 3 drops their reasoning). A turn whose rendering is not a prefix of the whole text carries no loss. All of this
+depends on one record only.
 """
 
 from __future__ import annotations
@@ -22,39 +22,43 @@ GREETING = ({"role": "user", "content": "Good morning."}, {"role": "assistant", 
 
 
 def renderer(tokenizer: Any, template: str | None) -> Render:
-    """A function that renders conversations by `template`, or by the tokenizer's own where it is None.
+    """A function that renders conversations with `template`, or with the tokenizer's own template if it is None.
 
-    Raises DataError where there is no template, where it cannot render a public example, or where assistant turns
-    cannot be found in what it renders.
+    Raises DataError if there is no template, if it cannot render a public example, or if the assistant's turns cannot
+    be located in the rendered text.
     """
     if template is None and not getattr(tokenizer, "chat_template", None):
         raise DataError(
-            "spec.model.chatTemplate: the tokenizer has no chat template; give one, or use prompt and completion"
+            "spec.model.chatTemplate: the tokenizer has no chat template: write one, or use prompt and completion"
         )
     if not tokenizer.is_fast:
         raise DataError(
-            "spec.dataset.columns.messages: this model's tokenizer has no fast version, which messages need"
+            "spec.dataset.columns.messages: messages need a fast tokenizer, and this model has none: use prompt and "
+            "completion, or another model"
         )
 
     def render(messages: Sequence[Any], tools: Any, generation_prompt: bool) -> str:
-        return tokenizer.apply_chat_template(
+        text: str = tokenizer.apply_chat_template(
             list(messages), tools=tools, chat_template=template, add_generation_prompt=generation_prompt, tokenize=False
         )
+        return text
 
     try:
         _, spans = assistant_turns(GREETING, None, render)
     except Exception as error:
-        raise DataError(f"spec.model.chatTemplate: it cannot render a greeting and its answer ({error})") from None
+        raise DataError(
+            f"spec.model.chatTemplate: it cannot render a greeting and its answer ({error}): correct the template"
+        ) from None
     if not spans:
         raise DataError(
-            "spec.model.chatTemplate: the assistant's turns cannot be found in what it renders, since the rendering of "
-            "a conversation does not begin with that of the conversation's beginning; use another template"
+            "spec.model.chatTemplate: the assistant's turns cannot be located, because the rendering of a conversation "
+            "does not start with the rendering of its first turns: use another template"
         )
     return render
 
 
 def assistant_turns(messages: Sequence[Any], tools: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation's whole text, and the character ranges [start, end) of the assistant's turns that can be found.
+    """A conversation's whole text, and the character ranges [start, end) of the assistant's turns that can be located.
 
     Raises whatever the template raises for this conversation.
     """
@@ -71,14 +75,16 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render) -> tupl
 
 
 def conversation(value: Any) -> list[Any]:
-    """A record's messages (or tools) as a list of dicts, from that or its JSON text, without the keys that hold null.
+    """A record's messages (or tools) as a list of dicts, from a list or its JSON text, without keys that hold null.
 
-    (Arrow gives every message all keys that any message has.) Raises ValueError or TypeError for anything else.
+    Arrow gives every message all keys that any message has, and fills them with null. Raises ValueError or TypeError
+    for any other value.
     """
     parsed = json.loads(value) if isinstance(value, str | bytes) else value
     if not isinstance(parsed, list) or not parsed or not all(isinstance(item, dict) for item in parsed):
         raise ValueError("not a list of objects")
-    return _without_nulls(parsed)
+    messages: list[Any] = _without_nulls(parsed)
+    return messages
 
 
 def _without_nulls(value: Any) -> Any:

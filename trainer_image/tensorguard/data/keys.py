@@ -1,10 +1,9 @@
-"""Names for records and units: keyed hashes, which decide where a record goes and tell nothing without the key.
+"""Keys of records and units: keyed hashes that decide a record's worker, and reveal nothing without the job's key.
 
-In comes a record's raw content; out go 32 bytes for the record and 32 for its unit. `shards` sends a unit to the
-worker that its hash names, so the worker of a unit depends on nothing but the unit: neither on the order of the rows
-nor on who else is there. (Were shards cut by row number, one record more would move others from worker to worker, and
-the draws of different workers would no longer be independent of it.) Every hash is HMAC-SHA256 under the job's key,
-with a word of its own in front for each use.
+In comes a record's raw content; out go 32 bytes for the record and 32 for its unit. The hash of a unit selects its
+worker, so the worker depends on nothing but the unit: neither on the order of the rows nor on other records. If shards
+were cut by row number, one more record would move others from worker to worker, and the draws of the workers would no
+longer be independent of it. Every hash is HMAC-SHA256 under the job's secret key, with a different prefix for each use.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ WIDTH = 32  # bytes of every hash here
 
 _NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|(?i:inf(inity)?))")
 _NULLS = frozenset(["nan", "NaN", "NaT", "<NA>"])
-"""How the missing values of Python's libraries print."""
+"""The texts of missing values in Python's libraries."""
 
 
 def content_of(values: Sequence[Any]) -> bytes | None:
-    """A record's values, in a fixed order of columns, as canonical JSON; None where they have no such form."""
+    """A record's values, in a fixed order of columns, as canonical JSON; None if JSON cannot hold them."""
     try:
         text = json.dumps(values, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
         return text.encode("utf-8", "surrogatepass")
@@ -36,27 +35,27 @@ def content_of(values: Sequence[Any]) -> bytes | None:
 
 
 def user_of(value: Any) -> bytes | None:
-    """A user's id, the same however a file wrote it; None for no id (null, NaN, or nothing but white space).
+    """A user's id in canonical form, the same in every file format; None for no id (null, NaN, or only white space).
 
-    One person under two names would be two units, and her privacy half of what is claimed; two people under one name
-    only lose records to `maxExamplesPerUnit`. So what may be one id is one:
+    A user with two ids would be two units, and her privacy would be half of the claim. Two users with one id only lose
+    records to `maxExamplesPerUnit`. So ids that may be the same are the same:
 
-    - White space around an id does not count, nor how Unicode composes its letters or writes their variants (NFKC), nor
-      what is not seen at all (control and format characters, and what Unicode says to ignore).
+    - White space around an id is ignored, and so are Unicode's compositions and variants of letters (NFKC), and
+      invisible characters (control and format characters, and those that Unicode declares ignorable).
     - An id that is an object is the same in any order of its fields.
-    - Ids that read as decimal numbers are one where the numbers are (7, 7.0, "7", " 7 ", 7e0, and "007" too: a library
-      that takes ids for numbers drops zeros), after rounding to 64-bit floats, as pandas rounds ids beyond 2^53 in any
-      file where one is missing. Give long numbers that lie close together a letter ("u9007199254740993") to keep them
-      apart.
-    - "true", "True" and True are one.
+    - Ids that are decimal numbers are the same if the numbers are equal: 7, 7.0, "7", " 7 ", 7e0, and also "007", since
+      libraries that parse ids as numbers drop leading zeros. They are compared as 64-bit floats, because pandas rounds
+      ids above 2^53 in any file in which one id is missing. To keep long numbers apart that are close together, put a
+      letter in front ("u9007199254740993").
+    - "true", "True" and True are the same.
 
-    Everything else, case included, tells ids apart.
+    Any other difference, including upper and lower case, makes two ids.
     """
     if value is None or (not isinstance(value, str) and str(value) in _NULLS):
         return None
     text = value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
-    text = unicodedata.normalize("NFKC", "".join(filter(_is_seen, text)))
-    text = "".join(filter(_is_seen, text)).strip()
+    text = unicodedata.normalize("NFKC", "".join(filter(_is_visible, text)))
+    text = "".join(filter(_is_visible, text)).strip()
     if text.startswith(("{", "[")):
         text = _in_order(text)
     if _NUMBER.fullmatch(text):
@@ -68,7 +67,7 @@ def user_of(value: Any) -> bytes | None:
 
 
 def _in_order(text: str) -> str:
-    """JSON with the fields of its objects in one order; other text as it is."""
+    """JSON with the fields of its objects sorted; any other text unchanged."""
     try:
         return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -76,14 +75,14 @@ def _in_order(text: str) -> str:
 
 
 def record_key(key: bytes, content: bytes) -> bytes:
-    """The name of a record, 32 bytes; equal contents have equal names."""
+    """The key of a record, 32 bytes; equal contents have equal keys."""
     return hmac.digest(key, b"tensafe/record\0" + content, "sha256")
 
 
 def unit_key(key: bytes, *, user: bytes | None, content: bytes) -> bytes:
-    """The name of a record's unit, 32 bytes: of its user, or of its own content where it has none."""
-    said = b"tensafe/user\0" + user if user is not None else b"tensafe/example\0" + content
-    return hmac.digest(key, said, "sha256")
+    """The key of a record's unit, 32 bytes: of its user, or of its own content if it has no user."""
+    message = b"tensafe/user\0" + user if user is not None else b"tensafe/example\0" + content
+    return hmac.digest(key, message, "sha256")
 
 
 def shard_of(unit: bytes, workers: int) -> int:
@@ -92,7 +91,7 @@ def shard_of(unit: bytes, workers: int) -> int:
 
 
 def record_key_sum(record_keys: np.ndarray) -> int:
-    """The sum mod 2^256 of names (uint8 [n, 32], big-endian): the same in any order, so each shard adds up its own."""
+    """The sum mod 2^256 of record keys (uint8 [n, 32], big-endian). It does not depend on their order or shard."""
     words = record_keys.reshape(-1, WIDTH).view(">u4").sum(axis=0, dtype=np.uint64)  # exact for n < 2^32
     return sum(int(word) << 32 * (7 - i) for i, word in enumerate(words)) % (1 << 8 * WIDTH)
 
@@ -100,9 +99,9 @@ def record_key_sum(record_keys: np.ndarray) -> int:
 def dataset_digest(key: bytes, sums: Iterable[int]) -> str:
     """The data set's digest from its shards' sums, as "hmac-sha256:" and 64 hexadecimal digits.
 
-    It changes when a record is added, removed or changed, and not with order or number of workers. It may be
-    published: it is one more keyed hash over the sum, so without the key not even the difference of two digests tells
-    of a record.
+    It changes when a record is added, removed or changed, and not with the order of records or the number of workers.
+    It may be published: it is a keyed hash of the sum, so without the secret key not even the difference of two digests
+    reveals anything about a record.
     """
     total = sum(sums) % (1 << 8 * WIDTH)
     return (
@@ -110,11 +109,13 @@ def dataset_digest(key: bytes, sums: Iterable[int]) -> str:
     )
 
 
-def _is_seen(sign: str) -> bool:
-    """Whether a character is white space or anything that shows."""
-    if sign.isspace():
+def _is_visible(character: str) -> bool:
+    """Whether a character is white space or visible."""
+    if character.isspace():
         return True
-    return unicodedata.category(sign) not in ("Cc", "Cf") and not any(ord(sign) in span for span in _IGNORABLE)
+    return unicodedata.category(character) not in ("Cc", "Cf") and not any(
+        ord(character) in span for span in _IGNORABLE
+    )
 
 
 _IGNORABLE = (
@@ -130,4 +131,4 @@ _IGNORABLE = (
     range(0xFFF0, 0xFFF9),
     range(0xE0000, 0xE1000),
 )
-"""Unicode's Default_Ignorable_Code_Points that are in neither category, and a blank that is no white space."""
+"""Unicode's Default_Ignorable_Code_Points that are in neither category, and a blank that is not white space."""

@@ -28,8 +28,7 @@ FRAGMENT_BYTES = 64 << 20
 
 
 def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str, str]:  # noqa: A002
-    """The files at a URI by what tells them apart, whatever their names: on a disk the file itself, which may have
-    several, elsewhere its address.
+    """The files at a URI by identity: device and inode on a disk, where a file may have several names; else the path.
 
     Raises whatever the file system raises.
     """
@@ -49,7 +48,7 @@ def inspect(
     options: Mapping[str, Any],
     where: str,
 ) -> tuple[Source, list[dict[str, Any]]]:
-    """List the files at `uri` and check names and types in the first: (what to read, its fragments). See `read`."""
+    """List the files at `uri`, and check the columns of the first: (the source, its fragments). See `read`."""
     try:
         filesystem = fsspec.filesystem(protocol, **options)
         files = _files(filesystem, uri, format)
@@ -62,7 +61,7 @@ def inspect(
             f"{where}.uri: cannot read {uri}: {explain_storage_error(error) or type(error).__name__}"
         ) from None
     if not files:
-        raise DataError(f"{where}.uri: there is no data at {uri}: no file, or none but empty ones")
+        raise DataError(f"{where}.uri: there is no data at {uri} (no file, or only empty files): check the address")
     kinds = {format} if format else {known.name for path in files if (known := format_of(path))}
     if len(kinds) > 1:
         raise DataError(
@@ -106,9 +105,9 @@ def tables_at(
 
 
 def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002
-    """The files at a URI that hold something, by path in a fixed order, with their sizes in bytes."""
+    """The files at a URI that are not empty, by path in a fixed order, with their sizes in bytes."""
     path = filesystem._strip_protocol(uri)
-    if any(sign in path for sign in "*?[") and not filesystem.exists(path):
+    if any(character in path for character in "*?[") and not filesystem.exists(path):
         found = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
         found = filesystem.find(path, detail=True)

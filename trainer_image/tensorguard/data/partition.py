@@ -1,8 +1,8 @@
-"""Who goes where: raw columns become tokenised records, each with its keyed name, shared out over the workers.
+"""Partition a data set by unit: each tokenised record, with its key, is assigned to one worker.
 
-In come tables of raw columns, out go tables of named records (`split_by_unit`) and one worker's file of units
-(`merge`). No Ray and no files here: `shards` does this in tasks for all workers of one machine, `own` in each pod of a
-cluster for that pod alone, and both come to the same file.
+In come tables of raw columns. Out go tables of tokenised records with their keys (`split_by_unit`), and one worker's
+units (`merge`). This module uses neither Ray nor files. `shards` runs it in tasks for all workers of one machine,
+`pod_shard` in each pod of a cluster for that pod alone; both produce the same file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ KEY = pa.binary(keys.WIDTH)
 Split = Callable[[pa.Table], list[pa.Table]]
 """From raw columns to tokenised records, one table for each worker."""
 Row = tuple[bytes, bytes, bool, Example]
-"""Names of unit and record, whether the record is a unit by itself, and its tokens."""
+"""Keys of unit and record, whether the record is a unit by itself, and its tokens."""
 _UNREADABLE_USER = "\ufffd"
-"""All users whose ids Python cannot hold: one unit together, since each record by itself could split a user."""
+"""The id of all users whose ids Python cannot hold. They are one unit: a unit for each record could split a user."""
 
 
 def split_by_unit(
@@ -36,11 +36,11 @@ def split_by_unit(
     workers: int,
     rank: int | None = None,
 ) -> list[pa.Table]:
-    """Tokenise raw columns and share the records out: table w has those of the units that worker w holds.
+    """Tokenise raw columns and assign the records: table w has the records of the units of worker w.
 
-    Columns of each table: unit and record (names, 32 bytes), alone (the record is a unit by itself: it has no user),
-    and those of `tokens_table`. Records that cannot be used are in none. With `rank` only that worker's records are
-    tokenised, and the other tables are empty.
+    Columns of each table: unit and record (keys, 32 bytes), alone (the record is a unit by itself: it has no user),
+    and those of `tokens_table`. Unusable records are in no table. With `rank` only that worker's records are tokenised,
+    and the other tables are empty.
     """
     values = {
         role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
@@ -69,9 +69,9 @@ def split_by_unit(
 
 
 def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int]:
-    """One worker's parts as its shard, and the sum of the names of the records in it.
+    """One worker's parts as its shard, and the sum of the keys of its records.
 
-    Of each user at most `limit` records are kept, those with the smallest names. Each `alone` row is a unit.
+    At most `limit` records of each user are kept: those with the smallest keys. Each `alone` row is a unit.
     """
     table = pa.concat_tables(parts).sort_by([("unit", "ascending"), ("record", "ascending")])
     unit, alone = _bytes(table.column("unit")), table.column("alone").to_numpy()
@@ -95,18 +95,18 @@ def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: To
 
 
 def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:
-    """Public records as a file's units, each record one, in their order; None where there are none."""
+    """Public records as units, one for each record, in their order; None if there are none."""
     rows = sum(map(len, tables))
     return units_table(pa.concat_tables(tables), np.arange(rows)) if rows else None
 
 
 def no_records(target: Target) -> pa.Table:
-    """A part without a record: what `merge` makes of it is the shard of a worker that holds no unit."""
+    """A part without a record. `merge` makes the shard of a worker without units from it."""
     return _keyed_table([], target)
 
 
 def why_no_record_is_usable(recipe: Recipe) -> str:
-    """Why no record of a data set may have been usable, whichever it was."""
+    """The possible reasons why no record of a data set is usable."""
     reasons = "the data set is empty, or every record lacks a value"
     if recipe.labels:
         return f"{reasons} or has a label that is neither a number below {recipe.labels} nor a name of model.labelNames"
@@ -124,7 +124,7 @@ def _keyed_table(rows: list[Row], target: Target) -> pa.Table:
 
 
 def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Example | None]:
-    """Tokenise a batch; should a library raise for one record, that record alone is dropped."""
+    """Tokenise a batch. If a library raises for one record, only that record is dropped."""
     try:
         return tokenise(values)
     except Exception:
@@ -139,23 +139,24 @@ def _alone(tokenise: Tokeniser, row: Mapping[str, Any]) -> Example | None:
         return None
 
 
-def _values(column: pa.ChunkedArray, instead: str | None = None) -> list[Any]:
-    """A column's values; `instead` for those Python cannot hold (text that is no UTF-8, a date beyond its calendar)."""
+def _values(column: pa.ChunkedArray, fallback: str | None = None) -> list[Any]:
+    """A column's values; `fallback` for those that Python cannot hold (text that is not UTF-8, a date out of range)."""
     try:
-        return column.to_pylist()
+        values: list[Any] = column.to_pylist()
+        return values
     except (ValueError, OverflowError):
-        return [_value(scalar, instead) for scalar in column]
+        return [_value(scalar, fallback) for scalar in column]
 
 
-def _value(scalar: pa.Scalar, instead: str | None) -> Any:
+def _value(scalar: pa.Scalar, fallback: str | None) -> Any:
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
-        return instead
+        return fallback
 
 
 def _bytes(column: pa.ChunkedArray) -> np.ndarray:
-    """A column of names as uint8 [n, 32]."""
+    """A column of keys as uint8 [n, 32]."""
     if not len(column):
         return np.empty((0, keys.WIDTH), np.uint8)
     array = column.combine_chunks()

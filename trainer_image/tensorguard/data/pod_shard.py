@@ -1,12 +1,11 @@
-"""One pod's share of the data set, made by that pod alone: no record leaves the pod that trains on it, and no key.
+"""One pod's shard of the data set, made by that pod alone: neither a record nor a key leaves the pod.
 
-Where workers share a disk, `shards` prepares for all of them at once. Pods share none, so each reads the whole data
-set, names every record under the job key, and tokenises those that its own rank holds: reading is done once for each
-worker, tokenising, which is what takes long, once in all. Nobody else takes part: neither the driver, which has no key,
-nor Ray Data, whose counters of rows any dashboard shows.
+Where workers share a disk, `shards` prepares for all of them. Pods share no disk, so each pod reads the whole data set,
+computes every record's key under the job key, and tokenises the records of its own rank. So each worker reads the data
+once, and each record is tokenised once in all, which is the slow part. No other process takes part: neither the driver,
+which has no key, nor Ray Data, whose counters of rows appear on dashboards.
 
-What comes out is the very file that `shards` would have made. A rank that was started again in another pod makes its
-own once more.
+The result is the same file that `shards` would make. A rank that is restarted in another pod makes its shard again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tensorguard.data.tokenise import Tokeniser
 
 @dataclass(frozen=True)
 class PodShard:
-    """shard: the rank's file; empty: whether it holds no unit; total: the sum of its records' names, for the digest."""
+    """shard: the rank's file; empty: whether it holds no unit; total: the sum of its records' keys, for the digest."""
 
     shard: Path
     empty: bool
@@ -42,7 +41,7 @@ class PodShard:
 def prepare_pod_shard(
     spec: Spec, tokenise: Tokeniser, *, rank: int, workers: int, key: bytes, directory: Path
 ) -> PodShard:
-    """Write the shard of `rank` into `directory`, which is made with mode 0700.
+    """Write the shard of `rank` into `directory`, which is created with mode 0700.
 
     key: secret, at least 16 bytes, the same for all ranks and attempts of a job. Raises DataError.
     """
@@ -58,12 +57,14 @@ def prepare_pod_shard(
 
 
 def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, directory: Path) -> Path | None:
-    """Write the whole evaluation set into `directory`, for `rank`; None where the job has none. Raises DataError."""
-    asked = spec.evaluation
-    if asked is None:
+    """Write the whole evaluation set into `directory`, for `rank`; None if the job has none. Raises DataError."""
+    evaluation = spec.evaluation
+    if evaluation is None:
         return None
     recipe = Recipe.from_spec(spec)
-    tables = tables_at(asked.uri, recipe.columns, format=asked.format, storage=spec.storage, where="spec.evaluation")
+    tables = tables_at(
+        evaluation.uri, recipe.columns, format=evaluation.format, storage=spec.storage, where="spec.evaluation"
+    )
     parts = [part for table in tables for part in tokenise_public(table, columns=recipe.columns, tokenise=tokenise)]
     batch = concatenate(parts)
     if batch is None:

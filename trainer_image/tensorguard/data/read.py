@@ -1,9 +1,8 @@
-"""From an address, or from what Python already holds, to a Ray Data set of the raw columns that a job uses.
+"""From an address, or from data in memory, to a Ray Data set of the raw columns that a job uses.
 
-`read` takes a URI: one Ray task lists the files and looks at names and types (never at values), and the Ray Data set
-that comes back reads its fragments lazily, in the very tasks that tokenise them (Ray Data fuses the two), so that no
-record ever passes through the driver's process. `from_memory` takes a data set of the Python API. `shards.prepare`
-consumes either.
+`read` takes a URI: one Ray task lists the files and reads column names and types, never values. The resulting Ray Data
+set reads its fragments lazily, in the same tasks that tokenise them (Ray Data fuses the two), so that no record passes
+through the driver's process. `from_memory` takes a data set of the Python API. `shards.prepare` consumes either.
 
 A data set's columns are given as a mapping from role (prompt, completion, messages, tools, text, label, user) to the
 column's name, so that an error can name the manifest's field.
@@ -40,18 +39,18 @@ def read(
     uri: str,
     columns: Mapping[str, str],
     *,
-    format: str | None = None,  # noqa: A002 - the manifest's word
+    format: str | None = None,  # noqa: A002 - the name of the manifest's field
     storage: Storage | None = None,
     base_dir: Path | None = None,
     where: str = "spec.dataset",
 ) -> ray.data.Dataset:
     """The named columns of the files at `uri`, lazily.
 
-    uri: a path (relative ones start at base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a
-    file, a directory (searched through and through; names that start with "." or "_" are left out) or a glob.
+    uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a
+    file, a directory (with its subdirectories, without names that start with "." or "_") or a glob.
     columns: role -> column name (`columns_of`). storage: endpoint and region; credentials come from the environment.
-    format: parquet, jsonl, csv or tsv, needed only where names do not tell. Raises DataError: unreadable, no files, a
-    missing column, or one whose type cannot play its role.
+    format: the name of a format, for files whose names have no known ending. Raises DataError: unreadable, no files, a
+    missing column, or a type that does not fit the column's role.
     """
     silence_ray_data()
     protocol, options = filesystem_options(uri, storage)
@@ -63,7 +62,12 @@ def read(
     except RayTaskError as error:
         raise error_without_content(error, where) from None
     listing = ray.data.from_items(fragments, override_num_blocks=min(len(fragments), MAX_TASKS))
-    return listing.map_batches(_read_fragments, fn_args=(source,), batch_size=None, batch_format="pyarrow")
+    return listing.map_batches(
+        _read_fragments,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
+        fn_args=(source,),
+        batch_size=None,
+        batch_format="pyarrow",
+    )
 
 
 def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
@@ -86,11 +90,11 @@ def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_
 
 def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.data.Dataset:
     if isinstance(source, str | bytes | Mapping):
-        raise DataError(f"{where} must be {MEMORY_KINDS}, not {type(source).__name__}")
+        raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
     if isinstance(source, ray.data.Dataset):
         schema = source.schema()
         if schema is None:
-            raise DataError(f"{where} is empty")
+            raise DataError(f"{where}: it is empty: pass at least one record")
         types = dict(zip(schema.names, schema.types))
         check_columns(columns.values(), list(types), "the data set", where)
         check_types(columns, {name: types[name] for name in columns.values()}, where)
@@ -103,15 +107,15 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
     else:
         table = _records_table(_records(source, where), columns, where)
     if not table.num_rows:
-        raise DataError(f"{where} is empty")
+        raise DataError(f"{where}: it is empty: pass at least one record")
     blocks = [table.slice(start, MEMORY_BLOCK_ROWS) for start in range(0, table.num_rows, MEMORY_BLOCK_ROWS)]
     return ray.data.from_arrow(blocks)
 
 
 def silence_ray_data() -> None:
-    """Silence Ray Data in this process and in those it starts from now on: it logs and shows how many records it saw.
+    """Silence Ray Data in this process and in processes that it starts later: it logs the number of records.
 
-    Best called before `ray.init`, so that Ray's worker processes inherit the setting.
+    Call it before `ray.init`, so that Ray's worker processes inherit the setting.
     """
     os.environ["RAY_DATA_LOG_LEVEL"] = "CRITICAL"
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
@@ -122,12 +126,12 @@ def silence_ray_data() -> None:
 
 
 def error_without_content(error: RayTaskError, where: str) -> DataError:
-    """The DataError that a task raised, or the mere kind of any other error, whose message may quote a record."""
+    """The DataError that a task raised; for any other error its class alone, since its message may quote a record."""
     cause: BaseException = error
     while isinstance(cause, RayTaskError):
         cause = cause.cause
     if isinstance(cause, DataError):
-        return type(cause)(str(cause).partition("\n")[0])  # Ray Data adds lines of its own
+        return type(cause)(str(cause).partition("\n")[0])  # Ray Data appends lines
     return UnreadableDataError(f"{where}: reading failed ({type(cause).__name__})")
 
 
@@ -157,15 +161,15 @@ def _records(source: Any, where: str) -> list[Mapping[str, Any]]:
     elif hasattr(source, "__iter__"):
         records = list(source)
     else:
-        raise DataError(f"{where} must be {MEMORY_KINDS}, not {type(source).__name__}")
+        raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
     if not any(isinstance(record, Mapping) for record in records) and records:
-        raise DataError(f"{where} must be {MEMORY_KINDS}; its items are no dicts")
+        raise DataError(f"{where}: must be {MEMORY_KINDS}; its items are not dicts")
     return [record for record in records if isinstance(record, Mapping)]
 
 
 def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
     if not records:
-        raise DataError(f"{where} is empty")
+        raise DataError(f"{where}: it is empty: pass at least one record")
     names = list(dict.fromkeys(columns.values()))
     check_columns(names, list(dict.fromkeys(name for record in records for name in record)), "the data set", where)
     texts = [_user_text if name == columns.get("user") else _text for name in names]
@@ -173,7 +177,7 @@ def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str],
 
 
 def _text(value: Any) -> str | None:
-    """As `text_of`; a tensor or array becomes the number or list it holds, and what JSON cannot say becomes None."""
+    """As `text_of`; a tensor or array becomes its number or list, and a value that JSON cannot hold becomes None."""
     try:
         return text_of(value.tolist() if hasattr(value, "tolist") else value)
     except (TypeError, ValueError, RecursionError):
@@ -181,7 +185,7 @@ def _text(value: Any) -> str | None:
 
 
 def _user_text(value: Any) -> str | None:
-    """As `_text`, but an id that JSON cannot say (Decimal, UUID, bytes, a date) stays: None is a unit by itself."""
+    """As `_text`, but an id that JSON cannot hold (Decimal, UUID, bytes, a date) is kept: None would be a new unit."""
     text = _text(value)
     if text is not None:
         return text

@@ -1,8 +1,8 @@
-"""How a job wants its records read: what `tokenise` needs of the manifest, small enough to travel to Ray tasks.
+"""How a job wants its records tokenised: the manifest's settings for `tokenise`, small enough to send to Ray tasks.
 
-This is the only module of the package that knows the manifest's shape; the rest sees roles (prompt, completion,
-messages, tools, text, label, user) and plain values. That the roles, the task and lossOn go together, the manifest
-has seen to.
+This is the only module of the package that reads the manifest's fields. The others use roles (prompt, completion,
+messages, tools, text, label, user) and plain values. The manifest's rules ensure that roles, task and lossOn fit
+together.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Recipe:
     """How one record becomes tokens.
 
     columns: role -> column name, without the user's. max_length: in tokens; truncate: longer records are cut there,
-    otherwise dropped. loss_on: Completion, Assistant or All; None where a column has the labels. chat_template: None
-    for the tokenizer's own. labels: number of classes, 0 where the task has none. label_names: the classes' names in
+    otherwise dropped. loss_on: Completion, Assistant or All; None if a column has the labels. chat_template: None for
+    the tokenizer's own. labels: number of classes, 0 if the task has none. label_names: the classes' names in
     order; may be empty.
     """
 
@@ -34,7 +34,7 @@ class Recipe:
 
     @classmethod
     def from_spec(cls, spec: Spec) -> Recipe:
-        """The recipe that a job's spec asks for."""
+        """The recipe of a job's spec."""
         columns = spec.dataset.columns.given()
         shape = shape_for(spec.model.task, columns)
         return cls(
@@ -49,7 +49,7 @@ class Recipe:
 
 
 def columns_of(spec: Spec) -> dict[str, str]:
-    """Role -> column name of all that a job must read: its columns, and the user's id where users are the units."""
+    """Role -> column name of all columns that a job reads, including the user's id if users are the units."""
     columns = dict(Recipe.from_spec(spec).columns)
     if spec.dataset.unit.column is not None:
         columns["user"] = spec.dataset.unit.column

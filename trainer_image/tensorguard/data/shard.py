@@ -1,10 +1,10 @@
-"""One worker's records as a file: written once by `shards`, memory-mapped by the worker, cut up by `batches`.
+"""One worker's records as a file: written by `shards` or `pod_shard`, memory-mapped by the worker, read by `batches`.
 
 The file is an uncompressed Arrow IPC file of one record batch with one row for each **unit**: `input_ids` is a list
 (one entry for each of the unit's records) of lists of int32 tokens, `target` goes with it (for CausalLM int8, 0 or 1
 for each token; for classification int32, one for each record), `length` is the unit's longest record in tokens. So
-Arrow's own offset buffers are the index from a unit to its records and from a record to its tokens, and nothing is
-copied into memory to use them.
+Arrow's offset buffers are the index from a unit to its records and from a record to its tokens. Reading copies nothing
+into memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ARROW = {
 
 
 class Shard:
-    """Units 0 to len - 1, and their records, numbered through over all units; arrays are views of the mapped file."""
+    """Units 0 to len - 1 and their records, which are numbered over all units. Arrays are views of the mapped file."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         tokens, target = batch.column("input_ids"), batch.column("target")
@@ -58,7 +58,7 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path) -> Shard:
-        """Map the file at `path`; it must stay as it is while the shard is in use."""
+        """Map the file at `path`; it must not change while the shard is in use."""
         return cls(pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0))
 
     def __len__(self) -> int:
@@ -74,7 +74,8 @@ class Shard:
 
     def tokens(self, record: int) -> np.ndarray:
         """The record's tokens, int32 [length]."""
-        return self._tokens[self._records[record] : self._records[record + 1]]
+        tokens: np.ndarray = self._tokens[self._records[record] : self._records[record + 1]]
+        return tokens
 
     def labels(self, record: int) -> np.ndarray | int:
         """What the loss compares the record's logits with: int64 [length], -100 where nothing is learned; or a class.
@@ -88,8 +89,9 @@ class Shard:
         return np.where(self.learned(record), self.tokens(record), IGNORE_INDEX)
 
     def learned(self, record: int) -> np.ndarray:
-        """CausalLM: 1 for each of the record's tokens that is learned, else 0; int8 [length]."""
-        return self._target[self._records[record] : self._records[record + 1]]
+        """CausalLM: 1 for each token of the record that is learned, else 0; int8 [length]."""
+        learned: np.ndarray = self._target[self._records[record] : self._records[record + 1]]
+        return learned
 
     def label(self, record: int) -> int:
         """Classification: the record's class."""
@@ -99,7 +101,7 @@ class Shard:
 def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
     """Records in their final order (columns input_ids and target) as one row for each unit.
 
-    starts: int64 [units], the row at which each unit begins, rising, the first 0.
+    starts: int64 [units], the first row of each unit, ascending, starting with 0.
     """
     batch = tokens.combine_chunks().to_batches()[0] if len(tokens) else _empty(tokens.schema)
     offsets = pa.array(np.append(starts, len(batch)), pa.int64())
@@ -115,7 +117,7 @@ def tokens_table(input_ids: Sequence[Sequence[int]], targets: Sequence[Sequence[
 
 
 def write(batch: pa.RecordBatch, path: Path) -> None:
-    """Write a shard's file, under a temporary name until it is whole."""
+    """Write a shard's file, under a temporary name until it is complete."""
     unfinished = path.with_suffix(".unfinished")
     with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,13 +1,12 @@
-"""The data set on its way to the workers: tokenised, named by keyed hashes, and split, on Ray, before training starts.
+"""Prepare the shards of all workers on Ray before training: tokenise, compute keys, and partition by unit.
 
-`prepare` runs in the driver and sees no record. Ray Data's tasks read blocks, tokenise them and write **parts**:
-small files, one for each worker and block, under names drawn at random; what comes back is the names. Then one task
-for each worker sorts its parts into the file that the worker maps (`shard`). The names that come back, and only they,
-count: should Ray run a task twice because a process died, the first run's parts are not named by anyone, and no
-record is in the shards twice.
+`prepare` runs in the driver and receives no record. Ray Data's tasks read blocks, tokenise them and write **parts**:
+small files, one for each worker and block, with random names. The tasks return only these names. Then one task for each
+worker sorts its parts into the file that the worker maps (`shard`). Only parts whose names were returned are used: if
+Ray runs a task again because a process died, the parts of the first run are ignored, and no record is in a shard twice.
 
-Sorted by unit and record name, a shard depends on the data set and the key alone; training goes on from a checkpoint
-with the same units at the same places. Nothing here returns or logs a number of records.
+A shard is sorted by the keys of unit and record, so it depends on the data set and the job's key alone. A training that
+resumes from a checkpoint finds the same units at the same places. Nothing here returns or logs a number of records.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class PreparedShards:
 def prepare(
     dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, workers: int, key: bytes, directory: Path
 ) -> PreparedShards:
-    """Write the private data set's shards into `directory` (made with mode 0700), tokenised as the spec says.
+    """Write the private data set's shards into `directory`, which is created with mode 0700.
 
-    dataset: what `read` or `from_memory` gave for `columns_of(spec)`. tokenise: that of the job's task. key: secret,
-    at least 16 bytes, the same for all runs of one job. Raises DataError where no record is usable, and whatever
-    reading raises.
+    dataset: the result of `read` or `from_memory` for `columns_of(spec)`. tokenise: the tokeniser of the job's task.
+    key: secret, at least 16 bytes, the same for all runs of one job. Raises DataError if no record is usable, and
+    whatever reading raises.
     """
     columns = columns_of(spec)
     recipe = Recipe.from_spec(spec)
@@ -89,23 +88,28 @@ def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *
 def _parts(
     dataset: ray.data.Dataset, split: Split, directory: Path, what: str
 ) -> Iterator[Callable[[int], list[Path]]]:
-    """Write the data set's parts; gives a worker's, in the order of the data set; removes them all at the end."""
+    """Write the data set's parts, yield a function from worker to its parts in order, and remove all at the end."""
     silence_ray_data()
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
-    place = directory / f"parts-{what}"
-    shutil.rmtree(place, ignore_errors=True)  # left by a run that was killed
-    place.mkdir(mode=0o700)
+    folder = directory / f"parts-{what}"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+    folder.mkdir(mode=0o700)
     try:
-        written = dataset.map_batches(_write_parts, fn_args=(split, place), batch_size=None, batch_format="pyarrow")
+        written = dataset.map_batches(
+            _write_parts,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
+            fn_args=(split, folder),
+            batch_size=None,
+            batch_format="pyarrow",
+        )
         written.context.execution_options.preserve_order = True
         written.context.raise_original_map_exception = True
         names = [row["part"] for row in written.take_all()]
-        yield lambda worker: [_part(place, name, worker) for name in names]
+        yield lambda worker: [_part(folder, name, worker) for name in names]
     except RayTaskError as error:
         raise error_without_content(error, f"spec.{what}") from None
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.Table]:
@@ -120,7 +124,7 @@ def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.
 
 @ray.remote
 def _merge(parts: list[Path], limit: int | None, path: Path) -> tuple[bool, int]:
-    """Write a worker's shard: (whether it is empty, the sum of its records' names)."""
+    """Write a worker's shard: (whether it is empty, the sum of its records' keys)."""
     if not parts:
         return True, 0
     batch, total = merge([_open(part) for part in parts], limit)
@@ -130,7 +134,7 @@ def _merge(parts: list[Path], limit: int | None, path: Path) -> tuple[bool, int]
 
 @ray.remote
 def _concatenate(parts: list[Path], path: Path) -> bool:
-    """Write the public file: whether it is empty."""
+    """Write the public file, and return whether it is empty."""
     batch = concatenate([_open(part) for part in parts])
     if batch is not None:
         write(batch, path)

@@ -41,7 +41,7 @@ class Tokeniser:
 
 
 def text_or_none(value: Any) -> str | None:
-    """A value as text that a tokenizer can take (bytes as UTF-8, what is none replaced), or None if it is no text."""
+    """A value as text that a tokenizer can take (bytes as UTF-8, invalid ones replaced); None if it is not text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if not isinstance(value, str):
@@ -77,13 +77,13 @@ def label_or_none(value: Any, recipe: Recipe) -> int | None:
 def prefix_ids(tokenizer: Any) -> list[int]:
     """The special tokens that this tokenizer puts before a text (often one, `<s>`; often none)."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    dressed = tokenizer("a")["input_ids"]
-    at = next((i for i in range(len(dressed)) if dressed[i : i + len(bare)] == bare), 0)
-    return list(dressed[:at])
+    with_special = tokenizer("a")["input_ids"]
+    at = next((i for i in range(len(with_special)) if with_special[i : i + len(bare)] == bare), 0)
+    return list(with_special[:at])
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of all special tokens, those that only a chat template uses included."""
+    """The ids of all special tokens, including those that only a chat template uses."""
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return frozenset(added | set(tokenizer.all_special_ids))
 
@@ -92,7 +92,8 @@ def token_ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int
     """The tokens of each text; `options` go to the tokenizer."""
     if not texts:
         return []
-    return tokenizer(texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
+    found: list[list[int]] = tokenizer(texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
+    return found
 
 
 def cut(ids: list[int], target: list[int], recipe: Recipe) -> Example | None:
