@@ -72,7 +72,7 @@ def test_a_header_that_was_changed_on_its_way_is_refused(byte: int, outcomes: Ru
         return HeaderAgreement(channel, SESSION, JOB_KEY).agree(HEADER, False)
 
     results = outcomes(3, work)
-    assert [str(result) for result in results[:2]] == ["worker 2's header was changed on its way"] * 2
+    assert [str(result) for result in results[:2]] == ["the header of worker 2 was changed in transit"] * 2
 
 
 def test_a_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> None:
@@ -86,7 +86,7 @@ def test_a_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> No
         channel.on_message = swap
         return HeaderAgreement(channel, SESSION, JOB_KEY).agree(HEADER, False)
 
-    assert "worker 1's header was changed" in str(outcomes(3, swapped)[0])
+    assert "the header of worker 1 was changed" in str(outcomes(3, swapped)[0])
     for session, key in ((replace(SESSION, incarnation=1), JOB_KEY), (SESSION, bytes(32))):
 
         def work(channel: Any, session: Session = session, key: bytes = key) -> bool:
@@ -94,7 +94,7 @@ def test_a_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> No
             agreement = HeaderAgreement(channel, session if stale else SESSION, key if stale else JOB_KEY)
             return agreement.agree(HEADER, False)
 
-        assert "worker 2's header was changed" in str(outcomes(3, work)[0])
+        assert "the header of worker 2 was changed" in str(outcomes(3, work)[0])
 
 
 def test_sessions_have_names_of_their_own(workers: Run) -> None:

@@ -125,7 +125,7 @@ def test_a_message_of_one_rank_is_not_accepted_from_another(outcomes: Run) -> No
 def test_a_wrong_number_of_workers_is_refused(joined: int, planned: int, outcomes: Run) -> None:
     results = outcomes(joined, lambda channel: agree_pair_keys(channel, replace(SESSION, workers=planned), JOB_KEY))
     assert {str(result) for result in results} == {
-        f"{joined} workers joined, {planned} were planned and 16 are the most"
+        f"{joined} workers joined, {planned} were planned, and at most 16 are supported"
     }
 
 

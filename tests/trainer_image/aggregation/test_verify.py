@@ -131,7 +131,7 @@ def test_an_opening_that_was_forged_is_noticed(place: int, outcomes: Run) -> Non
         step(channel)
 
     results = outcomes(3, work)
-    assert str(results[0]) == str(results[2]) == "worker 1's opening of step 3 is not authentic"
+    assert str(results[0]) == str(results[2]) == "the opening of worker 1 in step 3 is not authentic"
 
 
 def test_an_opening_of_another_step_is_not_accepted(

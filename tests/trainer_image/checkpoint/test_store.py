@@ -271,7 +271,9 @@ def test_a_place_that_can_be_written_to_is_left_empty(uri: str) -> None:
 
 def test_a_place_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match=r"file/inside cannot be written to: Not a directory; name another place"):
+    with pytest.raises(
+        CheckpointError, match=r"file/inside cannot be written to: Not a directory; choose another place"
+    ):
         CheckpointStore(str(tmp_path / "file" / "inside")).check_writable()
 
 
@@ -330,7 +332,7 @@ def test_an_outage_is_not_taken_for_a_checkpoint_that_is_not_there(s3_tls_bucket
     s3_tls_bucket.stop()
     for place in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
         hasty = CheckpointStore(place)
-        hasty._fs = RetryingFileSystem(hasty._eager, patience_seconds=0.5)
+        hasty._fs = RetryingFileSystem(hasty._fs_without_retry, patience_seconds=0.5)
         for ask in (hasty.names, lambda hasty=hasty: hasty.exists("step-1")):
             with pytest.raises(Exception, match="Could not connect"):
                 ask()

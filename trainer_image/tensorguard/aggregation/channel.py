@@ -1,7 +1,7 @@
-"""How the workers of one job talk to each other: messages of fixed length, and one integer sum.
+"""Communication between the workers of one job: all-gather of messages with a fixed length, and integer all-reduce.
 
-Everything goes through torch.distributed (gloo on CPUs, NCCL on GPUs) as tensors of bytes or of int32, so nothing that
-comes from a peer is ever unpickled. `torch.distributed`'s own object collectives pickle, and are not used.
+All data goes through torch.distributed (gloo on CPUs, NCCL on GPUs) as tensors of bytes or of int32, so nothing that
+a peer sends is ever unpickled. The object collectives of torch.distributed pickle, and are not used.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tensafe_api.reasons import Reason
 
 
 class AggregationError(RuntimeError):
-    """The workers could not agree, or a sum is not what its parts say. Nothing was revealed, or what was is discarded;
-    the step stays charged.
+    """The workers could not agree, or a sum is not the sum of its parts. Nothing was revealed, or the revealed sum is
+    discarded. The step stays charged.
     """
 
     reason: ClassVar[Reason] = Reason.AGGREGATION_FAILED
 
 
 class Channel(Protocol):
-    """What aggregation needs of a group of workers."""
+    """The communication of one worker with the others of its group."""
 
     @property
     def rank(self) -> int: ...
@@ -33,16 +33,16 @@ class Channel(Protocol):
     def size(self) -> int: ...
 
     def all_gather(self, message: bytes) -> list[bytes]:
-        """Every worker's message, by rank. All must have the same length."""
+        """The messages of all workers, by rank. All messages must have the same length."""
         ...
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        """The sum of every worker's uint32 [d] modulo 2^32."""
+        """The sum over all workers of their uint32 [d] vectors, modulo 2^32."""
         ...
 
 
 class ProcessGroupChannel:
-    """The default torch.distributed group, which must exist."""
+    """A channel over the default process group of torch.distributed, which must be initialised."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -51,9 +51,9 @@ class ProcessGroupChannel:
 
     def all_gather(self, message: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
-        everyones = torch.empty(self.size * len(message), dtype=torch.uint8, device=self._device)
-        dist.all_gather_into_tensor(everyones, mine)
-        joined = everyones.cpu().numpy().tobytes()
+        gathered = torch.empty(self.size * len(message), dtype=torch.uint8, device=self._device)
+        dist.all_gather_into_tensor(gathered, mine)
+        joined = gathered.cpu().numpy().tobytes()
         return [joined[start : start + len(message)] for start in range(0, len(joined), len(message))]
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
@@ -63,10 +63,14 @@ class ProcessGroupChannel:
 
 
 def check_all_reduce_wraps(channel: Channel) -> None:
-    """Raise unless the group's integer sum wraps exactly modulo 2^32, which masks need. Run once, at the start."""
-    everyones = np.random.default_rng(0).integers(0, 2**32, size=(channel.size, 64), dtype=np.uint32)
-    everyones[:, 0] = 2**31 - 1
-    if not np.array_equal(channel.all_reduce(everyones[channel.rank].copy()), everyones.sum(axis=0, dtype=np.uint32)):
+    """Check that the group's integer all-reduce wraps exactly modulo 2^32, as masks need. Called once, at the start.
+
+    Raises:
+        AggregationError: if the sum is not exact modulo 2^32.
+    """
+    vectors = np.random.default_rng(0).integers(0, 2**32, size=(channel.size, 64), dtype=np.uint32)
+    vectors[:, 0] = 2**31 - 1
+    if not np.array_equal(channel.all_reduce(vectors[channel.rank].copy()), vectors.sum(axis=0, dtype=np.uint32)):
         raise AggregationError(
-            "this machine's int32 all-reduce does not wrap modulo 2^32; use another torch.distributed backend"
+            "the int32 all-reduce of this machine does not wrap modulo 2^32; use another torch.distributed backend"
         )

@@ -1,9 +1,9 @@
-"""What all workers must agree on before a step's sum is revealed.
+"""The header of a step: facts on which all workers must agree before the sum is revealed.
 
-An all-reduce checks nothing: different lengths hang it, different steps add up to nonsense. So each worker first
-publishes the same few facts, and a step is revealed only if they match, the ledger's head among them: no worker
-contributes to a reveal that was not charged. The stop flag alone may differ; it is true for all as soon as it is true
-for one, which stops every rank at the same step.
+An all-reduce checks nothing: it hangs when lengths differ, and adds vectors of different steps without an error. So
+each worker first publishes a header, and the step is revealed only if all headers match. The header includes the
+ledger's head, so no worker contributes to a reveal that was not charged. Only the stop flag may differ: if it is true
+on one worker, all workers stop, at the same step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from tensorguard.aggregation.keys import TAG_BYTES, Session, derive_key, tag
 
 _LAYOUT = struct.Struct(">32s5Q32s")
 CARRIER_BITS = 32
-"""Bits of the integers that are summed."""
+"""Number of bits of the integers that are summed."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The facts of one step. `ledger_head` is the hash (32 bytes, hex) of the ledger's last entry, under which the step
-    is charged.
-    """
+    """The facts of one step. `ledger_head` is the hash (32 bytes, hex) of the ledger entry that charges the step."""
 
     session: str
     step: int
@@ -53,7 +51,9 @@ class Header:
 
 
 class HeaderAgreement:
-    """Publishes this worker's header and compares it with everyone's, under a tag of the job key."""
+    """Publishes this worker's header and compares it with those of all workers. A tag from the job key authenticates
+    each header.
+    """
 
     def __init__(self, channel: Channel, session: Session, job_key: bytes) -> None:
         self._channel = channel
@@ -61,23 +61,23 @@ class HeaderAgreement:
         self.session = hashlib.sha256(session.context()).hexdigest()
 
     def agree(self, header: Header, stop: bool) -> bool:
-        """Whether any worker wants to stop.
+        """Compare headers, and return whether any worker wants to stop.
 
         Raises:
-            AggregationError: naming the worker and the first fact on which it differs, or whose header was changed on
-            the way.
+            AggregationError: names a worker whose header was changed in transit, or the first fact on which a worker
+                differs.
         """
         body = header.pack() + bytes([stop])
-        anyone = False
+        any_stop = False
         for peer, message in enumerate(
             self._channel.all_gather(body + tag(self._key, peer_bytes(self._channel.rank), body))
         ):
             theirs, their_tag = message[:-TAG_BYTES], message[-TAG_BYTES:]
             if not hmac.compare_digest(their_tag, tag(self._key, peer_bytes(peer), theirs)):
-                raise AggregationError(f"worker {peer}'s header was changed on its way")
+                raise AggregationError(f"the header of worker {peer} was changed in transit")
             self._compare(header, Header.unpack(theirs[:-1]), peer)
-            anyone = anyone or bool(theirs[-1])
-        return anyone
+            any_stop = any_stop or bool(theirs[-1])
+        return any_stop
 
     @staticmethod
     def _compare(mine: Header, theirs: Header, peer: int) -> None:
@@ -85,10 +85,10 @@ class HeaderAgreement:
             here, there = getattr(mine, field.name), getattr(theirs, field.name)
             if here != there:
                 raise AggregationError(
-                    f"worker {peer} differs on {field.name.replace('_', ' ')}: {there} there, {here} here"
+                    f"worker {peer} differs on {field.name.replace('_', ' ')}: it has {there}, this worker has {here}"
                 )
 
 
 def peer_bytes(rank: int) -> bytes:
-    """A rank in eight bytes."""
+    """A rank (or a step number) as eight bytes, big-endian."""
     return rank.to_bytes(8, "big")

@@ -1,9 +1,9 @@
-"""Pair keys: each two workers share one that nobody else can know.
+"""Pair keys: a key for each pair of workers, which only the two of them know.
 
-Each worker makes an X25519 key for this incarnation of the group and publishes it together with a tag under the job
-key, which outsiders lack; tag and derivation are bound to the session (job, attempt, incarnation, how many workers, how
-many may collude) and to the ranks, so that nothing can be replayed from another attempt or between pairs. Private keys
-live in this object and nowhere else.
+Each worker creates an X25519 key for this incarnation of the group. It publishes the public key with a tag under the
+job key, which outsiders do not have. Tag and derivation are bound to the session (job, attempt, incarnation, number of
+workers, number of colluders) and to the ranks, so that nothing can be replayed from another attempt or between pairs.
+Private keys are only in the memory of this process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tensorguard.aggregation.channel import AggregationError, Channel
 KEY_BYTES = 32
 TAG_BYTES = 32
 MAX_WORKERS = 16
-"""A complete graph of pairs; larger groups need sparse ones, which come later."""
+"""Every worker shares a key with every other. Larger groups need a sparse graph of pairs, which is not implemented."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What every worker of one incarnation must agree on before the first step."""
+    """The facts that every worker of one incarnation must agree on before the first step."""
 
     job: str
     attempt: int
@@ -43,7 +43,7 @@ class Session:
 
 @dataclass(frozen=True)
 class PairKey:
-    """What two workers share: a key for masks and one for tags."""
+    """The secrets that two workers share: a key for masks and a key for tags."""
 
     mask: bytes
     tag: bytes
@@ -55,7 +55,7 @@ def derive_key(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
 
 
 def tag(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 over `parts`, which have fixed lengths."""
+    """HMAC-SHA256 over the concatenated `parts`, each of which must have a fixed length."""
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
@@ -64,29 +64,32 @@ def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[
 
     Args:
         channel: the group.
-        session: what this worker believes to be in; a peer that believes otherwise fails its tag.
+        session: the session of this worker. The tag of a peer with another session is not valid.
         job_key: 32 secret bytes that only the job's workers hold.
 
     Returns:
-        The key shared with each other rank.
+        The key shared with each other worker, by rank.
 
     Raises:
-        AggregationError: where a peer's key is not authentic, or there are too many workers.
+        AggregationError: if a peer's key is not authentic, or there are too many workers.
     """
     if channel.size != session.workers or channel.size > MAX_WORKERS:
         raise AggregationError(
-            f"{channel.size} workers joined, {session.workers} were planned and {MAX_WORKERS} are the most"
+            f"{channel.size} workers joined, {session.workers} were planned, and at most {MAX_WORKERS} are supported"
         )
-    authentic = derive_key(job_key, b"tensafe key authentication")
+    authentication_key = derive_key(job_key, b"tensafe key authentication")
     context = session.context()
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     pairs: dict[int, PairKey] = {}
-    for peer, message in enumerate(channel.all_gather(public + tag(authentic, context, _rank(channel.rank), public))):
+    for peer, message in enumerate(
+        channel.all_gather(public + tag(authentication_key, context, _rank(channel.rank), public))
+    ):
         theirs, their_tag = message[:KEY_BYTES], message[KEY_BYTES:]
-        if not hmac.compare_digest(their_tag, tag(authentic, context, _rank(peer), theirs)):
+        if not hmac.compare_digest(their_tag, tag(authentication_key, context, _rank(peer), theirs)):
             raise AggregationError(
-                f"worker {peer} did not prove that it belongs to this attempt of the job; its job key is wrong or stale"
+                f"worker {peer} did not prove that it belongs to this attempt of the job; "
+                "its job key is wrong or outdated"
             )
         if peer == channel.rank:
             continue

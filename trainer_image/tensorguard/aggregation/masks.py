@@ -1,11 +1,11 @@
 """Masks that cancel only in the sum of all workers.
 
-For each pair of workers one adds and the other subtracts the same key stream, modulo 2^32. Any proper subset of the
-workers' vectors is uniform to whoever lacks a pair key of someone outside it; the full sum is exact. A mask depends on
-no data, so it is made ahead, on a thread.
+In each pair of workers, one adds and the other subtracts the same key stream, modulo 2^32. The vectors of any proper
+subset of the workers are uniform to an adversary who lacks a pair key of a worker outside the subset. The full sum is
+exact. A mask depends on no data, so it is computed ahead of the step, on a thread.
 
-A block of AES-256-CTR is named by (step, position) and by the pair's key, which is new in each incarnation: none is
-ever used twice. A step that is run again in the same incarnation does not exist.
+A block of the AES-256-CTR key stream is identified by (step, position) and by the key of the pair, which is new in each
+incarnation. Therefore no block is used twice: no step runs twice in the same incarnation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorguard.aggregation.keys import PairKey
 
 
 def key_stream(key: bytes, step: int, length: int) -> np.ndarray:
-    """`length` uniform words that both ends of a pair know for `step`, uint32 [length]."""
+    """The key stream of `key` for `step`: `length` pseudorandom words, uint32 [length]."""
     out = np.empty(4 * length + 16, dtype=np.uint8)
     cipher = Cipher(algorithms.AES(key), modes.CTR(step.to_bytes(8, "big") + bytes(8)))
     cipher.encryptor().update_into(bytes(4 * length), out)
@@ -27,8 +27,8 @@ def key_stream(key: bytes, step: int, length: int) -> np.ndarray:
 
 
 def pairwise_mask(pairs: Mapping[int, PairKey], rank: int, step: int, length: int) -> np.ndarray:
-    """This worker's mask for `step`, uint32 [length]: added for pairs in which it is the lower rank, subtracted for the
-    others.
+    """This worker's mask for `step`, uint32 [length]. In each pair, the lower rank adds the key stream and the higher
+    rank subtracts it.
     """
     total = np.zeros(length, dtype=np.uint32)
     for peer, key in pairs.items():

@@ -47,8 +47,8 @@ class SecureAggregator(ABC):
     - The sum is exact modulo 2^32: integers in, integers out, with no rounding on the way. Local sums beyond an int32
       saturate first (`reduce.saturate`), so that neighbouring sums stay equally close.
     - A worker that is lost, or whose message is missing, aborts the step. No partial sum is revealed.
-    - What the workers receive is verified: a message that is not authentic, or a sum that is not the sum of its parts,
-      raises `AggregationError` on every worker.
+    - Everything that a worker receives is verified. A message that is not authentic, or a sum that is not the sum of
+      its parts, raises `AggregationError`, and the worker group restarts.
     - No key stream is used twice. A step number occurs once in each incarnation, and each incarnation has new keys.
     """
 
@@ -116,7 +116,7 @@ class SecureAggregator(ABC):
     def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Compute and verify the sum. Only `sum` calls this, after all workers have agreed on the step.
 
-        Arguments, result and errors are those of `sum`.
+        Arguments and errors are those of `sum`. Returns int32 [d], the same on every worker.
         """
 
     @abstractmethod

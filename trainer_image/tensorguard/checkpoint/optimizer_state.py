@@ -1,7 +1,7 @@
-"""What training goes on from: the optimiser's state, as safetensors. (The place in the ledger is `place`; the schedule
-is pure.)
+"""The optimiser's state in a checkpoint, as safetensors, so that a run can resume.
 
-Never pickled, and never with a secret stream's key: a resumed run draws new samples, noise and masks.
+`trainer_state` holds the step and the position in the ledger. The learning-rate schedule needs no state. Nothing is
+pickled, and no key of a secret stream is stored: a resumed run draws new samples, noise and masks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ OPTIMIZER = "optimizer.safetensors"
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:
-    """The state tensors of `optimizer`, named by the parameter's number and the state's name. Its settings come from
-    the manifest.
+    """The state tensors of `optimizer`, each named by the parameter's number and the state's name. Settings such as the
+    learning rate are not included: they come from the manifest.
     """
     tensors: dict[str, torch.Tensor] = {}
     for number, state in optimizer.state_dict()["state"].items():
@@ -26,7 +26,7 @@ def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, content: bytes) -> None:
-    """Put back what `dump_optimizer` wrote."""
+    """Restore the state that `dump_optimizer` wrote."""
     state: dict[int, dict[str, Any]] = {}
     for key, value in load(content).items():
         number, name = key.split(".", 1)

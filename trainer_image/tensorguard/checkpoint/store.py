@@ -1,9 +1,9 @@
-"""Where checkpoints lie: a folder of any fsspec file system, in which a checkpoint is whole or not there.
+"""Stores checkpoints in a folder of any fsspec file system. A checkpoint is either complete or absent.
 
-A checkpoint is a folder of small files with `manifest.json`, which names each of them with its SHA-256. On a local disk
-the folder is written under another name, synced and renamed; in an object store, which cannot rename, the manifest is
-written last and a folder without one does not count. The digest of a checkpoint is the digest of its manifest: what the
-ledger records, and what a signature will cover.
+A checkpoint is a folder of small files with `manifest.json`, which lists each file with its SHA-256. On a local disk
+the folder is written under a temporary name, synced and renamed. An object store cannot rename: there the manifest is
+written last, and a folder without one is not a checkpoint. The digest of a checkpoint is the digest of its manifest.
+The ledger records this digest, and a signature will cover it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from tensafe_api.statement import canonical_json, digest
 from tensorguard.storage import PVC_SCHEME, RetryingFileSystem, explain_storage_error, filesystem_options
 
 MANIFEST = "manifest.json"
-_ASIDE = ".unfinished-"
+_UNFINISHED = ".unfinished-"
+"""Prefix of temporary folders, which are not checkpoints."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be read or written. `str()` is a sentence."""
+    """A checkpoint cannot be read or written. `str()` is a sentence for the user."""
 
     reason: ClassVar[Reason] = Reason.CHECKPOINT_UNWRITABLE
 
 
 class CheckpointCorrupt(CheckpointError):
-    """A checkpoint's files are not what its manifest says, or its manifest not what the ledger recorded."""
+    """A checkpoint's files do not match its manifest, or its manifest does not match the digest in the ledger."""
 
     reason: ClassVar[Reason] = Reason.CHECKPOINT_CORRUPT
 
 
 class CheckpointConflict(CheckpointError):
-    """Another job's checkpoints are there."""
+    """The folder has the checkpoints of another job."""
 
     reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
 
@@ -50,20 +51,20 @@ class CheckpointConflict(CheckpointError):
 class CheckpointStore:
     """The checkpoints under one URI."""
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, known_as: str | None = None) -> None:
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, public_uri: str | None = None) -> None:
         """Args:
         uri: a path or any fsspec URI.
-        options: fsspec's, such as an S3 endpoint.
-        known_as: what everybody else calls this place, where it is a mount of this machine alone.
+        options: of fsspec, such as an S3 endpoint.
+        public_uri: the address of this folder outside this machine, if `uri` is a mount point; None otherwise.
         """
-        self._known_as = known_as
-        self._eager, self._root = fsspec.url_to_fs(uri, **(options or {}))
-        self._local = isinstance(self._eager, LocalFileSystem)
-        self._fs = self._eager if self._local else RetryingFileSystem(self._eager)
+        self._public_uri = public_uri
+        self._fs_without_retry, self._root = fsspec.url_to_fs(uri, **(options or {}))
+        self._local = isinstance(self._fs_without_retry, LocalFileSystem)
+        self._fs = self._fs_without_retry if self._local else RetryingFileSystem(self._fs_without_retry)
 
     @classmethod
     def for_job(cls, job: TenSafeTrainingJob, mounts: str | None = None) -> CheckpointStore:
-        """Where a job's checkpoints go; what lies in `mounts` is known by its pvc:// address."""
+        """The store of a job's checkpoints. A folder below `mounts` has a pvc:// address for others."""
         uri = job.spec.checkpoint.uri
         _, options = filesystem_options(uri, job.spec.storage)
         mounted = mounts is not None and uri.startswith(f"{mounts}/")
@@ -73,28 +74,28 @@ class CheckpointStore:
         """Raise CheckpointError unless a file can be written here. Leaves nothing behind but the folder.
 
         Args:
-            wait: whether to wait while the store is away; else a person waits, who may have misspelt it.
+            wait: whether to retry while the store is unavailable. Do not, while a user waits who may have misspelt it.
         """
-        fs = self._fs if wait else self._eager
-        probe = f"{self._root}/{_ASIDE}{uuid.uuid4().hex}"
+        fs = self._fs if wait else self._fs_without_retry
+        probe = f"{self._root}/{_UNFINISHED}{uuid.uuid4().hex}"
         try:
             fs.makedirs(self._root, exist_ok=True)
             fs.pipe_file(probe, b"")
-            with contextlib.suppress(FileNotFoundError):  # removed by a try that was not answered
+            with contextlib.suppress(FileNotFoundError):  # an earlier try removed it
                 fs.rm_file(probe)
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # each file system has its own error classes
             raise CheckpointError(
-                f"{self._root} cannot be written to: {_sentence(error)}; name another place or mend its permissions"
+                f"{self._root} cannot be written to: {_describe(error)}; choose another place or fix its permissions"
             ) from error
 
     def uri(self, name: str) -> str:
-        """The address of a checkpoint, as fsspec and a person can use it."""
-        if self._known_as is not None:
-            return f"{self._known_as.rstrip('/')}/{name}"
+        """The address of a checkpoint, for users and for fsspec."""
+        if self._public_uri is not None:
+            return f"{self._public_uri.rstrip('/')}/{name}"
         return str(self._fs.unstrip_protocol(f"{self._root}/{name}"))
 
     def write(self, name: str, files: Mapping[str, bytes]) -> str:
-        """Write a checkpoint whole, replacing one of the same name, and return its digest."""
+        """Write a complete checkpoint and return its digest. Replaces a checkpoint of the same name."""
         listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
         manifest = canonical_json({"files": listing})
         try:
@@ -103,67 +104,68 @@ class CheckpointStore:
             else:
                 self._write_remote(name, {**files, MANIFEST: manifest})
         except _failures(self._local) as error:
-            raise CheckpointError(f"{self.uri(name)} could not be written: {_sentence(error)}; {_MAKE_ROOM}") from error
+            raise CheckpointError(f"{self.uri(name)} cannot be written: {_describe(error)}; {_FIX_WRITE}") from error
         return digest(manifest)
 
     def read(self, name: str, expected: str | None = None, only: str | None = None) -> dict[str, bytes]:
-        """A checkpoint's files (or `only` one of them), each checked against the manifest, and that against `expected`.
+        """A checkpoint's files (or `only` one of them), each checked against the manifest. The manifest is checked
+        against the digest `expected`.
 
         Raises:
-            CheckpointCorrupt: naming the file that is not what it should be.
-            CheckpointError: where the store does not let it be read.
+            CheckpointCorrupt: names the file that is missing or was changed.
+            CheckpointError: if the store refuses the read.
         """
-        where = self.uri(name)
+        uri = self.uri(name)
         try:
             manifest = self._fetch(name, MANIFEST)
             if expected is not None and digest(manifest) != expected:
                 raise CheckpointCorrupt(
-                    f"{where} is not the checkpoint that the ledger recorded: its manifest was changed; {_MEND}"
+                    f"{uri} is not the checkpoint that the ledger recorded: its manifest was changed; {_FIX_CORRUPT}"
                 )
             listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
             files = {file: self._fetch(name, file) for file in listing if only in (None, file)}
         except FileNotFoundError as error:
-            raise CheckpointCorrupt(f"{where} lacks {Path(str(error.filename or error)).name}; {_MEND}") from error
+            raise CheckpointCorrupt(f"{uri} lacks {Path(str(error.filename or error)).name}; {_FIX_CORRUPT}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointCorrupt(f"{where} has an unreadable {MANIFEST}; {_MEND}") from error
+            raise CheckpointCorrupt(f"{uri} has an unreadable {MANIFEST}; {_FIX_CORRUPT}") from error
         if only is not None and only not in files:
-            raise CheckpointCorrupt(f"{where} lacks {only}; {_MEND}")
+            raise CheckpointCorrupt(f"{uri} lacks {only}; {_FIX_CORRUPT}")
         for file, content in files.items():
             if digest(content) != listing[file]:
-                raise CheckpointCorrupt(f"{where} is corrupt: {file} is not what was written; {_MEND}")
+                raise CheckpointCorrupt(f"{uri} is corrupt: {file} is not what was written; {_FIX_CORRUPT}")
         return files
 
     def names(self) -> list[str]:
-        """The checkpoints that are whole, sorted by name."""
+        """The names of the complete checkpoints, sorted."""
         if not self._has(self._root):
             return []
         self._fs.invalidate_cache()
         found = (
             Path(entry["name"]).name for entry in self._fs.ls(self._root, detail=True) if entry["type"] == "directory"
         )
-        return sorted(name for name in found if not name.startswith(_ASIDE) and self.exists(name))
+        return sorted(name for name in found if not name.startswith(_UNFINISHED) and self.exists(name))
 
     def exists(self, name: str) -> bool:
-        """Whether there is a whole checkpoint of this name."""
+        """Whether there is a complete checkpoint of this name."""
         return self._has(f"{self._root}/{name}/{MANIFEST}")
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint, its manifest first, so that it is never half there."""
-        with contextlib.suppress(FileNotFoundError):  # not there, or removed by a try that was not answered
+        """Remove a checkpoint, its manifest first, so that an incomplete checkpoint is never listed."""
+        with contextlib.suppress(FileNotFoundError):  # absent, or an earlier try removed it
             self._fs.rm_file(f"{self._root}/{name}/{MANIFEST}")
         if self._has(f"{self._root}/{name}"):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def remove_unfinished(self) -> None:
-        """Remove what killed writers left behind. Only for whoever holds the ledger."""
+        """Remove the temporary folders of killed writers. Only the holder of the ledger may call this."""
         if not self._local or not self._fs.exists(self._root):
             return
-        for leftover in Path(self._root).glob(f"{_ASIDE}*"):
+        for leftover in Path(self._root).glob(f"{_UNFINISHED}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _has(self, path: str) -> bool:
-        """Whether something is there. (fsspec's own `exists` says no to whatever fails, an outage included.)"""
+        """Whether the path exists. (fsspec's `exists` returns False for any error, an outage included.)"""
         try:
             self._fs.info(path)
         except FileNotFoundError:
@@ -176,36 +178,36 @@ class CheckpointStore:
         except FileNotFoundError:
             raise
         except _failures(self._local) as error:
-            raise CheckpointError(f"{self.uri(name)} could not be read: {_sentence(error)}; {_LET_READ}") from error
+            raise CheckpointError(f"{self.uri(name)} cannot be read: {_describe(error)}; {_FIX_READ}") from error
 
     def _write_remote(self, name: str, files: Mapping[str, bytes]) -> None:
-        """The manifest comes last in `files`: until it is there nothing is."""
+        """The manifest is the last of `files`: the checkpoint exists once the manifest does."""
         self.remove(name)
         for file, content in files.items():
             self._fs.pipe_file(f"{self._root}/{name}/{file}", content)
 
     def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
-        aside = Path(self._root) / f"{_ASIDE}{name}-{uuid.uuid4().hex}"
-        aside.mkdir(parents=True)
+        temporary = Path(self._root) / f"{_UNFINISHED}{name}-{uuid.uuid4().hex}"
+        temporary.mkdir(parents=True)
         for file, content in files.items():
-            with (aside / file).open("wb") as out:
+            with (temporary / file).open("wb") as out:
                 out.write(content)
                 out.flush()
                 os.fsync(out.fileno())
-        _sync(aside)
-        place = Path(self._root) / name
-        if place.exists():  # the old one steps aside by a rename as well, and is swept up later if we are killed here
-            place.rename(Path(self._root) / f"{_ASIDE}old-{name}-{uuid.uuid4().hex}")
-        aside.rename(place)
+        _sync(temporary)
+        target = Path(self._root) / name
+        if target.exists():  # renamed as well; `remove_unfinished` removes it later if this process is killed here
+            target.rename(Path(self._root) / f"{_UNFINISHED}old-{name}-{uuid.uuid4().hex}")
+        temporary.rename(target)
         _sync(Path(self._root))
-        for old in Path(self._root).glob(f"{_ASIDE}old-{name}-*"):
+        for old in Path(self._root).glob(f"{_UNFINISHED}old-{name}-*"):
             shutil.rmtree(old, ignore_errors=True)
 
 
-_MAKE_ROOM = "make room there, or mend its permissions, and resume"
-_LET_READ = "mend that, and resume"
-_MEND = (
-    "move it away to resume from the one before it, or from the start where there is none (the steps since then are "
+_FIX_WRITE = "free space there, or fix its permissions, and resume"
+_FIX_READ = "fix the cause, and resume"
+_FIX_CORRUPT = (
+    "move it away to resume from the previous checkpoint, or from the start if there is none (the steps since then are "
     "charged again)"
 )
 
@@ -219,13 +221,13 @@ def _sync(directory: Path) -> None:
 
 
 def _failures(local: bool) -> type[Exception]:
-    """What a file system may raise: somebody else's have errors of their own, a disk has the system's."""
+    """The errors that a file system may raise: OSError on a disk, any class in a library for remote storage."""
     return OSError if local else Exception
 
 
-def _sentence(error: Exception) -> str:
-    """Why, in words that are known to hold nothing of a request or a file."""
+def _describe(error: Exception) -> str:
+    """The cause, in words that contain nothing of a request or a file's contents."""
     if reason := explain_storage_error(error):
         return reason
-    said = str(error).strip() if isinstance(error, OSError) else ""
-    return said.splitlines()[0].rstrip(".") if said else type(error).__name__
+    message = str(error).strip() if isinstance(error, OSError) else ""
+    return message.splitlines()[0].rstrip(".") if message else type(error).__name__

@@ -1,4 +1,4 @@
-"""Where a checkpoint stands: its step, and the ledger that it was written under. JSON, so reading it needs no torch."""
+"""The step of a checkpoint, and the ledger under which it was written. JSON, so that reading it needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ TRAINER_STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a checkpoint stands. `ledger_head` and `ledger_length` are of the ledger when it was written: a shorter one
-    is refused.
+    """The step of a checkpoint and its position in the ledger.
+
+    `ledger_head` and `ledger_length` are those of the ledger when the checkpoint was written. A shorter ledger is
+    refused.
     """
 
     job_uid: str
@@ -31,11 +33,15 @@ class TrainerState:
         return cls(**json.loads(content))
 
 
-def parse_trainer_state(files: dict[str, bytes], where: str) -> TrainerState:
-    """The place at which a checkpoint stands."""
+def parse_trainer_state(files: dict[str, bytes], uri: str) -> TrainerState:
+    """The trainer state among the files of the checkpoint at `uri`.
+
+    Raises:
+        CheckpointCorrupt: if there is none, or it cannot be read.
+    """
     try:
         return TrainerState.parse(files[TRAINER_STATE])
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointCorrupt(
-            f"{where} has no readable {TRAINER_STATE}; move it away to resume from another one"
+            f"{uri} has no readable {TRAINER_STATE}; move it away to resume from another checkpoint"
         ) from error
