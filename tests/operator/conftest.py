@@ -1,4 +1,4 @@
-"""A job's cluster, under the chart's roles, on a control plane that knows KubeRay's kinds."""
+"""A job on a control plane with KubeRay's CRDs, reconciled with the rights of the chart's roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from e2e.platform.fixtures.roles import install_roles
 
 @pytest.fixture(scope="session")
 def kubeconfig(control_plane: ControlPlane) -> Path:
-    """The operator's."""
+    """The operator's kubeconfig file."""
     install_kuberay_crds(control_plane)
     return install_roles(control_plane)
 

@@ -1,4 +1,4 @@
-"""Everything that can be pulled out from under a job, on a real API server: nothing is lost, nothing is made twice."""
+"""Faults on a real API server: whatever is killed, refused or deleted, nothing is lost and nothing is created twice."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavaila
 
 pytestmark = pytest.mark.cluster
 
-LIFE = 24
-"""So many writes bring a job to its first RayJob, at most."""
+MAX_WRITES = 24
+"""Upper bound of the writes that take a job to its first RayJob."""
 
 
 class Killed(BaseException):
-    """The operator died here."""
+    """The operator was killed here."""
 
 
-class Mortal(ApiClient):
-    """Dies after so many writes: the last one is done, and nobody hears the answer."""
+class KillingClient(ApiClient):
+    """Kills the operator after a number of writes. The last write reaches the API server, and its answer is lost."""
 
-    left: ClassVar[int]
+    writes_left: ClassVar[int]
 
     async def _request(self, method: str, *rest: Any, **named: Any) -> Manifest:
         answer = await super()._request(method, *rest, **named)
         if method != "GET":
-            type(self).left -= 1
-            if not self.left:
+            type(self).writes_left -= 1
+            if not self.writes_left:
                 raise Killed
         return answer
 
 
-class Moody(ApiClient):
-    """Answers every third request with what a busy API server says: before the deed, or after it."""
+class FailingClient(ApiClient):
+    """Fails about a third of the requests as a busy API server does, before or after the request has taken effect."""
 
-    dice: ClassVar[random.Random]
+    random: ClassVar[random.Random]
 
     async def _request(self, method: str, *rest: Any, **named: Any) -> Manifest:
-        mood = self.dice.random()
-        if mood < 0.1:
+        draw = self.random.random()
+        if draw < 0.1:
             raise ApiUnavailable("429 Too Many Requests")
-        if mood < 0.2 and method != "GET":
+        if draw < 0.2 and method != "GET":
             raise ApiError(409, "the object has been modified; please apply your changes to the latest version")
         answer = await super()._request(method, *rest, **named)
-        if mood > 0.85:
-            raise ApiUnavailable("500 Internal Server Error, after all was done")
+        if draw > 0.85:
+            raise ApiUnavailable("500 Internal Server Error, although the request took effect")
         return answer
 
 
-def made(cluster: JobHarness) -> dict[str, list[str]]:
-    """What there is of a job, but for the UIDs in names."""
+def objects_of(cluster: JobHarness) -> dict[str, list[str]]:
+    """The names of the job's objects, by kind."""
     kinds = ("RayJob", "PrivacyLedger", "ConfigMap", "Secret", "NetworkPolicy", "RoleBinding")
     text = cluster.plane.kubectl("-n", cluster.namespace, "get", ",".join(kinds), "-o", "json").stdout
     found: dict[str, list[str]] = {kind.lower(): [] for kind in kinds}
@@ -67,61 +67,61 @@ def made(cluster: JobHarness) -> dict[str, list[str]]:
     return found
 
 
-def assert_begun_once(cluster: JobHarness) -> None:
-    status, there = cluster.status(), made(cluster)
+def assert_started_once(cluster: JobHarness) -> None:
+    status, found = cluster.status(), objects_of(cluster)
     ledger = status["ledgerName"]
-    assert there == {
+    assert found == {
         "rayjob": ["claims-triage-a1"],
         "privacyledger": [ledger],
         "configmap": ["claims-triage-a1"],
-        "secret": there["secret"],  # one whose ledger was not made any more is nobody's
+        "secret": found["secret"],  # also those of killed operators that created no ledger for them
         "networkpolicy": ["claims-triage"],
         "rolebinding": ["claims-triage-trainer"],
     }
-    assert cluster.ledger()["spec"]["keySecretName"] in there["secret"]
+    assert cluster.ledger()["spec"]["keySecretName"] in found["secret"]
     assert [each["number"] for each in status["attempts"]] == [1]
     assert status["ledgerUID"] == (cluster.get("privacyledger", ledger) or {})["metadata"]["uid"]
     assert status["phase"] == "Starting"
 
 
-def test_an_operator_that_dies_after_any_write_leaves_nothing_half_done(cluster: JobHarness) -> None:
+def test_job_starts_once_although_the_operator_is_killed_after_any_write(cluster: JobHarness) -> None:
     writes = 0
-    for writes in range(1, LIFE + 1):
+    for writes in range(1, MAX_WRITES + 1):
         cluster.apply()
-        Mortal.left = writes
+        KillingClient.writes_left = writes
         try:
-            cluster.reconcile(api=Mortal)
+            cluster.reconcile(api=KillingClient)
         except* Killed:
             pass
-        survived = Mortal.left > 0
+        survived = KillingClient.writes_left > 0
         cluster.reconcile()
-        assert_begun_once(cluster)
+        assert_started_once(cluster)
         uid = cluster.status()["ledgerUID"]
         cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
-        # A garbage collector that has just begun hears of new kinds each half a minute.
-        wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
+        # A garbage collector that has just started discovers new kinds every half minute.
+        wait_until(lambda: not any(names for kind, names in objects_of(cluster).items() if kind != "privacyledger"))
         forget(cluster, uid)
         if survived:
             break
-    assert 8 < writes < LIFE, "every write of a beginning was the last one once"
+    assert 8 < writes < MAX_WRITES, "the operator was killed after every write of a start"
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_api_server_in_a_bad_mood_delays_a_job_and_no_more(cluster: JobHarness, seed: int) -> None:
+def test_failing_requests_only_delay_a_job(cluster: JobHarness, seed: int) -> None:
     cluster.apply()
-    Moody.dice = random.Random(seed)
+    FailingClient.random = random.Random(seed)
     tries = 0
     while cluster.get("rayjob", "claims-triage-a1") is None:
         tries += 1
         assert tries < 60
-        with contextlib.suppress(ApiUnavailable, ApiError):  # the queue would try again
-            cluster.reconcile(passes=1, api=Moody, patient=False)
+        with contextlib.suppress(ApiUnavailable, ApiError):  # the work queue would retry
+            cluster.reconcile(passes=1, api=FailingClient, patient=False)
     cluster.reconcile()
-    assert_begun_once(cluster)
+    assert_started_once(cluster)
 
 
-def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_gone(cluster: JobHarness) -> None:
-    pod = trained(cluster)
+def test_deleted_ray_job_is_followed_by_the_next_attempt_once_its_pods_are_deleted(cluster: JobHarness) -> None:
+    pod = start_training(cluster)
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "rayjob", "claims-triage-a1")
     cluster.reconcile()
     cluster.now += 60
@@ -134,11 +134,11 @@ def test_a_ray_job_that_somebody_deletes_is_the_next_attempt_once_its_pods_are_g
     assert cluster.status()["privacy"]["stepsCharged"] == 5
 
 
-def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster: JobHarness) -> None:
-    trained(cluster)
-    strip = json.dumps({"metadata": {"labels": None}})
+def test_ray_job_without_its_labels_is_still_the_attempt(cluster: JobHarness) -> None:
+    start_training(cluster)
+    no_labels = json.dumps({"metadata": {"labels": None}})
     patch = ("-n", cluster.namespace, "patch", "rayjob", "claims-triage-a1", "--type=merge", "-p")
-    cluster.plane.kubectl(*patch, strip)
+    cluster.plane.kubectl(*patch, no_labels)
     cluster.now += 60
     cluster.reconcile()
     assert [each.get("endTime") for each in cluster.status()["attempts"]] == [None]
@@ -148,8 +148,8 @@ def test_a_ray_job_whose_labels_somebody_takes_away_is_still_the_attempt(cluster
     assert "endTime" in cluster.status()["attempts"][0]
 
 
-def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(cluster: JobHarness) -> None:
-    pod = trained(cluster)
+def test_ray_job_that_a_user_created_with_our_labels_is_not_an_attempt(cluster: JobHarness) -> None:
+    pod = start_training(cluster)
     copied = cluster.get("rayjob", "claims-triage-a1")
     assert copied is not None
     copied = {**copied, "metadata": {"labels": copied["metadata"]["labels"], "namespace": cluster.namespace}}
@@ -166,7 +166,7 @@ def test_a_ray_job_with_our_labels_that_we_did_not_make_is_nobodys_attempt(clust
     assert "claims-triage-a2" in cluster.condition("Stalled")["message"]
 
 
-def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: JobHarness) -> None:
+def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     held = json.dumps({"metadata": {"finalizers": ["ray.io/rayjob-finalizer"]}})
@@ -188,21 +188,21 @@ def test_a_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluste
     assert cluster.condition("Stalled")["status"] == "False"
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["gone", "made anew"])
-def test_a_ledger_that_was_taken_away_by_force_ends_the_job(cluster: JobHarness, again: bool) -> None:
-    trained(cluster)
+@pytest.mark.parametrize("recreated", [False, True], ids=["deleted", "recreated"])
+def test_ledger_deleted_by_force_ends_the_job(cluster: JobHarness, recreated: bool) -> None:
+    start_training(cluster)
     ledger = cluster.get("privacyledger", cluster.status()["ledgerName"])
     assert ledger is not None
     forget(cluster, ledger["metadata"]["uid"])
-    if again:
-        bare = {key: ledger["metadata"][key] for key in ("name", "namespace", "labels")}
-        anew = {**ledger, "metadata": bare}
-        anew.pop("status")
-        cluster.plane.kubectl("create", "-f", "-", text=json.dumps(anew))
+    if recreated:
+        metadata = {key: ledger["metadata"][key] for key in ("name", "namespace", "labels")}
+        copy = {**ledger, "metadata": metadata}
+        copy.pop("status")
+        cluster.plane.kubectl("create", "-f", "-", text=json.dumps(copy))
     cluster.reconcile()
     status = cluster.status()
     assert (status["phase"], cluster.condition("Failed")["reason"]) == ("Failed", "LedgerLost")
-    assert status["privacy"]["stepsCharged"] == 5, "what was known to be spent stays"
+    assert status["privacy"]["stepsCharged"] == 5, "the known charges stay"
     assert cluster.get("rayjob", "claims-triage-a1") is None
     cluster.now += 4000
     cluster.reconcile()
@@ -210,14 +210,14 @@ def test_a_ledger_that_was_taken_away_by_force_ends_the_job(cluster: JobHarness,
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Suspended", "Starting", "Running", "Succeeded", "Failed"])
-def test_a_job_may_be_deleted_in_each_phase_and_its_ledger_stays(cluster: JobHarness, phase: str) -> None:
+def test_job_can_be_deleted_in_each_phase_and_its_ledger_stays(cluster: JobHarness, phase: str) -> None:
     bring_to(cluster, phase)
     ledger = cluster.status().get("ledgerName")
     before = cluster.get("privacyledger", ledger) if ledger else None
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
-    wait_until(lambda: not any(names for kind, names in made(cluster).items() if kind != "privacyledger"))
-    assert made(cluster)["privacyledger"] == ([ledger] if before else [])
+    wait_until(lambda: not any(names for kind, names in objects_of(cluster).items() if kind != "privacyledger"))
+    assert objects_of(cluster)["privacyledger"] == ([ledger] if before else [])
     if before:
         assert cluster.get("privacyledger", ledger) == before
     cluster.apply()
@@ -238,23 +238,23 @@ def bring_to(cluster: JobHarness, phase: str) -> None:
             cluster.apply()
             cluster.reconcile()
         case "Running":
-            trained(cluster)
+            start_training(cluster)
         case "Succeeded":
-            pod = trained(cluster)
+            pod = start_training(cluster)
             cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
             cluster.set_ray_job_status(statuses.finished("SUCCEEDED"))
             delete_pod(cluster, pod.name)
             cluster.reconcile()
         case "Failed":
-            trained(cluster)
+            start_training(cluster)
             ended = "Job entrypoint command failed with exit code 76"
             cluster.set_ray_job_status(statuses.finished("FAILED", ended))
             cluster.reconcile()
     assert cluster.status()["phase"] == phase
 
 
-def trained(cluster: JobHarness) -> Any:
-    """A job that has charged five steps; its worker's pod."""
+def start_training(cluster: JobHarness) -> Any:
+    """Take the job to five charged steps; returns its worker's pod."""
     cluster.apply()
     cluster.reconcile()
     cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
@@ -270,7 +270,7 @@ def delete_pod(cluster: JobHarness, name: str) -> None:
 
 
 def forget(cluster: JobHarness, uid: str) -> None:
-    """Delete the ledger of this UID, as its administrator may when its data are gone for good."""
+    """Delete the ledger of this UID as an administrator may: the annotation names the UID."""
     ledgers = json.loads(cluster.plane.kubectl("-n", cluster.namespace, "get", "pledger", "-o", "json").stdout)["items"]
     name = next(each["metadata"]["name"] for each in ledgers if each["metadata"]["uid"] == uid)
     where = ("-n", cluster.namespace)

@@ -1,6 +1,6 @@
-"""Wrong jobs on a real API server: each rule refuses what it should with our sentence, and accepts what it should.
+"""Each rule of the CRD refuses wrong jobs with its own message and accepts right ones, on a real API server.
 
-The same table goes through `tensafe validate` (`tests/api`), so neither can be stricter than the other unnoticed.
+The same examples go through `tensafe validate` (`tests/api`), so that neither is stricter than the other.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ pytestmark = pytest.mark.cluster
 
 
 def apply(plane: ControlPlane, manifest: dict[str, Any]) -> str:
-    """What `kubectl apply` says, empty where it would accept: nothing is stored."""
+    """The error of `kubectl apply`, empty if the job is accepted. It is a dry run: nothing is stored."""
     text = json.dumps(manifest)
     done = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", text=text, check=False)
     return done.stderr if done.returncode else ""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.at)
-def test_a_rule_refuses_and_accepts(example: Example, control_plane: ControlPlane) -> None:
-    said = apply(control_plane, changed(MINIMAL, example.refused))
-    assert example.says in said
-    assert example.at in said
+def test_rule_refuses_wrong_values_and_accepts_right_ones(example: Example, control_plane: ControlPlane) -> None:
+    error = apply(control_plane, changed(MINIMAL, example.refused))
+    assert example.says in error
+    assert example.at in error
     assert apply(control_plane, changed(MINIMAL, example.kept)) == ""
 
 
 @pytest.mark.parametrize("changes", MORE_REFUSED, ids=str)
-def test_more_is_refused(changes: dict[str, Any], control_plane: ControlPlane) -> None:
+def test_further_wrong_values_are_refused(changes: dict[str, Any], control_plane: ControlPlane) -> None:
     assert apply(control_plane, changed(MINIMAL, changes))
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD_INPUT, ids=[str(changes) for changes, _ in BAD_INPUT])
-def test_bad_input_is_refused_at_its_field(
+def test_error_of_bad_input_names_its_field(
     changes: dict[str, Any], sentence: str | None, control_plane: ControlPlane
 ) -> None:
-    said = apply(control_plane, changed(MINIMAL, changes))
-    assert said
+    error = apply(control_plane, changed(MINIMAL, changes))
+    assert error
     (path,) = changes
     if path in ("apiVersion", "kind"):
-        return  # kubectl says that it knows no such kind
-    assert path.rsplit(".", 1)[-1] in said
-    assert "should match" not in said  # the form of a string, told as a regular expression
+        return  # kubectl reports an unknown kind
+    assert path.rsplit(".", 1)[-1] in error
+    assert "should match" not in error  # a form described by a regular expression
     if sentence and f'"{changes[path]}" ' in sentence and "none of" not in sentence:
-        assert sentence.removeprefix(f'{path}: "{changes[path]}" ') in said
+        assert sentence.removeprefix(f'{path}: "{changes[path]}" ') in error
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
         ("spec.cluster.workers", 3, "cannot change, because each worker adds a share of the noise"),
         ("spec.cluster.serviceAccountName", "another", "because only it may charge the ledger: create a new job"),
@@ -60,10 +60,10 @@ def test_bad_input_is_refused_at_its_field(
         ("spec.lora.rank", 8, "spec.lora cannot change after creation: create a new job with another name"),
     ],
 )
-def test_what_cannot_change_does_not_change_in_suspension_either(
-    path: str, value: Any, says: str, control_plane: ControlPlane, namespace: str
+def test_immutable_fields_are_immutable_in_suspension_too(
+    path: str, value: Any, message: str, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = changed(MINIMAL, {"metadata.namespace": namespace, "spec.suspend": True})
     control_plane.kubectl("apply", "-f", "-", text=json.dumps(job))
-    assert says in apply(control_plane, changed(job, {path: value}))
+    assert message in apply(control_plane, changed(job, {path: value}))
     assert apply(control_plane, changed(job, {"spec.cluster.priorityClassName": "high"})) == ""

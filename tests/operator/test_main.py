@@ -1,4 +1,4 @@
-"""What the operator says where it cannot begin: one sentence that names the variable and the mend, and no traceback."""
+"""An operator that cannot start logs one sentence that names the variable and the fix, without a traceback."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ clusters: [{name: here, cluster: {server: "https://127.0.0.1:1"}}]
 users: [{name: me, user: {token: sesame}}]
 """
 BROKEN = {
-    "no YAML": "users: [sesame",
-    "no mapping": "sesame",
+    "not YAML": "users: [sesame",
+    "not a mapping": "sesame",
     "no context": KUBECONFIG.replace("current-context: here", ""),
     "no such user": KUBECONFIG.replace("user: me}", "user: you}"),
     "no server": KUBECONFIG.replace("server:", "sesame:"),
@@ -33,69 +33,67 @@ BROKEN = {
 
 
 @pytest.fixture(autouse=True)
-def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", *(variable(each.name) for each in fields(Settings))):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TENSAFE_PORT", "0")
 
 
-def refusal(caplog: pytest.LogCaptureFixture) -> str:
-    """The one thing that is said, by an operator that ends at once."""
+def logged_error(caplog: pytest.LogCaptureFixture) -> str:
+    """The only message of an operator that ends immediately."""
     caplog.clear()
     assert main([]) == 1
-    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(said) == 1 and said[0].exc_info is None, said
-    return said[0].getMessage()
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(records) == 1 and records[0].exc_info is None, records
+    return records[0].getMessage()
 
 
-def test_without_kubeconfig_and_outside_a_pod(caplog: pytest.LogCaptureFixture) -> None:
-    said = refusal(caplog)
-    assert said.startswith("KUBECONFIG is not set, and this is not a pod")
-    assert said.endswith("set KUBECONFIG to the path of a kubeconfig file.")
+def test_missing_kubeconfig_outside_a_pod(caplog: pytest.LogCaptureFixture) -> None:
+    error = logged_error(caplog)
+    assert error.startswith("KUBECONFIG is not set, and this is not a pod")
+    assert error.endswith("set KUBECONFIG to the path of a kubeconfig file.")
 
 
-def test_a_kubeconfig_that_is_not_there(
+def test_missing_kubeconfig_file(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for path in (tmp_path / "none", tmp_path):
         monkeypatch.setenv("KUBECONFIG", str(path))
-        assert refusal(caplog).startswith(f"KUBECONFIG is {path}, which is not a file: set KUBECONFIG")
+        assert logged_error(caplog).startswith(f"KUBECONFIG is {path}, which is not a file: set KUBECONFIG")
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_a_kubeconfig_that_is_broken_is_named_and_not_quoted(
+def test_broken_kubeconfig_is_named_and_not_quoted(
     text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(path))
-    said = refusal(caplog)
-    assert said.startswith(f"KUBECONFIG is {path}, which cannot be used (")
-    assert "sesame" not in said
+    error = logged_error(caplog)
+    assert error.startswith(f"KUBECONFIG is {path}, which cannot be used (")
+    assert "sesame" not in error
 
 
-def test_a_port_that_is_taken(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_port_in_use(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(KUBECONFIG)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("TENSAFE_PORT", str(port))
-        said = refusal(caplog)
-    assert said.startswith(f"TENSAFE_PORT is {port}, which cannot be opened (")
-    assert said.endswith("set it to a free port, or to 0 to serve neither health nor metrics.")
+        error = logged_error(caplog)
+    assert error.startswith(f"TENSAFE_PORT is {port}, which cannot be opened (")
+    assert error.endswith("set it to a free port, or to 0 to serve neither health nor metrics.")
 
 
 @pytest.mark.parametrize("wrong", ["tcp://10.0.0.1:80", "-1", "65536", "8e3"])
-def test_a_number_that_is_none(wrong: str) -> None:
+def test_value_that_is_not_a_number_in_range(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=r"TENSAFE_PORT is '.*': set it to a whole number from 0 to 65535"):
         Settings.from_environment({"TENSAFE_PORT": wrong})
     with pytest.raises(ConfigurationError, match="TENSAFE_STALL_SECONDS"):
         Settings.from_environment({"TENSAFE_STALL_SECONDS": "0"})
 
 
-def test_help_teaches_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--help"])
     assert left.value.code == 0
@@ -105,7 +103,7 @@ def test_help_teaches_every_variable(capsys: pytest.CaptureFixture[str]) -> None
     assert max(map(len, shown.splitlines())) <= 110
 
 
-def test_as_a_process_it_says_one_line() -> None:
+def test_process_logs_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "tensafe_operator"], capture_output=True, text=True)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "KUBECONFIG" in done.stderr
@@ -113,13 +111,13 @@ def test_as_a_process_it_says_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("TENSAFE_EGRESS_CIDRS", "10.1.0.0/16, 10.0.0", "has '10.0.0', which is not a network"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],
 )
-def test_what_would_only_fail_in_every_job_is_refused_at_once(name: str, value: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} .*{says}"):
+def test_value_that_would_fail_in_every_job_is_refused_at_start(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} .*{message}"):
         Settings.from_environment({name: value})

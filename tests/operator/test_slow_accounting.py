@@ -1,4 +1,4 @@
-"""PLD takes seconds for each ε: that must not hold up the lease, the health check or other jobs."""
+"""Accounting with PLD takes seconds for each ε. It must not block the Lease, the health check or other jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tensafe_operator.plan import decide
 from tensafe_operator.plan.observed import Decision
 
 
-class Api:
-    """Takes every status."""
+class AcceptingApi:
+    """Accepts every write."""
 
     async def apply_status(self, job: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
         return {**job, "status": status}
@@ -24,19 +24,18 @@ class Api:
         return manifest
 
 
-@pytest.mark.parametrize(("accountant", "aside"), [("PLD", True), ("RDP", False)])
-def test_slow_arithmetic_is_done_beside_the_event_loop(
-    accountant: str, aside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("accountant", "in_thread"), [("PLD", True), ("RDP", False)])
+def test_slow_accounting_runs_in_a_thread(accountant: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
-    def noted(*arguments: Any) -> Decision:
+    def record_thread(*arguments: Any) -> Decision:
         threads.append(threading.current_thread() is not threading.main_thread())
         return decide(*arguments)
 
-    monkeypatch.setattr(reconcile, "decide", noted)
-    changes = {"metadata__resourceVersion": "1", "spec__suspend": True}
+    monkeypatch.setattr(reconcile, "decide", record_thread)
+    # The noise multiplier is given: calibrating it with PLD takes half a minute.
+    changes = {"metadata__resourceVersion": "1", "spec__suspend": True, "spec__privacy__noiseMultiplier": "2.0"}
     cluster = FakeCluster.with_job(spec__privacy__accountant=accountant, **changes)
-    reconciler: Any = reconcile.Reconciler(Api(), SETTINGS)  # type: ignore[arg-type]
+    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS)  # type: ignore[arg-type]
     asyncio.run(reconciler.reconcile("clinic", "claims-triage", cluster.observe()))
-    assert set(threads) == {aside}
+    assert set(threads) == {in_thread}

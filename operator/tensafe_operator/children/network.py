@@ -4,8 +4,8 @@ Ingress: from the job's own pods, and from KubeRay to the head's dashboard, thro
 the job's own pods, DNS, HTTPS (object storage, model hubs, the API server), the credential endpoints of the clouds, and
 the networks in the operator's settings.
 
-If the cluster's network plugin does not enforce NetworkPolicies, the policy isolates nothing. The documentation warns of
-it.
+If the cluster's network plugin does not enforce NetworkPolicies, the policy isolates nothing. The documentation warns
+of that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is made for a job: who gets what, and that a real API server with KubeRay's own schema takes all of it."""
+"""The objects of a job: which pod gets which secrets and rights, and that a real API server accepts all objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensafe_operator.children import Manifest, access, configuration, ledger, n
 from tensafe_operator.settings import Settings
 
 SETTINGS = Settings(image="registry.example/tensafe-trainer:0.1", egress_cidrs=("10.1.0.0/16",))
-WHOLE = {
+EVERY_FIELD = {
     "spec.model.tokenSecret": {"name": "hub", "key": "token"},
     "spec.storage": {"endpoint": "https://minio.clinic:9000", "secretName": "s3-keys"},
     "spec.cluster": {
@@ -51,11 +51,11 @@ WHOLE = {
     "spec.checkpoint.uri": "pvc://models/claims",
     "spec.evaluation": {"uri": "pvc://records/public", "visibility": "Public"},
 }
-OWN = {"spec.cluster": {"workers": 2}}
+FEW_FIELDS = {"spec.cluster": {"workers": 2}}
 
 
 def admitted(changes: dict[str, Any], namespace: str = "clinic", uid: str = "11111111-2222") -> TenSafeTrainingJob:
-    """A completed job as the API server knows it."""
+    """A completed job with the metadata that the API server sets."""
     manifest = changed(MINIMAL, {**changes, "metadata.namespace": namespace, "metadata.uid": uid})
     return resolve_job(parse_job(manifest))[0]
 
@@ -65,7 +65,7 @@ def ray_job_of(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> Manife
 
 
 def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Manifest]:
-    made = [
+    built = [
         access.account(job),
         access.role_binding(job),
         access.job_key(job),
@@ -73,7 +73,7 @@ def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Man
         configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid", "key-digest"),
         ray_job_of(job, settings),
     ]
-    return [each for each in made if each is not None]
+    return [each for each in built if each is not None]
 
 
 def pods(job: TenSafeTrainingJob) -> tuple[Manifest, Manifest]:
@@ -87,7 +87,7 @@ def text_of(pod: Manifest) -> str:
 
 
 def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
-    head, worker = pods(admitted(WHOLE))
+    head, worker = pods(admitted(EVERY_FIELD))
     assert head["spec"]["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in head["spec"]
     for secret in ("claims-triage-11111111-key", "s3-keys", "hub", "more", "certs", "/data", "records", "models"):
@@ -96,34 +96,34 @@ def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
     assert worker["spec"]["serviceAccountName"] == "federated"
 
 
-def test_the_processes_can_read_the_key_and_write_to_claims() -> None:
-    """Files of volumes are root's: a mounted Secret of mode 0440 was found unreadable on real pods."""
-    for changes, group in ((OWN, 1000), (WHOLE, 2000)):
+def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
+    """Files of volumes belong to root. On real pods a mounted Secret of mode 0440 was unreadable without `fsGroup`."""
+    for changes, group in ((FEW_FIELDS, 1000), (EVERY_FIELD, 2000)):
         for pod in pods(admitted(changes)):
             assert pod["spec"]["securityContext"]["fsGroup"] == group
-    key = next(each for each in pods(admitted(OWN))[1]["spec"]["volumes"] if each["name"] == "key")
+    key = next(each for each in pods(admitted(FEW_FIELDS))[1]["spec"]["volumes"] if each["name"] == "key")
     assert key["secret"]["defaultMode"] == 0o440
 
 
-def test_what_a_worker_lacks_is_seen_before_it_waits_for_the_head() -> None:
-    """KubeRay puts its own init container, which waits for the head, behind those that are there."""
-    worker = pods(admitted(WHOLE))[1]
+def test_missing_secret_is_reported_before_the_worker_waits_for_the_head() -> None:
+    """KubeRay appends its own init container, which waits for the head, to those in the template."""
+    worker = pods(admitted(EVERY_FIELD))[1]
     (first,), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
     for field in ("image", "env", "envFrom", "securityContext", "resources"):
         assert first[field] == main[field]
     assert first["command"] == ["true"]
 
 
-def test_no_pod_is_held_to_its_share_of_cpus_or_has_more_memory_than_it_asked_for() -> None:
-    for pod, cpus in zip(pods(admitted(WHOLE)), ("2", "2500m"), strict=True):
+def test_cpus_are_not_limited_and_memory_is_limited_to_the_request() -> None:
+    for pod, cpus in zip(pods(admitted(EVERY_FIELD)), ("2", "2500m"), strict=True):
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources["requests"]["cpu"] == cpus
         assert resources["limits"] == {name: size for name, size in resources["requests"].items() if name != "cpu"}
 
 
-def test_a_pod_that_is_told_to_go_has_the_time_to_seal_a_checkpoint() -> None:
-    """What its hook does is tried in `test_cluster_attempts`, and that the kubelet waits for it on real pods."""
-    for pod in pods(admitted(OWN)):
+def test_terminating_pod_has_time_to_save_a_checkpoint() -> None:
+    """`test_cluster_attempts` runs the hook itself. The tests on real pods check that the kubelet waits for it."""
+    for pod in pods(admitted(FEW_FIELDS)):
         assert pod["spec"]["terminationGracePeriodSeconds"] == 120
         (container,) = pod["spec"]["containers"]
         assert "preStop" in container["lifecycle"]
@@ -138,8 +138,8 @@ def refused(cluster: dict[str, Any]) -> bool:
     return False
 
 
-def test_what_a_job_adds_does_not_stand_in_for_ours() -> None:
-    head, worker = pods(admitted(WHOLE))
+def test_job_cannot_replace_variables_mounts_and_labels_of_the_operator() -> None:
+    head, worker = pods(admitted(EVERY_FIELD))
     for pod in (head, worker):
         container = pod["spec"]["containers"][0]
         for variable in container["env"]:
@@ -156,13 +156,13 @@ def test_what_a_job_adds_does_not_stand_in_for_ours() -> None:
     assert worker["metadata"]["annotations"]["linkerd.io/inject"] == "enabled"
 
 
-def test_nothing_is_copied_from_the_jobs_labels() -> None:
+def test_no_label_of_the_job_is_copied() -> None:
     job = admitted({"metadata.labels": {"app.kubernetes.io/instance": "argo"}})
     assert all("argo" not in text_of(each) for each in children(job) if each["kind"] != "ConfigMap")
 
 
-def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
-    job = admitted(OWN)
+def test_job_owns_all_its_objects_except_the_ledger() -> None:
+    job = admitted(FEW_FIELDS)
     assert children(job)[0]["kind"] == "ServiceAccount"
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in children(job)} == {"11111111-2222"}
     made = ledger.ledger(job, resolve_job(job)[1], access.job_key(job))
@@ -170,49 +170,49 @@ def test_everything_is_owned_by_the_job_but_its_ledger() -> None:
     assert made["metadata"]["name"] == "claims-triage-11111111"
 
 
-def test_a_claim_is_mounted_once_and_written_to_only_for_checkpoints() -> None:
-    _, worker = pods(admitted(WHOLE))
+def test_pvc_is_mounted_once_and_is_writable_only_for_checkpoints() -> None:
+    _, worker = pods(admitted(EVERY_FIELD))
     mounts = {mount["name"]: mount for mount in worker["spec"]["containers"][0]["volumeMounts"]}
     assert mounts["pvc-records"] == {"name": "pvc-records", "mountPath": "/mnt/records", "readOnly": True}
     assert mounts["pvc-models"]["readOnly"] is False
 
 
-def test_kueue_lets_a_queued_job_go() -> None:
-    made = ray_job_of(admitted(WHOLE))
+def test_queued_job_is_created_suspended_for_kueue() -> None:
+    made = ray_job_of(admitted(EVERY_FIELD))
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
     assert made["spec"]["suspend"] is True
-    assert ray_job_of(admitted(OWN))["spec"]["suspend"] is False
+    assert ray_job_of(admitted(FEW_FIELDS))["spec"]["suspend"] is False
 
 
 @pytest.mark.parametrize(("version", "probes"), [("2.60.0", True), ("2.53.0", True), ("2.52.1", False)])
-def test_readiness_is_looked_at_each_second_where_ray_tells(version: str, probes: bool) -> None:
+def test_readiness_is_probed_every_second_if_ray_serves_the_path(version: str, probes: bool) -> None:
     head, _ = pods(admitted({"spec.cluster": {"workers": 1, "image": "own", "rayVersion": version}}))
     assert ("readinessProbe" in head["spec"]["containers"][0]) is probes
 
 
-def test_the_job_travels_as_a_file_and_comes_back_the_same() -> None:
-    job = admitted(WHOLE)
+def test_job_is_unchanged_after_it_was_written_to_and_read_from_the_config_map() -> None:
+    job = admitted(EVERY_FIELD)
     made = configuration.config_map(job, 2, "ledger", "ledger-uid", "key-digest")
     assert load_manifest(made["data"]["job.json"]) == job
     assert json.loads(made["data"]["place.json"])["ledger_uid"] == "ledger-uid"
 
 
-def test_pods_hold_to_the_job_and_the_key_that_the_operator_made() -> None:
-    job = admitted(OWN)
-    told = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
-    assert configuration.digest(told) != configuration.digest({"data": {**told["data"], "place.json": "{}"}})
+def test_pods_get_the_digest_of_the_job() -> None:
+    job = admitted(FEW_FIELDS)
+    config = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
+    assert configuration.digest(config) != configuration.digest({"data": {**config["data"], "place.json": "{}"}})
     for pod in pods(job):
         variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         assert variables["TENSAFE_JOB_DIGEST"] == "digest-of-the-job"
 
 
-def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = admitted(OWN)
+def test_keys_differ_by_job_and_by_process_and_the_ledger_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = admitted(FEW_FIELDS)
     one = access.job_key(job)
-    assert one == access.job_key(job), "who tries again makes no second one"
+    assert one == access.job_key(job), "a retry builds the same Secret"
     assert len(base64.b64decode(one["data"]["job.key"])) == 32
     monkeypatch.setattr(access, "_SEED", bytes(32))
-    other, third = access.job_key(job), access.job_key(admitted(OWN, uid="11111111-3333"))
+    other, third = access.job_key(job), access.job_key(admitted(FEW_FIELDS, uid="11111111-3333"))
     assert len({each["data"]["job.key"] for each in (one, other, third)}) == 3
     assert len({each["metadata"]["name"] for each in (one, other, third)}) == 3
     spec = ledger.ledger(job, resolve_job(job)[1], one)["spec"]
@@ -222,15 +222,17 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_knows_which(monkeypatc
 
 @pytest.fixture(scope="module")
 def with_kuberay(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The control plane with KubeRay's CRDs, which are too large for a client-side apply."""
+    """The control plane with KubeRay's CRDs."""
     install_kuberay_crds(control_plane)
     yield control_plane
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("changes", [OWN, WHOLE], ids=["own", "whole"])
-def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay: ControlPlane, namespace: str) -> None:
-    """In a namespace that admits only restricted pods, whose standard the pods keep."""
+@pytest.mark.parametrize("changes", [FEW_FIELDS, EVERY_FIELD], ids=["few fields", "every field"])
+def test_real_api_server_accepts_all_objects(
+    changes: dict[str, Any], with_kuberay: ControlPlane, namespace: str
+) -> None:
+    """The namespace admits only pods of the restricted Pod Security Standard."""
     with_kuberay.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     job = admitted(changes, namespace)
     with_kuberay.kubectl("-n", namespace, "create", "clusterrole", "tensafe-trainer", "--verb=get", "--resource=pods",
@@ -239,7 +241,7 @@ def test_a_real_api_server_takes_all_of_it(changes: dict[str, Any], with_kuberay
     for child in made:
         with_kuberay.kubectl("create", "--validate=strict", "-f", "-", text=json.dumps(child))
     for template in pods(job):
-        named = ("priorityClassName", "runtimeClassName", "serviceAccountName")  # which would have to exist
+        named = ("priorityClassName", "runtimeClassName", "serviceAccountName")  # these objects would have to exist
         spec = {key: value for key, value in template["spec"].items() if key not in named}
         head = {**template["metadata"], "generateName": "p-"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}

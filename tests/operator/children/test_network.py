@@ -1,4 +1,4 @@
-"""What our NetworkPolicies mean, by cyclonus' evaluator: whether an engine enforces them is the cluster's affair."""
+"""What the NetworkPolicies allow, by the evaluator of cyclonus. The cluster's network plugin enforces them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ GLOO, DASHBOARD, GCS, S3 = 34567, 8265, 6379, 9000
 
 
 def admitted(namespace: str, name: str, uid: str) -> TenSafeTrainingJob:
-    own = {"metadata.namespace": namespace, "metadata.name": name, "metadata.uid": uid, "spec.cluster": {"workers": 2}}
-    return resolve_job(parse_job(changed(MINIMAL, own)))[0]
+    changes = {
+        "metadata.namespace": namespace,
+        "metadata.name": name,
+        "metadata.uid": uid,
+        "spec.cluster": {"workers": 2},
+    }
+    return resolve_job(parse_job(changed(MINIMAL, changes)))[0]
 
 
 OURS = admitted("clinic", "triage", "uid-1")
@@ -56,13 +61,13 @@ HEAD, WORKER = pods_of(OURS, "10.85.1")
 OTHER = pods_of(NEIGHBOUR, "10.85.2")[1]
 FOREIGN = pods_of(ELSEWHERE, "10.85.3")[1]
 STRANGER = pod("clinic", {"app": "shell"}, "10.85.4.1")
-LIAR = pod("insurer", WORKER["Internal"]["PodLabels"], "10.85.4.2")
+IMPOSTOR = pod("insurer", WORKER["Internal"]["PodLabels"], "10.85.4.2")
 KUBERAY = pod("kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"}, "10.85.5.1")
 INTERNET, BUCKET, METADATA = {"IP": "203.0.113.9"}, {"IP": "10.1.2.3"}, {"IP": "169.254.169.254"}
 
 
-def test_only_a_jobs_own_pods_reach_its_pods_and_they_reach_only_what_they_need(tmp_path: Path) -> None:
-    questions = [
+def test_pods_accept_connections_of_their_job_only_and_open_only_needed_ones(tmp_path: Path) -> None:
+    connections = [
         # in
         (WORKER, HEAD, GCS, True),
         (HEAD, WORKER, GLOO, True),
@@ -70,8 +75,8 @@ def test_only_a_jobs_own_pods_reach_its_pods_and_they_reach_only_what_they_need(
         (KUBERAY, HEAD, DASHBOARD, True),
         (KUBERAY, HEAD, GCS, False),
         *(
-            (asker, target, port, False)
-            for asker in (OTHER, FOREIGN, STRANGER, LIAR, INTERNET)
+            (source, target, port, False)
+            for source in (OTHER, FOREIGN, STRANGER, IMPOSTOR, INTERNET)
             for target, port in ((WORKER, GLOO), (HEAD, GCS), (HEAD, DASHBOARD))
         ),
         # out
@@ -80,37 +85,37 @@ def test_only_a_jobs_own_pods_reach_its_pods_and_they_reach_only_what_they_need(
         (WORKER, INTERNET, 25, False),
         (WORKER, BUCKET, S3, True),
         (WORKER, STRANGER, S3, False),
-        (WORKER, STRANGER, 443, True),  # as anybody whom no policy guards
+        (WORKER, STRANGER, 443, True),  # as any pod that no policy selects
         *((WORKER, neighbour, 443, False) for neighbour in (OTHER, FOREIGN)),
         (WORKER, METADATA, 80, True),
         (WORKER, INTERNET, 6443, True),
     ]
-    assert answers(questions, tmp_path) == [allowed for *_, allowed in questions]
+    assert evaluate(connections, tmp_path) == [allowed for *_, allowed in connections]
 
 
-def test_a_policy_that_lets_everybody_in_is_told_from_ours(tmp_path: Path) -> None:
-    """The evaluator can say yes: what it says of ours is not said of everything."""
-    assert answers([(STRANGER, WORKER, GLOO, True)], tmp_path, opened=True) == [True]
+def test_evaluator_allows_a_connection_if_a_policy_allows_all(tmp_path: Path) -> None:
+    """A check of the evaluator: it does not refuse everything."""
+    assert evaluate([(STRANGER, WORKER, GLOO, True)], tmp_path, opened=True) == [True]
 
 
-def answers(questions: list[Any], folder: Path, *, opened: bool = False) -> list[bool]:
-    """Whether each (source, destination, TCP port) may pass."""
+def evaluate(connections: list[Any], folder: Path, *, opened: bool = False) -> list[bool]:
+    """Whether the policies allow each connection (source, destination, TCP port)."""
     policies = [network.policy(job, SETTINGS) for job in (OURS, NEIGHBOUR, ELSEWHERE)]
     for job, policy in zip((OURS, NEIGHBOUR, ELSEWHERE), policies):
         policy["metadata"]["namespace"] = job.metadata.namespace
         if opened:
             policy["spec"]["ingress"] = [{}]
-    place = folder / "policies"
-    place.mkdir()
+    policy_folder = folder / "policies"
+    policy_folder.mkdir()
     for number, policy in enumerate(policies):
-        (place / f"{number}.yaml").write_text(yaml.safe_dump(policy))
+        (policy_folder / f"{number}.yaml").write_text(yaml.safe_dump(policy))
     traffic = [
         {"Source": source, "Destination": target, "Protocol": "TCP", "ResolvedPort": port}
-        for source, target, port, _ in questions
+        for source, target, port, _ in connections
     ]
     (folder / "traffic.json").write_text(json.dumps(traffic))
     cyclonus = program("cyclonus", "github.com/mattfenwick/cyclonus/cmd/cyclonus")
-    command = [str(cyclonus), "analyze", "--mode", "query-traffic", "--policy-path", str(place)]
+    command = [str(cyclonus), "analyze", "--mode", "query-traffic", "--policy-path", str(policy_folder)]
     command += ["--traffic-path", str(folder / "traffic.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [answer == "TRUE" for answer in re.findall(r"IS ALLOWED\? \|\s+(TRUE|FALSE)", done.stdout)]
+    return [allowed == "TRUE" for allowed in re.findall(r"IS ALLOWED\? \|\s+(TRUE|FALSE)", done.stdout)]
