@@ -1,9 +1,9 @@
-"""ε from events, σ from ε: the only place where a privacy figure is made, and all of it is dp-accounting's.
+"""Computes ε from privacy events, and σ from ε. All privacy figures come from here; dp-accounting computes them.
 
-RDP over dp-accounting's default orders is the contractual accountant; PLD is tighter, slower and shown beside it. An
-RDP curve adds over steps, so the curve of one step is kept for each (q, σ) and scaled: the ε of a status costs a tenth
-of a millisecond. PLD's memory grows with the loss, and whoever writes charges says how many steps there were: beyond
-bounds that no sensible job comes near, PLD is left for RDP, which is never below it.
+RDP over the default orders of dp-accounting is the contractual accountant. PLD is tighter and slower, and is shown in
+addition. The RDP curves of steps add up, so the curve of one step is cached for each (q, σ) and scaled: the ε of a
+status takes a tenth of a millisecond. The memory of PLD grows with the privacy loss, and the number of steps comes from
+the pod that writes charges. Beyond bounds that no sensible job reaches, RDP replaces PLD; it is never below PLD.
 
 >>> round(epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5), 5)
 7.32934
@@ -27,73 +27,72 @@ from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 AccountantName = Literal["RDP", "PLD"]
 
 SAMPLER_SHARE_OF_DELTA = 1e-6
-"""The share of a job's δ that pays for the noise samplers' computed distance from the discrete Gaussian (the trainer
-refuses to run where
-dimension × steps × workers × distance × (1 + e^ε) is above it). A job's ε is computed at δ less this share."""
+"""The share of a job's δ that pays for the computed distance of the noise samplers from the discrete Gaussian. The
+trainer refuses to run if dimension × steps × workers × distance × (1 + e^ε) is above this share. A job's ε is computed
+at δ minus this share."""
 
 MIN_CALIBRATED_SIGMA = 0.05
-"""Calibration never goes below this: a target so loose that less noise would do is met with more."""
+"""The smallest σ that calibration returns. A target so loose that less noise would suffice gets this σ."""
 
 MAX_CALIBRATED_SIGMA = 2.0**14
-"""Nor above it: eight standard deviations of more would leave the coarsest integer grid (`resolve`)."""
+"""The largest σ that calibration returns. Eight standard deviations of a larger σ would exceed the coarsest integer
+grid (`resolve`)."""
 
 MIN_PLD_DELTA = 1e-8
-"""The least δ for PLD: dp-accounting composes by FFT, whose rounding, of about 1e-12, it does not add to δ. Against the
-closed form of full batches an ε of 8 was seen too small by 0.003 at δ = 1e-10, and never at 1e-9."""
+"""The smallest δ for PLD. dp-accounting composes by FFT and does not add its rounding, of about 1e-12, to δ. Compared
+with the closed form of full batches, an ε of 8 was too small by 0.003 at δ = 1e-10, and never too small at 1e-9."""
 
 _PLD_ROUNDING = 1e-11
-"""What is taken off δ before PLD is asked: ten times the rounding that was seen."""
+"""Subtracted from δ before PLD computes ε: ten times the observed rounding."""
 
 PLD_STEPS_LIMIT, PLD_EPSILON_LIMIT = 200_000, 100.0
-"""Beyond so many steps, or so large an ε of RDP's, PLD is not asked. Within them it took 160 MB and three seconds at
-most, at every σ from 0.3; twice 10^9 steps would take a hundred gigabytes."""
+"""Above this number of steps, or this ε by RDP, PLD is not used. Within the limits it took at most 160 MB and three
+seconds for every σ from 0.3; two billion steps would take a hundred gigabytes."""
 
 SIGMA_DIGITS = 6
 _SIGMA_PLACES = 10**SIGMA_DIGITS
 EPSILON_DIGITS = 3
 
-# PLD's and RDP's optimisers say "failed to converge" on orders that do not matter.
+# The optimisers of PLD and RDP warn "failed to converge" for orders that do not affect the result.
 absl.logging.set_verbosity(absl.logging.ERROR)
 
 
 class CalibrationError(ValueError):
-    """No noise multiplier that a grid could carry reaches the target."""
+    """No noise multiplier that fits the integer grid reaches the target."""
 
 
 def epsilon(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName = "RDP"
 ) -> float:
-    """ε at `delta` of `steps` Poisson-sampled Gaussian steps, under add-or-remove-one adjacency.
+    """ε at `delta` of `steps` Poisson-sampled Gaussian steps under add-or-remove-one adjacency.
 
     Args:
         sample_rate: q in (0, 1].
         noise_multiplier: σ > 0, in clip norms.
-        steps: charged steps; 0 steps spend nothing.
+        steps: number of charged steps; 0 steps spend nothing.
         delta: δ in (0, 1).
-        accountant: RDP (contractual) or PLD, where PLD is within bounds.
+        accountant: RDP (contractual), or PLD within its limits.
 
     Returns:
-        An upper bound of ε; infinity where the accountant has no finite one.
+        An upper bound of ε; infinity if the accountant has no finite one.
     """
     if steps == 0:
         return 0.0
     by_rdp = _rdp_epsilon_of_steps(sample_rate, noise_multiplier, steps, delta)
-    if accountant == "RDP" or _beyond_reach_of_pld(steps, by_rdp):
+    if accountant == "RDP" or _exceeds_pld_limits(steps, by_rdp):
         return by_rdp
     return _pld_epsilon(sample_rate, noise_multiplier, steps, delta)
 
 
 def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: AccountantName = "RDP") -> float:
-    """ε at `delta` of everything in `events`, composed in one accountant: what `tensafe` claims and what a verifier
-    recomputes.
-    """
+    """ε at `delta` of all `events`, composed in one accountant. `tensafe` claims it, and a verifier recomputes it."""
     charged = [event for event in events if event.steps]
     if not charged:
         return 0.0
     curves = [_one_step_curve(float(event.sample_rate), float(event.noise_multiplier)) for event in charged]
     total = sum(curve * event.steps for (_, curve), event in zip(curves, charged))
     by_rdp = _rdp_epsilon(curves[0][0], np.asarray(total), delta)
-    if accountant == "RDP" or _beyond_reach_of_pld(sum(event.steps for event in charged), by_rdp):
+    if accountant == "RDP" or _exceeds_pld_limits(sum(event.steps for event in charged), by_rdp):
         return by_rdp
     composed = pld.PLDAccountant()
     for event in charged:
@@ -102,7 +101,7 @@ def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: 
 
 
 def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
-    """An event for dp-accounting."""
+    """A privacy event in the form of dp-accounting."""
     composed: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(
         _one_step(float(event.sample_rate), float(event.noise_multiplier)), event.steps
     )
@@ -112,12 +111,12 @@ def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
 def calibrate(
     *, target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName = "RDP"
 ) -> str:
-    """The least σ of six decimals whose ε over `steps` steps is at most `target_epsilon`.
+    """The smallest σ with six decimals whose ε over `steps` steps is at most `target_epsilon`.
 
-    The ε is of the string itself, so the claim holds for the very figure that is stored and run with.
+    ε is computed from the returned string, so the claim holds for exactly the figure that is stored and used.
 
     Raises:
-        CalibrationError: where not even σ = 2^14 reaches the target.
+        CalibrationError: not even σ = 2^14 reaches the target.
     """
     return _calibrate(target_epsilon, sample_rate, steps, delta, accountant)
 
@@ -131,7 +130,7 @@ def steps_within(
     accountant: AccountantName = "RDP",
     at_most: int,
 ) -> int:
-    """The largest number of steps, up to `at_most`, whose ε is at most `target_epsilon`."""
+    """The largest number of steps, up to `at_most`, with an ε of at most `target_epsilon`."""
 
     def fits(steps: int) -> bool:
         return (
@@ -155,12 +154,12 @@ def steps_within(
 
 
 def job_delta(target_delta: str) -> float:
-    """The δ at which a job's ε is computed: the target less the share that pays for the noise samplers."""
+    """The δ at which a job's ε is computed: the target minus the share that pays for the noise samplers."""
     return float(target_delta) * (1.0 - SAMPLER_SHARE_OF_DELTA)
 
 
 def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
-    """ε of `steps` charged steps of a job, against readers who may hold the shares of `mechanism.colluders` workers."""
+    """ε of `steps` charged steps against readers who hold the noise shares of `mechanism.colluders` workers."""
     return epsilon(
         sample_rate=float(mechanism.sample_rate),
         noise_multiplier=float(mechanism.noise_multiplier),
@@ -179,8 +178,10 @@ def claimed_steps(
     target_delta: str,
     accountant: AccountantName = "RDP",
 ) -> int:
-    """The steps to sign off: as many as were planned, since where a run stopped may have depended on what it showed;
-    fewer only where the budget, which looks at no output, could never have allowed them.
+    """The number of steps to sign off.
+
+    It is at least the number of planned steps, because where a run stopped may have depended on its results. It is
+    lower only if the budget, which does not depend on any result, could never have allowed all planned steps.
     """
     possible = steps_within(
         target_epsilon=target_epsilon,
@@ -194,7 +195,7 @@ def claimed_steps(
 
 
 def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
-    """ε of `steps` charged steps against somebody who holds no worker's share of the noise."""
+    """ε of `steps` charged steps against an adversary who holds no worker's share of the noise."""
     return epsilon(
         sample_rate=float(mechanism.sample_rate),
         noise_multiplier=mechanism.outsider_noise_multiplier,
@@ -205,16 +206,16 @@ def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accoun
 
 
 def format_epsilon(value: float) -> str:
-    """An ε as it is shown and stored: three decimals, rounded up; `inf` where there is no finite bound."""
+    """ε as text for statuses and statements: three decimals, rounded up; `inf` if there is no finite bound."""
     return round_up(value, EPSILON_DIGITS) if math.isfinite(value) else "inf"
 
 
-def _beyond_reach_of_pld(steps: int, epsilon_by_rdp: float) -> bool:
+def _exceeds_pld_limits(steps: int, epsilon_by_rdp: float) -> bool:
     return steps > PLD_STEPS_LIMIT or epsilon_by_rdp > PLD_EPSILON_LIMIT
 
 
 def _one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One charged step, under add-or-remove-one adjacency."""
+    """One charged step under add-or-remove-one adjacency."""
     step: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(
         sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
     )
@@ -230,8 +231,8 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     accountant = rdp.RdpAccountant()
     accountant.compose(_one_step(sample_rate, noise_multiplier))
-    # At a huge σ or a tiny q cancellation makes some orders negative, at a tiny σ none a number, for which
-    # dp-accounting would say ε = 0: they are left out.
+    # With a huge σ or a tiny q, cancellation makes some orders negative; with a tiny σ some are not a number.
+    # dp-accounting would return ε = 0 for them, so they are excluded.
     return accountant.orders, np.where(accountant.rdp >= 0, accountant.rdp, np.inf)
 
 
@@ -249,7 +250,7 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
 
 
 def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
-    """ε at δ less what FFT may have rounded; infinite where that is too much of δ to be vouched for."""
+    """ε at δ minus the possible rounding of the FFT; infinity if δ is too small for the rounding to be negligible."""
     if delta < MIN_PLD_DELTA * (1 - 2 * SAMPLER_SHARE_OF_DELTA):
         return math.inf
     return float(accountant.get_epsilon(delta - _PLD_ROUNDING))
@@ -257,7 +258,7 @@ def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
-    """Bisection over σ's six-decimal strings themselves, so that the answer is the least of them."""
+    """Bisection over the six-decimal strings of σ, so that the result is the smallest of them."""
     least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
     def fits(places: int, by: AccountantName = accountant) -> bool:
@@ -269,7 +270,7 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         return _sigma(least)
     low, high = least, _SIGMA_PLACES
     if accountant == "PLD":
-        # At a small σ PLD takes half a minute, so its search begins just below RDP's answer.
+        # PLD takes half a minute with a small σ, so its search starts just below the σ of RDP.
         high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
         low = max(least, high * 7 // 10)
         while low > least and fits(low):

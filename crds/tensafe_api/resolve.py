@@ -1,11 +1,11 @@
-"""From a manifest to the figures that a run is made of.
+"""Resolves a job into its training plan: all figures that a run needs.
 
-A manifest leaves most things out. `resolve_job` fills every default that depends on another field, calibrates σ, and
-returns the completed job together with its `Plan`: what `tensafe validate` prints, what a suspended job shows in its
-status, and what the ledger freezes when the job is admitted. It is pure (a manifest in, figures out), so the command
-line, the trainer and the operator cannot disagree about them.
+A manifest omits most fields. `resolve_job` fills every default that depends on another field, calibrates σ, and returns
+the completed job with its `Plan`. `tensafe validate` prints the plan, a suspended job shows it in its status, and the
+ledger freezes it when the job is admitted. The function is pure, so the command line, the trainer and the operator
+always compute the same figures.
 
-Only public figures enter: `unit.atLeast`, never the true number of units.
+Only public figures come in: `unit.atLeast`, never the true number of units.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
 MAX_GRID_BITS = 22
 MIN_SHARE_SIGMA = 64.0
-"""Grid steps. Above it the discrete Gaussian's moments are the continuous one's, to e^{-2π²·64²}."""
+"""In grid steps. From here on, the moments of the discrete Gaussian equal those of the continuous one up to
+e^{-2π²·64²}."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
 MAX_REPETITIONS = 10
 CARRIER_MAX = 2**31 - 1
 MAX_STEPS = 2**31 - 1
-"""As `spec.training.steps` has it."""
+"""The maximum of `spec.training.steps`."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a privacy claim rests on, and what charges come to. Steps are reveals; ε are floats at
-    `accounting.job_delta(delta)`.
+    """Everything that a privacy claim rests on, and the ε of charged steps.
+
+    Each step reveals one noised sum. Every ε is a float at `accounting.job_delta(delta)`.
     """
 
     mechanism: Mechanism
@@ -52,7 +54,7 @@ class Claim:
 
     @classmethod
     def of(cls, ledger: LedgerSpec) -> Claim:
-        """The claim that a ledger was opened for."""
+        """The claim that a ledger was created for."""
         return cls(
             mechanism=ledger.mechanism,
             steps=ledger.planned_steps,
@@ -64,9 +66,7 @@ class Claim:
 
     @property
     def max_steps(self) -> int:
-        """How many steps may ever be charged, however large the target: so many that the noise sampler is vouched for
-        them all.
-        """
+        """The maximum number of charged steps for any target: the error bound of the noise sampler covers so many."""
         return MAX_REPETITIONS * (self.steps + self.reserve_steps)
 
     def epsilon(self, charged: int) -> float:
@@ -74,7 +74,7 @@ class Claim:
         return accounting.job_epsilon(self.mechanism, charged, self.delta, self.accountant)
 
     def affordable_steps(self, charged: int, wanted: int) -> int:
-        """How many of `wanted` further steps can be charged on top of `charged` before ε passes the target."""
+        """How many of `wanted` further steps can be charged after `charged` steps before ε exceeds the target."""
         within = accounting.steps_within(
             target_epsilon=self.target_epsilon,
             sample_rate=float(self.mechanism.sample_rate),
@@ -86,7 +86,7 @@ class Claim:
         return max(0, within - charged)
 
     def claimed_steps(self, charged: int) -> int:
-        """The steps to sign off (`accounting.claimed_steps`)."""
+        """The number of steps to sign off (`accounting.claimed_steps`)."""
         return accounting.claimed_steps(
             self.mechanism,
             planned=self.steps,
@@ -103,7 +103,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Plan(Claim):
-    """Everything numeric that a run is made of: the claim, and the schedule in steps."""
+    """All figures that a run needs: the privacy claim, and the schedule in steps."""
 
     steps_per_epoch: int
     chunk_steps: int
@@ -113,7 +113,7 @@ class Plan(Claim):
 
     @property
     def claim(self) -> Claim:
-        """The claim alone."""
+        """The privacy claim without the schedule."""
         return Claim(**{each.name: getattr(self, each.name) for each in fields(Claim)})
 
 
@@ -121,22 +121,22 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     """The job with every default filled in, and its plan.
 
     Raises:
-        ManifestError: where the figures cannot be had (no σ reaches the target, or the worst case overflows the integer
-        grid).
+        ManifestError: there is no valid plan, for example because no σ reaches the target, or because the worst case
+            overflows the integer grid.
     """
     spec = job.spec
     at_least = spec.dataset.unit.at_least
     batch = spec.training.expected_batch_size or max(1, min(512, at_least // 20))
     if batch > at_least:
         raise _problem(
-            "spec.training.expectedBatchSize", f"{batch} is more than spec.dataset.unit.atLeast ({at_least}); lower it"
+            "spec.training.expectedBatchSize", f"{batch} is more than spec.dataset.unit.atLeast ({at_least}): lower it"
         )
     sample_rate = round_up(Decimal(batch) / Decimal(at_least), SAMPLE_RATE_DIGITS)
     steps_per_epoch = max(1, math.ceil(at_least / batch))
     steps = spec.training.steps or math.ceil(Fraction(spec.training.epochs or DEFAULT_EPOCHS) * at_least / batch)
     if steps > MAX_STEPS:
         raise _problem(
-            "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MAX_STEPS} steps; lower it"
+            "spec.training.epochs", f"{spec.training.epochs} epochs are more than {MAX_STEPS} steps: lower it"
         )
     checkpoint_every = spec.checkpoint.every_steps or max(1, steps // 50)
     chunk = max(1, steps // 100)
@@ -148,15 +148,15 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if spec.privacy.accountant == "PLD" and float(delta) < accounting.MIN_PLD_DELTA:
         raise _problem(
             "spec.privacy.accountant",
-            f"PLD is computed by FFT, whose rounding counts at a delta of {delta}: leave it out for RDP, or raise "
-            f"spec.privacy.targetDelta to {accounting.MIN_PLD_DELTA:g} or more",
+            f"PLD is computed by FFT, whose rounding is not negligible at a delta of {delta}: remove it to use RDP, "
+            f"or raise spec.privacy.targetDelta to {accounting.MIN_PLD_DELTA:g} or more",
         )
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
     if accountant == "PLD" and (steps + reserve > MAX_PLD_STEPS or target > MAX_PLD_EPSILON):
-        raise _beyond_pld()
+        raise _exceeds_pld_limits()
     sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
     if accountant == "PLD" and float(sigma) < MIN_PLD_SIGMA:
-        raise _beyond_pld()
+        raise _exceeds_pld_limits()
 
     workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
     mechanism = Mechanism(
@@ -172,7 +172,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if mechanism.share_sigma < MIN_SHARE_SIGMA:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"σ = {sigma} leaves each worker's share of the noise below {MIN_SHARE_SIGMA:.0f} grid steps; raise it",
+            f"with σ = {sigma} each worker's share of the noise is below {MIN_SHARE_SIGMA:.0f} grid steps: raise it",
         )
     plan = Plan(
         mechanism=mechanism,
@@ -190,14 +190,14 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if not plan.affordable_steps(0, 1):
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"at σ = {sigma} the first step alone passes spec.privacy.targetEpsilon ({target:g}); "
-            "raise it, or leave it out to have it computed",
+            f"with σ = {sigma} the first step alone exceeds spec.privacy.targetEpsilon ({target:g}): "
+            "raise it, or remove it to have it computed",
         )
     return _completed(job, plan), plan
 
 
 def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
-    """What the ledger of `job` is opened with."""
+    """The spec of the ledger of `job`, which has this `uid`."""
     spec = job.spec
     return LedgerSpec(
         job_name=job.metadata.name,
@@ -217,8 +217,9 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
 
 
 def round_down_delta(value: Decimal) -> str:
-    """`value` at three significant digits, never above it, in plain notation: a default δ never claims more than was
-    asked.
+    """`value` with three significant digits, rounded down, in plain notation.
+
+    Rounding down makes a default δ claim at most what its formula gives.
     """
     digits = 2 - value.adjusted()
     scaled = int(value.scaleb(digits))  # truncates
@@ -226,14 +227,14 @@ def round_down_delta(value: Decimal) -> str:
 
 
 MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
-"""Within these an ε takes two seconds at most, and to find σ half a minute and 450 MB."""
+"""Within these limits an ε takes at most two seconds, and finding σ takes half a minute and 450 MB."""
 
 
-def _beyond_pld() -> ManifestError:
+def _exceeds_pld_limits() -> ManifestError:
     return _problem(
         "spec.privacy.accountant",
-        f"PLD takes minutes and gigabytes beyond {MAX_PLD_STEPS} steps, below a noise multiplier of "
-        f"{MIN_PLD_SIGMA} or above a target of {MAX_PLD_EPSILON}: leave it out for RDP",
+        f"PLD takes minutes and gigabytes above {MAX_PLD_STEPS} steps, below a noise multiplier of "
+        f"{MIN_PLD_SIGMA} or above a target of {MAX_PLD_EPSILON}: remove it to use RDP",
     )
 
 
@@ -256,19 +257,19 @@ def _calibrated(
     except accounting.CalibrationError as error:
         raise _problem(
             "spec.privacy.targetEpsilon",
-            f"{error}; raise it, or lower spec.training.steps or spec.training.expectedBatchSize",
+            f"{error}: raise it, or lower spec.training.steps or spec.training.expectedBatchSize",
         ) from error
 
 
 def _grid_bits(batch: int, sigma: float, workers: int, colluders: int) -> int:
-    """k of S = 2^k: as fine as B + 8√B clip norms and eight standard deviations of noise allow in an int32."""
+    """k of S = 2^k: the finest grid on which B + 8√B clip norms and eight standard deviations of noise fit an int32."""
     widest = batch + 8 * math.sqrt(batch) + 8 * sigma * math.sqrt(workers / (workers - colluders))
     bits = min(MAX_GRID_BITS, math.floor(math.log2(CARRIER_MAX / widest)))
     if bits < MIN_GRID_BITS:
         raise _problem(
             "spec.training.expectedBatchSize",
             f"a step's worst case of {widest:.0f} clip norms overflows the integer grid (2^{bits} grid steps in a clip "
-            f"norm, 2^{MIN_GRID_BITS} are needed); lower it"
+            f"norm, 2^{MIN_GRID_BITS} are needed): lower it"
             + (", or lower spec.privacy.noiseMultiplier" if 8 * sigma > batch else ""),
         )
     return bits

@@ -175,7 +175,7 @@ def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
         resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "9e-9"}))
     path, message = problem(error)
     assert path == "spec.privacy.accountant"
-    assert "leave it out for RDP, or raise spec.privacy.targetDelta to 1e-08" in message
+    assert "remove it to use RDP, or raise spec.privacy.targetDelta to 1e-08" in message
 
 
 def test_no_target_pays_for_more_steps_than_the_samplers_are_vouched_for(job: Job) -> None:
@@ -265,7 +265,7 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
         resolve_job(job({"spec.privacy.noiseMultiplier": too_little}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
-    assert "below 64 grid steps; raise it" in message
+    assert "below 64 grid steps: raise it" in message
 
 
 def test_noise_under_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
@@ -273,7 +273,7 @@ def test_noise_under_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
         resolve_job(job({"spec.privacy.noiseMultiplier": "0.2", "spec.privacy.targetEpsilon": "1"}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
-    assert "the first step alone passes spec.privacy.targetEpsilon" in message
+    assert "the first step alone exceeds spec.privacy.targetEpsilon" in message
 
 
 def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job) -> None:
