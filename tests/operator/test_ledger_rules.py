@@ -13,7 +13,7 @@ from tensafe_operator.plan.parsing import parse_ledger_status
 
 pytestmark = pytest.mark.cluster
 
-RELEASE = {
+FIRST = {
     "uri": "s3://models/step-10",
     "step": 10,
     "attempt": 1,
@@ -21,7 +21,7 @@ RELEASE = {
     "statementDigest": "sha256:2",
     "stepsCharged": 10,
 }
-SECOND = {**RELEASE, "uri": "s3://models/step-20", "step": 20}
+SECOND = {**FIRST, "uri": "s3://models/step-20", "step": 20}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def pod(control_plane: ControlPlane, namespace: str) -> Pod:
 
 @pytest.fixture
 def ledger(control_plane: ControlPlane, namespace: str, pod: Pod) -> LedgerObject:
-    """A ledger that attempt 1 has claimed, and that was charged ten steps."""
+    """A ledger that attempt 1 has acquired and charged with ten steps."""
     ledger = LedgerObject(control_plane, namespace)
     assert ledger.write(charged_status(pod), pod) == ""
     return ledger
@@ -41,7 +41,7 @@ def charge(pod: Pod, attempt: int, steps: int, incarnation: int = 1) -> dict[str
     return {"attempt": attempt, "steps": steps, "incarnation": incarnation, "podUID": pod.uid}
 
 
-def test_a_charge_only_grows(ledger: LedgerObject, pod: Pod) -> None:
+def test_charge_only_grows(ledger: LedgerObject, pod: Pod) -> None:
     assert ledger.write(charged_status(pod, charges=[charge(pod, 1, 12)]), pod) == ""
     assert "never falls" in ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)]), pod)
     assert "should have at least 1" in ledger.write(charged_status(pod, charges=[]), pod)
@@ -49,13 +49,13 @@ def test_a_charge_only_grows(ledger: LedgerObject, pod: Pod) -> None:
     assert ledger.get()["status"]["charges"][0]["steps"] == 12
 
 
-def test_a_charge_never_disappears(ledger: LedgerObject, pod: Pod) -> None:
+def test_charge_never_disappears(ledger: LedgerObject, pod: Pod) -> None:
     both = [charge(pod, 1, 10), charge(pod, 2, 5)]
     assert ledger.write(charged_status(pod, attempt=2, charges=both), pod) == ""
     assert "never disappears" in ledger.write(charged_status(pod, attempt=2, charges=[charge(pod, 2, 15)]), pod)
 
 
-def test_an_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
+def test_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
     both = [charge(pod, 1, 10), charge(pod, 3, 5)]
     assert ledger.write(charged_status(pod, attempt=3, charges=both), pod) == ""
     more = [charge(pod, 1, 11), charge(pod, 3, 5)]
@@ -66,64 +66,64 @@ def test_an_earlier_attempt_is_fenced(ledger: LedgerObject, pod: Pod) -> None:
     assert "is fenced" in ledger.write(charged_status(pod, attempt=1, charges=both), pod)
 
 
-def test_status_is_not_cleared(ledger: LedgerObject, pod: Pod) -> None:
+def test_status_cannot_be_cleared(ledger: LedgerObject, pod: Pod) -> None:
     assert "spent budget stays spent" in ledger.write(None, pod)
     assert ledger.get()["status"]["charges"]
 
 
-def test_releases_are_kept_as_they_were(ledger: LedgerObject, pod: Pod) -> None:
-    assert ledger.write(charged_status(pod, releases=[RELEASE]), pod) == ""
-    assert ledger.write(charged_status(pod, releases=[RELEASE, SECOND]), pod) == ""
-    edited = {**RELEASE, "digest": "sha256:other"}
+def test_published_checkpoints_never_change_or_disappear(ledger: LedgerObject, pod: Pod) -> None:
+    assert ledger.write(charged_status(pod, releases=[FIRST]), pod) == ""
+    assert ledger.write(charged_status(pod, releases=[FIRST, SECOND]), pod) == ""
+    edited = {**FIRST, "digest": "sha256:other"}
     assert "never changes" in ledger.write(charged_status(pod, releases=[edited, SECOND]), pod)
-    for releases in ([RELEASE], [SECOND, RELEASE], []):
+    for releases in ([FIRST], [SECOND, FIRST], []):
         assert "never disappears" in ledger.write(charged_status(pod, releases=releases), pod)
     without = {key: value for key, value in charged_status(pod).items() if key != "releases"}
     assert "never disappears" in ledger.write(without, pod)
 
 
-def test_a_release_costs_what_was_charged_until_it_was_written(ledger: LedgerObject, pod: Pod) -> None:
-    cheap = {**RELEASE, "stepsCharged": 9}
+def test_published_checkpoint_counts_the_steps_charged_until_then(ledger: LedgerObject, pod: Pod) -> None:
+    cheap = {**FIRST, "stepsCharged": 9}
     assert "stepsCharged of a new checkpoint" in ledger.write(charged_status(pod, releases=[cheap]), pod)
-    assert ledger.write(charged_status(pod, releases=[RELEASE]), pod) == ""
-    later = charged_status(pod, charges=[charge(pod, 1, 30)], releases=[RELEASE, {**SECOND, "stepsCharged": 20}])
+    assert ledger.write(charged_status(pod, releases=[FIRST]), pod) == ""
+    later = charged_status(pod, charges=[charge(pod, 1, 30)], releases=[FIRST, {**SECOND, "stepsCharged": 20}])
     assert "stepsCharged of a new checkpoint" in ledger.write(later, pod)
     later["releases"][1]["stepsCharged"] = 30
     assert ledger.write(later, pod) == ""
 
 
-def test_a_ledger_begins_with_a_claim(control_plane: ControlPlane, namespace: str, pod: Pod) -> None:
+def test_first_entry_of_a_ledger_is_an_acquisition(control_plane: ControlPlane, namespace: str, pod: Pod) -> None:
     ledger = LedgerObject(control_plane, namespace)
-    first = charged_status(pod, releases=[{**RELEASE, "stepsCharged": 0}])
+    first = charged_status(pod, releases=[{**FIRST, "stepsCharged": 0}])
     assert "the first entry of a ledger must be an acquisition" in ledger.write(first, pod)
     assert ledger.write(charged_status(pod), pod) == ""
 
 
 @pytest.mark.parametrize("head", ["\x0b", " ", "\u00a0"])
-def test_a_head_that_python_cannot_read_is_refused_or_counted(ledger: LedgerObject, pod: Pod, head: str) -> None:
-    refused = ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)], head=head), pod)
+def test_unreadable_head_is_refused_or_its_charges_are_counted(ledger: LedgerObject, pod: Pod, head: str) -> None:
+    error = ledger.write(charged_status(pod, charges=[charge(pod, 1, 11)], head=head), pod)
     read = parse_ledger_status(ledger.get())
-    assert read is not None and read.charges[0].steps == (10 if refused else 11)
+    assert read is not None and read.charges[0].steps == (10 if error else 11)
 
 
-def test_more_steps_than_a_job_can_tell_of_are_not_charged(ledger: LedgerObject, pod: Pod) -> None:
+def test_more_steps_than_the_status_can_hold_are_refused(ledger: LedgerObject, pod: Pod) -> None:
     most = 2**31 - 1
     assert ledger.write(charged_status(pod, charges=[charge(pod, 1, most)]), pod) == ""
     both = [charge(pod, 1, most), charge(pod, 2, 1)]
     assert "at most 2147483647 steps" in ledger.write(charged_status(pod, attempt=2, charges=both), pod)
 
 
-def test_a_release_leaves_room_for_its_statement_in_the_status(ledger: LedgerObject, pod: Pod) -> None:
-    assert "8000" in ledger.write(charged_status(pod, releases=[{**RELEASE, "uri": "s3://" + "x" * 7996}]), pod)
+def test_uri_of_a_published_checkpoint_has_a_maximum_length(ledger: LedgerObject, pod: Pod) -> None:
+    assert "8000" in ledger.write(charged_status(pod, releases=[{**FIRST, "uri": "s3://" + "x" * 7996}]), pod)
 
 
-def test_the_data_set_is_noted_once(ledger: LedgerObject, pod: Pod) -> None:
+def test_data_set_digest_is_set_once(ledger: LedgerObject, pod: Pod) -> None:
     assert ledger.write(charged_status(pod, datasetDigest="hmac:1"), pod) == ""
     assert "set once" in ledger.write(charged_status(pod, datasetDigest="hmac:2"), pod)
     assert "set once" in ledger.write(charged_status(pod), pod)
 
 
-def test_the_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+def test_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlane) -> None:
     change = json.dumps({"spec": {"mechanism": {"noiseMultiplier": "2"}}})
     patched = control_plane.kubectl(
         *("-n", ledger.namespace, "patch", "privacyledger", ledger.name, "--type=merge", "-p", change), check=False
@@ -132,12 +132,12 @@ def test_the_spec_never_changes(ledger: LedgerObject, control_plane: ControlPlan
 
 
 @pytest.mark.parametrize("rate", ["0", "1.5", "NaN", "inf", "-0.1", "0x1p-2", "half"])
-def test_figures_of_a_ledger_are_numbers(rate: str, control_plane: ControlPlane, namespace: str) -> None:
+def test_figures_of_a_ledger_must_be_numbers_in_range(rate: str, control_plane: ControlPlane, namespace: str) -> None:
     with pytest.raises(AssertionError, match="sampleRate"):
         LedgerObject(control_plane, namespace, mechanism={**SPEC["mechanism"], "sampleRate": rate})
 
 
-def test_only_the_pod_that_claimed_writes(
+def test_only_the_pod_that_acquired_the_ledger_writes(
     ledger: LedgerObject, pod: Pod, control_plane: ControlPlane, namespace: str
 ) -> None:
     forged = charged_status(pod, charges=[charge(pod, 1, 11)])
@@ -149,7 +149,7 @@ def test_only_the_pod_that_claimed_writes(
     token = control_plane.kubectl("-n", namespace, "create", "token", "trainer").stdout.strip()
     unbound = Pod("unbound", pod.uid, token, control_plane.kubeconfig_of_token("unbound", token))
     assert "only the pod that acquired" in ledger.write(forged, unbound)
-    # Within an incarnation no other pod takes over, and the next incarnation is its own.
+    # No other pod can take over an incarnation. It can acquire the next one.
     assert "acquire the next incarnation" in ledger.write(
         charged_status(sibling, charges=[charge(sibling, 1, 11)]), sibling
     )
@@ -159,7 +159,7 @@ def test_only_the_pod_that_claimed_writes(
     )
 
 
-def test_nobody_deletes_a_ledger_unless_it_may_be_forgotten(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+def test_ledger_is_deleted_only_with_the_forget_annotation(ledger: LedgerObject, control_plane: ControlPlane) -> None:
     where = ("-n", ledger.namespace)
     for arguments in (
         ("privacyledger", ledger.name),
@@ -178,7 +178,7 @@ def test_nobody_deletes_a_ledger_unless_it_may_be_forgotten(ledger: LedgerObject
     control_plane.kubectl(*where, "delete", "privacyledger", ledger.name)
 
 
-def test_a_ledger_goes_with_its_namespace(ledger: LedgerObject, control_plane: ControlPlane) -> None:
+def test_ledger_is_deleted_with_its_namespace(ledger: LedgerObject, control_plane: ControlPlane) -> None:
     control_plane.kubectl("delete", "namespace", ledger.namespace, "--timeout=300s")
     found = control_plane.kubectl("-n", ledger.namespace, "get", "privacyledgers", "-o", "name")
     assert found.stdout == ""

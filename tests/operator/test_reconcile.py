@@ -1,7 +1,7 @@
-"""The operator's hands on a real API server, with no more rights than it needs: a job from apply to its end.
+"""Reconciles of a job from `kubectl apply` to its end, on a real API server, with the rights of the chart's roles.
 
-KubeRay, the kubelet and the trainer are played by the test, each with its own rights: statuses that KubeRay writes,
-pods that are objects, and a ledger that is written with the bound token of the pod that claims.
+The test does the work of KubeRay, the kubelet and the trainer, each with its own rights. It writes the status of the
+RayJob, creates pods as objects, and writes the ledger with the bound token of the pod that acquires it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensafe_operator.plan.observed import Decision, Observed
 pytestmark = pytest.mark.cluster
 
 
-def test_from_apply_to_a_model_and_after(cluster: JobHarness) -> None:
+def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     assert cluster.status()["phase"] == "Starting"
@@ -62,7 +62,7 @@ def test_from_apply_to_a_model_and_after(cluster: JobHarness) -> None:
     assert cluster.get("privacyledger", ledger), "what was spent stays spent"
 
 
-def test_nothing_is_written_when_nothing_changes(cluster: JobHarness) -> None:
+def test_nothing_is_written_if_nothing_changes(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     before = cluster.get("tsj", "claims-triage")
@@ -71,7 +71,7 @@ def test_nothing_is_written_when_nothing_changes(cluster: JobHarness) -> None:
     assert cluster.get("tsj", "claims-triage") == before
 
 
-def test_the_same_name_applied_again_is_another_job_with_another_ledger(cluster: JobHarness) -> None:
+def test_job_applied_again_under_the_same_name_gets_another_ledger(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
     first = cluster.status()["ledgerName"]
@@ -83,7 +83,7 @@ def test_the_same_name_applied_again_is_another_job_with_another_ledger(cluster:
     assert cluster.get("privacyledger", first) and cluster.get("privacyledger", second)
 
 
-def test_a_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
+def test_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
     cluster.apply(spec__suspend=True)
     cluster.reconcile()
     status = cluster.status()
@@ -95,7 +95,7 @@ def test_a_suspended_job_is_a_dry_run(cluster: JobHarness) -> None:
     assert cluster.get("rayjob", "claims-triage-a1")
 
 
-def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: JobHarness) -> None:
+def test_quota_is_reported_and_the_job_continues_once_it_is_removed(cluster: JobHarness) -> None:
     quota = ("-n", cluster.namespace, "create", "quota", "few", "--hard=count/rayjobs.ray.io=0")
     cluster.plane.kubectl(*quota)
     cluster.apply()
@@ -109,46 +109,46 @@ def test_a_quota_is_told_and_the_job_goes_on_when_it_is_raised(cluster: JobHarne
     assert cluster.get("rayjob", "claims-triage-a1")
 
 
-def test_a_pass_that_fails_is_told_once_beside_all_else_and_the_next_good_one_takes_it_back(
+def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_the_report(
     cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise KeyError("a diagnosis")
 
     cluster.apply()
     cluster.reconcile()
     before = cluster.status()
     with monkeypatch.context() as broken:
-        broken.setattr("tensafe_operator.reconcile.decide", fails)
+        broken.setattr("tensafe_operator.reconcile.decide", fail)
         with pytest.raises(KeyError):
             cluster.reconcile(passes=1)
-        told = cluster.get("tsj", "claims-triage") or {}
+        reported = cluster.get("tsj", "claims-triage") or {}
         stalled = cluster.condition("Stalled")
         assert (stalled["status"], stalled["reason"]) == ("True", "InternalError")
-        assert "KeyError" in stalled["message"] and "diagnosis" not in json.dumps(told)
-        assert but_for_stalled(told["status"]) == but_for_stalled(before)
+        assert "KeyError" in stalled["message"] and "diagnosis" not in json.dumps(reported)
+        assert without_stalled(reported["status"]) == without_stalled(before)
         cluster.now += 60
         with pytest.raises(KeyError):
             cluster.reconcile(passes=1)
-        assert cluster.get("tsj", "claims-triage") == told, "what is told already is not written again"
+        assert cluster.get("tsj", "claims-triage") == reported, "the same failure is not written again"
     cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["status"] == "False"
-    assert but_for_stalled(cluster.status()) == but_for_stalled(before)
+    assert without_stalled(cluster.status()) == without_stalled(before)
 
 
-def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
+def test_failure_that_cannot_be_reported_is_raised(
     cluster: JobHarness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first pass writes a status before it fails: what it began with is no more."""
+    """The first reconcile writes a status before it fails, so the version that it started with is outdated."""
     decide = reconcile.decide
 
-    def fails_later(seen: Observed, *rest: Any) -> Decision:
-        if seen.job["status"].get("phase"):
+    def fail_after_the_first_status(observed: Observed, *rest: Any) -> Decision:
+        if observed.job["status"].get("phase"):
             raise KeyError("a diagnosis")
-        return decide(seen, *rest)
+        return decide(observed, *rest)
 
     cluster.apply()
-    monkeypatch.setattr(reconcile, "decide", fails_later)
+    monkeypatch.setattr(reconcile, "decide", fail_after_the_first_status)
     with pytest.raises(KeyError):
         cluster.reconcile(passes=1)
     assert cluster.condition("Stalled")["status"] == "False"
@@ -158,5 +158,5 @@ def test_a_failure_that_cannot_be_told_is_raised_all_the_same(
     assert cluster.condition("Stalled")["reason"] == "InternalError"
 
 
-def but_for_stalled(status: dict[str, Any]) -> dict[str, Any]:
+def without_stalled(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "conditions": [each for each in status["conditions"] if each["type"] != "Stalled"]}
