@@ -1,4 +1,4 @@
-"""The examples for kustomize build what the API server takes, and prefixes reach every name that a job refers to."""
+"""The kustomize examples build valid objects, and a name prefix reaches every name that a job refers to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "kustomize"
 
 
 def referring(prefix: str) -> dict[str, Any]:
-    """A job that refers to an object of each kind wherever it can."""
+    """Return a job that refers to an object in every field that can."""
     secret, config, claim = f"{prefix}secret", f"{prefix}config", f"{prefix}claim"
     changes = {
         "spec.model.tokenSecret": {"name": secret, "key": "k"},
@@ -42,7 +42,7 @@ def referring(prefix: str) -> dict[str, Any]:
 
 
 def built(plane: ControlPlane, folder: Path) -> dict[str, dict[str, Any]]:
-    """What kustomize makes of a folder, by kind."""
+    """Return the objects that kustomize builds from a folder, by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(plane.kubectl("kustomize", str(folder)).stdout)}
 
 
@@ -50,7 +50,7 @@ def built(plane: ControlPlane, folder: Path) -> dict[str, dict[str, Any]]:
     ("overlay", "name", "account"),
     [("dry-run", "triage-dry-run", "trainer-dry-run"), ("clinic", "clinic-triage", "clinic-trainer")],
 )
-def test_an_overlay_is_a_job_of_its_own(
+def test_overlay_is_a_separate_job(
     overlay: str, name: str, account: str, control_plane: ControlPlane, namespace: str
 ) -> None:
     folder = EXAMPLES / "overlays" / overlay
@@ -65,7 +65,7 @@ def test_an_overlay_is_a_job_of_its_own(
         control_plane.kubectl("apply", *strict, "-f", "-", text=json.dumps(document))
 
 
-def test_a_prefix_reaches_all_that_a_job_refers_to(control_plane: ControlPlane, tmp_path: Path) -> None:
+def test_prefix_reaches_every_name_in_a_job(control_plane: ControlPlane, tmp_path: Path) -> None:
     kinds = {"ServiceAccount": "account", "Secret": "secret", "ConfigMap": "config", "PersistentVolumeClaim": "claim"}
     objects = [{"apiVersion": "v1", "kind": kind, "metadata": {"name": name}} for kind, name in kinds.items()]
     kustomization = {"resources": ["all.yaml"], "configurations": ["tensafe.yaml"], "namePrefix": "x-"}

@@ -1,7 +1,7 @@
-"""Argo CD itself, on a git repository: it installs the chart, makes jobs, and stays out of the operator's way.
+"""Argo CD on a git repository: it installs the chart, creates jobs, and does not conflict with the operator.
 
-The operator is the real process, with the account and the roles that Argo CD installed. KubeRay, the kubelet and the
-trainer are played by the test, each with its own rights.
+The operator is the real process, with the account and the roles that Argo CD installed. The test takes the place of
+KubeRay, the kubelet and the trainer, each with its own rights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IMMUTABLE = "spec.lora cannot change after creation: create a new job with anoth
 
 
 class Site:
-    """A cluster that is run from git, and everybody who has to do with the jobs in it."""
+    """A cluster that Argo CD manages from git, with the operator and the fakes around the jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Site:
         self._operator: OperatorProcess | None = None
 
     def start(self) -> None:
-        """A cluster with RayJobs and Argo CD, and nothing of ours."""
+        """Start a cluster with RayJobs and Argo CD, but without TenSafe."""
         self.plane.start()
         kuberay = module_source("kuberay", versions.KUBERAY_MODULE) / "config" / "crd" / "bases"
         self.plane.kubectl("apply", "--server-side", "-f", str(kuberay / "ray.io_rayjobs.yaml"))
@@ -60,7 +60,7 @@ class Site:
         self.argo.start()
 
     def start_operator(self) -> None:
-        """What the Deployment would do, with the account that the chart made."""
+        """Start the operator as the Deployment would, with the account that the chart created."""
         token = self.plane.kubectl("-n", SYSTEM, "create", "token", "tensafe-operator").stdout.strip()
         kubeconfig = self.plane.kubeconfig_of_token("tensafe-operator", token)
         self._operator = OperatorProcess(self.folder / "operator.log", {"KUBECONFIG": str(kubeconfig)})
@@ -84,7 +84,7 @@ class Site:
         return found
 
     def objects(self) -> set[tuple[str, str, str]]:
-        """What there is in the namespace, by kind, name and UID."""
+        """Return the objects in the namespace, by kind, name and UID."""
         items = json.loads(self.kubectl("get", KINDS, "-o", "json"))["items"]
         return {(item["kind"], item["metadata"]["name"], item["metadata"]["uid"]) for item in items}
 
@@ -100,12 +100,12 @@ class Site:
             so, failure_message=lambda: f"{log.read_text()[-3000:]}\n{self.kubectl('get', KINDS)}\n{self.argo.logs()}"
         )
 
-    def until_argo_tells(self, name: str, told: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The status of an Application once it tells something."""
+    def until_application(self, name: str, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Wait until the status of an Application fulfils a condition, and return it."""
 
         def so(status: dict[str, Any]) -> object:
             self._keep()
-            return told(status)
+            return holds(status)
 
         return self.argo.until(name, so)
 
@@ -114,19 +114,19 @@ class Site:
             self._operator.restart_if_lease_lost()
 
     def suspend(self, name: str, value: bool) -> None:
-        """What Argo CD's actions do, and a person with kubectl."""
+        """Set `spec.suspend`, as an action of Argo CD or a user with kubectl does."""
         self.kubectl("patch", "tsj", name, "--type=merge", "-p", json.dumps({"spec": {"suspend": value}}))
 
     def set_ray_job_status(self, ray_job: str, status: Mapping[str, Any]) -> None:
         blocking.write_ray_job_status(self.plane.admin, CLINIC, ray_job, status)
 
     def worker(self, name: str) -> Pod:
-        """The pod of rank 0 in a job's first attempt."""
+        """Create the pod of rank 0 in a job's first attempt."""
         labels = {names.JOB_UID: self.job(name)["metadata"]["uid"], names.ATTEMPT: "1", "ray.io/node-type": "worker"}
         return make_pod(self.plane, CLINIC, "trainer", **labels)
 
     def charge(self, name: str, pod: Pod, **more: Any) -> None:
-        """Write a job's ledger as the trainer does: five steps are charged."""
+        """Charge five steps to a job's ledger, as the trainer does."""
         blocking.charge_through(pod, CLINIC, self.job(name)["status"]["ledgerName"], 5, **more)
 
 
@@ -141,7 +141,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def manifest(name: str, **changes: Any) -> str:
-    """A job as people write it into git: short, with lists whose items leave out what has a default."""
+    """Return a job as users write it in git: short, with list items that omit fields with a default."""
     short = {
         "metadata.name": name,
         "spec.training": {"steps": 20, "expectedBatchSize": 250},
@@ -153,101 +153,102 @@ def manifest(name: str, **changes: Any) -> str:
 
 
 def synced(revision: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether the cluster is what git says at a revision."""
+    """Return a condition: the cluster matches git at a revision."""
 
-    def told(status: dict[str, Any]) -> bool:
+    def holds(status: dict[str, Any]) -> bool:
         now = status.get("sync") or {}
         return (now.get("status"), now.get("revision")) == ("Synced", revision)
 
-    return told
+    return holds
 
 
 def healthy(job: str, word: str, message: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether a job of the Application is in this health, with a message that begins so."""
+    """Return a condition: a job of the Application has this health, and a message with this start."""
 
-    def told(status: dict[str, Any]) -> bool:
+    def holds(status: dict[str, Any]) -> bool:
         health = next((each.get("health") or {} for each in status["resources"] if each["name"] == job), {})
         return bool(health.get("status") == word and health.get("message", "").startswith(message))
 
-    return told
+    return holds
 
 
 def last_sync(status: dict[str, Any]) -> str:
-    """When the Application was last synced: with selfHeal, each drift is another sync."""
+    """Return when the Application was last synced. With selfHeal, each drift causes another sync."""
     assert status["sync"]["status"] == "Synced"
     return str(status["operationState"]["startedAt"])
 
 
-def test_jobs_in_git_from_their_first_commit_to_their_removal(site: Site) -> None:
+def test_jobs_in_git_from_first_commit_to_removal(site: Site) -> None:
     argo, git = site.argo, site.git
     shutil.copytree(CHART, git.folder / "charts" / "tensafe")
     jobs = {f"jobs/{name}.json": manifest(name) for name in ("triage", "second")}
     revision = git.commit({**jobs, "more/third.json": manifest("third")})
     chart, clinic = yaml.safe_load_all((EXAMPLES / "argocd" / "application.yaml").read_text())
 
-    # The chart: CRDs, policies, roles and the operator's account.
+    # Argo CD installs the chart: CRDs, policies, roles and the operator's account.
     argo.create(chart, git)
-    site.until_argo_tells("tensafe", synced(revision))
+    site.until_application("tensafe", synced(revision))
     site.plane.wait_for_crds()
     site.start_operator()
 
-    # Jobs, however they are applied. While the operator works there is no drift to heal, and nothing is pruned.
+    # Jobs are applied on the client and on the server side. The operator causes no drift, and nothing is pruned.
     argo.create(clinic, git)
     argo.create(changed(clinic, SERVER_SIDE), git)
-    site.until_argo_tells("server-side", synced(revision))
-    site.until_argo_tells("clinic-jobs", synced(revision))
+    site.until_application("server-side", synced(revision))
+    site.until_application("clinic-jobs", synced(revision))
     site.until(lambda: site.get("rayjob", "third-a1") and site.get("rayjob", "triage-a1"))
-    site.until_argo_tells("server-side", healthy("third", "Progressing", "Starting: "))
+    site.until_application("server-side", healthy("third", "Progressing", "Starting: "))
     at = {name: last_sync(argo.refresh(name)) for name in ("tensafe", "clinic-jobs", "server-side")}
     pod = site.worker("triage")
     site.set_ray_job_status("triage-a1", statuses.running("triage-a1-x"))
     site.charge("triage", pod)
-    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Training: The job trains."))
+    site.until_application("clinic-jobs", healthy("triage", "Progressing", "Training: The job trains."))
     made = {each for each in site.objects() if not each[1].startswith("second")}
     assert {kind for kind, name, _ in made if name.startswith("triage")} == OF_TRIAGE
-    site.suspend("second", True)  # git does not name it, so it stays as the action set it
+    site.suspend("second", True)  # the manifest in git has no such field, so the value of the action stays
     assert {name: last_sync(argo.refresh(name)) for name in at} == at
     assert made <= site.objects()
     assert site.job("second")["spec"]["suspend"] is True
 
-    # A commit suspends the job, and another one lets it go on.
+    # A commit suspends the job, and another one resumes it.
     revision = git.commit({"jobs/triage.json": manifest("triage", spec__suspend=True)})
-    site.until_argo_tells("clinic-jobs", synced(revision))
-    site.until_argo_tells("clinic-jobs", healthy("triage", "Progressing", "Suspending: "))
+    site.until_application("clinic-jobs", synced(revision))
+    site.until_application("clinic-jobs", healthy("triage", "Progressing", "Suspending: "))
     site.charge("triage", pod, outcome="Suspended")
     site.set_ray_job_status("triage-a1", statuses.finished("SUCCEEDED"))
-    site.until_argo_tells("clinic-jobs", healthy("triage", "Suspended", "Suspended: "))
+    site.until_application("clinic-jobs", healthy("triage", "Suspended", "Suspended: "))
     site.kubectl("delete", "pod", pod.name, "--force")
     revision = git.commit({"jobs/triage.json": manifest("triage", spec__suspend=False)})
-    site.until_argo_tells("clinic-jobs", synced(revision))
+    site.until_application("clinic-jobs", synced(revision))
     site.until(lambda: site.get("rayjob", "triage-a2"))
-    site.suspend("triage", True)  # git names it now, so it is put back
+    site.suspend("triage", True)  # the manifest in git has the field now, so its value is restored
     site.until(lambda: site.job("triage")["spec"]["suspend"] is False)
 
-    # What cannot change is refused with our sentence, and what nobody knows is told; git is mended, and all is well.
+    # A forbidden change is rejected with the message of its rule, and an unknown field is reported. Another commit fixes
+    # both.
     wrong = {"jobs/triage.json": manifest("triage", spec__lora={"rank": 32})}
     revision = git.commit({**wrong, "jobs/misspelt.json": manifest("misspelt", spec__cluster__wokers=3)})
-    failed = site.until_argo_tells("clinic-jobs", lambda status: status["operationState"]["phase"] == "Failed")
+    failed = site.until_application("clinic-jobs", lambda status: status["operationState"]["phase"] == "Failed")
     refused = failed["operationState"]
     assert refused["syncResult"]["revision"] == revision
     assert IMMUTABLE in refused["message"]
     assert site.job("triage")["spec"]["lora"]["rank"] == 16
-    site.until_argo_tells(
+    site.until_application(
         "clinic-jobs", healthy("misspelt", "Degraded", "UnknownField: spec.cluster.wokers: unknown field")
     )
-    mended = {"jobs/triage.json": manifest("triage", spec__suspend=False), "jobs/misspelt.json": None}
-    site.until_argo_tells("clinic-jobs", synced(git.commit(mended)))
+    fixed = {"jobs/triage.json": manifest("triage", spec__suspend=False), "jobs/misspelt.json": None}
+    site.until_application("clinic-jobs", synced(git.commit(fixed)))
 
-    # A job that is no longer in git is deleted with its children; its ledger, and what was spent, stay.
+    # A job that is removed from git is deleted with its children. Its ledger is kept.
     spent = site.job("triage")["status"]["ledgerName"]
-    site.until_argo_tells("clinic-jobs", synced(git.commit({"jobs/triage.json": None})))
+    site.until_application("clinic-jobs", synced(git.commit({"jobs/triage.json": None})))
     site.until(lambda: {kind for kind, name, _ in site.objects() if name.startswith("triage")} == {"PrivacyLedger"})
     ledger = site.get("privacyledger", spent)
     assert ledger is not None and ledger["status"]["charges"][0]["steps"] == 5
 
-    # Applications that are deleted with all they made: jobs and operator go, ledgers and their CRD stay.
+    # Applications are deleted with their objects: jobs and operator are deleted, ledgers and their CRD are kept.
     argo.delete("clinic-jobs")
     argo.delete("tensafe")
     assert site.get("tsj", "second") is None
     assert site.get("privacyledger", spent) is not None
-    assert site.job("third"), "its Application is still there"
+    assert site.job("third"), "its Application still exists"

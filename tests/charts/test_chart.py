@@ -1,4 +1,4 @@
-"""The chart: what it renders, what its schema refuses, and its life on a real API server."""
+"""The chart: what it renders, what its schema rejects, and install, upgrade and uninstall on a real API server."""
 
 from __future__ import annotations
 
@@ -67,30 +67,32 @@ def named(documents: list[dict[str, Any]], kind: str, name: str = "") -> dict[st
     return next(each for each in documents if each["kind"] == kind and each["metadata"]["name"].endswith(name))
 
 
-def test_helm_finds_nothing_to_complain_of() -> None:
+def test_helm_lint_passes() -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART)).stdout
 
 
-@pytest.mark.parametrize(("name", "value", "told"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
-def test_wrong_values_are_refused_by_name(name: str, value: Any, told: str) -> None:
+@pytest.mark.parametrize(("name", "value", "field"), WRONG, ids=[f"{name}={value}" for name, value, _ in WRONG])
+def test_wrong_value_is_rejected_by_name(name: str, value: Any, field: str) -> None:
     done = helm("template", "tensafe", str(CHART), "--set-json", f"{name}={json.dumps(value)}", check=False)
     assert done.returncode
     assert "schema" in done.stderr
-    assert told in done.stderr
+    assert field in done.stderr
 
 
-def test_the_chart_is_of_the_projects_version_and_carries_its_crds() -> None:
+def test_chart_has_the_version_and_the_crds_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
-    applied = [each for path in sorted((ROOT / "crds").glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())]
-    carried = [each for each in render_chart() if each in applied]
-    assert len(carried) == len(applied) == 6
+    expected = [
+        each for path in sorted((ROOT / "crds").glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())
+    ]
+    carried = [each for each in render_chart() if each in expected]
+    assert len(carried) == len(expected) == 6
     assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in carried)
     without = render_chart({"crds.enabled": False})
-    assert not [each for each in without if each in applied]
+    assert not [each for each in without if each in expected]
 
 
-def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
+def test_deployment_sets_every_setting_of_the_operator() -> None:
     container = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     environment = {each["name"]: each["value"] for each in container["env"]}
     known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)}
@@ -103,12 +105,12 @@ def test_the_deployment_says_every_setting_that_the_operator_reads() -> None:
     assert container["image"] == "images.example/tensafe-operator:0.1.0"
 
 
-def test_the_budget_for_drains_needs_a_second_replica() -> None:
+def test_pod_disruption_budget_needs_a_second_replica() -> None:
     assert named(render_chart(), "PodDisruptionBudget")
     assert not [each for each in render_chart({"replicas": 1}) if each["kind"] == "PodDisruptionBudget"]
 
 
-def test_the_operator_may_read_no_secret_run_nothing_in_a_pod_and_make_no_role() -> None:
+def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role() -> None:
     for values in ({}, {"namespaces": ["clinic"]}):
         for role in (each for each in render_chart(values) if each["kind"] in ("Role", "ClusterRole")):
             if role["metadata"]["name"].endswith(("-edit", "-view", "tensafe-trainer")):
@@ -122,29 +124,29 @@ def test_the_operator_may_read_no_secret_run_nothing_in_a_pod_and_make_no_role()
                     assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])
 
 
-def test_with_namespaces_it_has_no_rights_beyond_them() -> None:
+def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     documents = render_chart({"namespaces": ["clinic", "lab"]})
     assert not [each for each in documents if each["kind"] == "ClusterRoleBinding"]
     bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
     assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
 
 
-def test_alerts_speak_of_metrics_that_there_are() -> None:
-    shown = OperatorMetrics(names.METRICS_PREFIX)
+def test_alerts_use_existing_metrics() -> None:
+    metrics = OperatorMetrics(names.METRICS_PREFIX)
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
-    JobMetrics(shown.registry).update(
+    JobMetrics(metrics.registry).update(
         ("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}}
     )
-    exposed = {sample.name for family in shown.registry.collect() for sample in family.samples}
+    exposed = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     rule = named(render_chart(EVERYTHING), "PrometheusRule")
     for alert in rule["spec"]["groups"][0]["rules"]:
-        spoken = set(re.findall(r"tensafe_\w+", alert["expr"]))
-        assert spoken
-        assert spoken <= exposed
+        used = set(re.findall(r"tensafe_\w+", alert["expr"]))
+        assert used
+        assert used <= exposed
 
 
 class Release:
-    """The chart on a control plane of its own, and what is there of it."""
+    """The chart, installed on its own control plane."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -153,12 +155,12 @@ class Release:
         done = helm(*arguments, "--namespace", "tensafe-system", kubeconfig=self.plane.admin, check=check)
         return done.stderr if done.returncode else done.stdout
 
-    def there(self, kind: str, name: str, namespace: str = "tensafe-system") -> dict[str, Any] | None:
+    def get(self, kind: str, name: str, namespace: str = "tensafe-system") -> dict[str, Any] | None:
         done = self.plane.kubectl("-n", namespace, "get", kind, name, "-o", "json", check=False)
         return None if done.returncode else dict(json.loads(done.stdout))
 
     def replicas(self) -> int:
-        found = self.there("deployment", "tensafe-operator")
+        found = self.get("deployment", "tensafe-operator")
         assert found is not None
         return int(found["spec"]["replicas"])
 
@@ -186,40 +188,40 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     before = ledger.get()
 
     release.helm("upgrade", "tensafe", str(CHART), "--set", "replicas=1")
-    assert (release.replicas(), release.there("pdb", "tensafe-operator")) == (1, None)
+    assert (release.replicas(), release.get("pdb", "tensafe-operator")) == (1, None)
     release.helm("rollback", "tensafe", "1")
     assert release.replicas() == 2
-    assert release.there("pdb", "tensafe-operator") is not None
+    assert release.get("pdb", "tensafe-operator") is not None
 
     release.helm("uninstall", "tensafe")
-    assert release.there("deployment", "tensafe-operator") is None
-    assert release.there("serviceaccount", "tensafe-operator") is None
-    assert release.there("clusterrole", "tensafe-operator-tensafe-system") is None
-    assert release.there("clusterrole", "tensafe-trainer") is not None, "jobs that run must be able to go on"
-    assert release.there("tsj", "claims-triage", "clinic") is not None
+    assert release.get("deployment", "tensafe-operator") is None
+    assert release.get("serviceaccount", "tensafe-operator") is None
+    assert release.get("clusterrole", "tensafe-operator-tensafe-system") is None
+    assert release.get("clusterrole", "tensafe-trainer") is not None, "running jobs must be able to continue"
+    assert release.get("tsj", "claims-triage", "clinic") is not None
     assert ledger.get() == before
     more = charged_status(
         pod, stepsRecharged=0, charges=[{**before["status"]["charges"][0], "steps": 12}], chargedThrough=12, length=3
     )
-    assert ledger.write(more, pod) == "", "a job that runs charges on"
-    assert "only the service account" in ledger.write(more, None), "the policy is in force without the operator"
+    assert ledger.write(more, pod) == "", "a running job continues to charge"
+    assert "only the service account" in ledger.write(more, None), "the policy applies without the operator"
 
     release.helm("install", "tensafe", str(CHART))
-    assert release.there("deployment", "tensafe-operator") is not None
+    assert release.get("deployment", "tensafe-operator") is not None
     assert ledger.get()["status"] == more
 
 
-def test_the_crd_of_ledgers_does_not_go_by_mistake(release: Release) -> None:
+def test_crd_of_ledgers_is_not_deleted_by_mistake(release: Release) -> None:
     plane = release.plane
     plane.kubectl("apply", "-f", str(ROOT / "crds"))
     refused = "with this CRD every privacy ledger"
     kind = "crd/privacyledgers.tensafe.io"
     delete = ("delete", kind, "--wait=false")
 
-    def told() -> str:
+    def dry_run() -> str:
         return plane.kubectl(*delete, "--dry-run=server", check=False).stderr
 
-    while refused not in told():  # a policy that is new takes effect in a moment
+    while refused not in dry_run():  # a new policy takes effect after a moment
         pass
     assert refused in plane.kubectl(*delete, check=False).stderr
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?labelSelector=team%3Dml"
@@ -230,14 +232,14 @@ def test_the_crd_of_ledgers_does_not_go_by_mistake(release: Release) -> None:
     plane.kubectl(*delete)
 
 
-def test_after_a_plain_apply_helm_takes_the_crds_over_when_told_to(release: Release) -> None:
+def test_helm_takes_ownership_of_crds_after_a_plain_apply(release: Release) -> None:
     release.plane.kubectl("apply", "-f", str(ROOT / "crds"))
     install = ("install", "tensafe", str(CHART), "--create-namespace")
     assert "invalid ownership metadata" in release.helm(*install, check=False)
     assert "TenSafe operator" in release.helm(*install, "--take-ownership")
 
 
-def test_the_api_server_takes_every_document_and_the_restricted_pod_standard_its_pod(release: Release) -> None:
+def test_api_server_accepts_every_document_under_the_restricted_pod_standard(release: Release) -> None:
     plane = release.plane
     plane.kubectl("create", "namespace", "tensafe-system")
     plane.kubectl("label", "namespace", "tensafe-system", "pod-security.kubernetes.io/enforce=restricted")
