@@ -31,7 +31,7 @@ def batches(shard, units, size=4, max_length=70):
     return list(micro_batches(shard, units, size=size, max_length=max_length, pad_id=PAD))
 
 
-def test_buckets():
+def test_buckets_are_powers_of_two_up_to_max_length():
     assert buckets(100) == (16, 32, 64, 100)
     assert buckets(64) == (16, 32, 64)
     assert buckets(16) == (16,) and buckets(7) == (7,)
@@ -39,7 +39,7 @@ def test_buckets():
 
 @given(units_of_lengths, st.data(), st.integers(1, 5))
 @settings(max_examples=60)
-def test_units_are_worked_off_whole_in_public_shapes(units, data, size):
+def test_all_records_of_all_units_appear_in_public_shapes(units, data, size):
     shard = shard_of(units)
     drawn = data.draw(st.lists(st.integers(0, len(units) - 1), unique=True))
     found = batches(shard, drawn, size)
@@ -57,7 +57,7 @@ def test_units_are_worked_off_whole_in_public_shapes(units, data, size):
 
 @given(units_of_lengths)
 @settings(max_examples=40)
-def test_rows_hold_their_record_and_dummies_hold_nothing(units):
+def test_rows_hold_their_record_and_dummy_rows_are_empty(units):
     shard = shard_of(units)
     for batch in batches(shard, range(len(units))):
         for tensor in (batch.input_ids, batch.attention_mask, batch.labels):
@@ -78,7 +78,7 @@ def test_rows_hold_their_record_and_dummies_hold_nothing(units):
 
 @given(units_of_lengths, st.data())
 @settings(max_examples=40)
-def test_a_units_shape_does_not_depend_on_who_else_is_drawn(units, data):
+def test_shape_of_a_unit_does_not_depend_on_other_drawn_units(units, data):
     shard = shard_of(units)
     unit = data.draw(st.integers(0, len(units) - 1))
     alone = {batch.input_ids.shape for batch in batches(shard, [unit])}
@@ -86,18 +86,18 @@ def test_a_units_shape_does_not_depend_on_who_else_is_drawn(units, data):
     assert alone == among and len(alone) == 1
 
 
-def test_labels_of_classification():
+def test_classification_has_one_label_for_each_row():
     [batch] = batches(shard_of([[3], [2, 5]], labels=True), [1, 0])
     assert batch.labels.tolist() == [1, 2, 0, -100]
     assert batch.units == (1, 1, 0) and batch.records == (0, 1, 0)
 
 
-def test_nothing_drawn_is_nothing_to_do():
+def test_no_units_give_no_micro_batches():
     assert batches(shard_of([[3]]), []) == []
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_evaluation_shares_every_record_out_once(workers):
+def test_evaluation_batches_hold_every_record_once_over_all_ranks(workers):
     shard = shard_of([[n] for n in (3, 40, 5, 20, 6, 7, 8, 16, 17)])
     options = {"size": 2, "max_length": 64, "pad_id": PAD, "workers": workers}
     seen = [u for r in range(workers) for batch in evaluation_batches(shard, rank=r, **options) for u in batch.units]

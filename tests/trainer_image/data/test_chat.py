@@ -43,42 +43,42 @@ def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
     return learned
 
 
-def test_every_assistant_turn_is_learned_with_its_end(make_tokenizer, chatml):
+def test_every_assistant_turn_is_learned_with_its_end_token(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml))
     assert learned(say("hello", "good morning", "how are you ?", "fine")) == ["good morning <|im_end|> fine <|im_end|>"]
     assert learned(say("hello", "good", "a b")) == ["good <|im_end|>"]
     assert learned(say("hello")) == [""]
 
 
-def test_a_turn_may_end_where_the_next_begins(make_tokenizer, chatml):
+def test_turn_may_end_where_the_next_starts(make_tokenizer, chatml):
     tight = chatml.replace("<|im_end|>\n", "<|im_end|>")
     assert tight != chatml
     learned = encode_with(make_tokenizer(template=tight))
     assert learned(say("a", "b", "c", "d")) == ["b <|im_end|> d <|im_end|>"]
 
 
-def test_all_learns_every_turn(make_tokenizer, chatml):
+def test_loss_on_all_learns_every_turn(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml), loss_on="All")
     assert learned(say("a", "b")) == ["user a <|im_end|> <|im_start|> assistant b <|im_end|>"]
 
 
-def test_a_rewritten_turn_carries_no_loss(make_tokenizer):
+def test_rewritten_turn_carries_no_loss(make_tokenizer):
     learned = encode_with(make_tokenizer(template=REWRITES))
     assert learned(say("a", "b", "c", "d"), say("a", "b")) == ["tool d <|im_end|>", "tool b <|im_end|>"]
 
 
-def test_the_manifests_template_wins_and_gets_an_end_token_where_it_writes_none(make_tokenizer, chatml):
+def test_manifests_template_is_used_and_completed_with_an_end_token(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml), chat_template=PLAIN)
     assert learned(say("a", "b"), say("a", "b", "c")) == ["b </s>", "b"]
 
 
-def test_messages_as_json_text_and_with_the_nulls_of_arrow(make_tokenizer, chatml):
+def test_messages_as_json_text_and_with_nulls_of_arrow(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml + "{% if messages[0].name is defined %}<s>{% endif %}"))
     with_nulls = [{**message, "name": None} for message in say("a", "b")]
     assert learned(json.dumps(say("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
 
 
-def test_tools_reach_the_template(make_tokenizer, chatml):
+def test_tools_are_passed_to_the_template(make_tokenizer, chatml):
     template = "{% if tools %}<|im_start|>tool {{ tools[0].name }}<|im_end|>{% endif %}" + chatml
     columns = {"messages": "m", "tools": "t"}
     learned = encode_with(make_tokenizer(template=template), loss_on="All", columns=columns)
@@ -91,7 +91,7 @@ def test_tools_reach_the_template(make_tokenizer, chatml):
     ]
 
 
-def test_odd_conversations_are_dropped_alone(make_tokenizer, chatml):
+def test_malformed_conversation_drops_only_itself(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=STRICT + chatml))
     odd = [
         None,
@@ -105,7 +105,7 @@ def test_odd_conversations_are_dropped_alone(make_tokenizer, chatml):
     assert learned(say("a", "b"), *odd, say("a", "c")) == ["b <|im_end|>", *[None] * 7, "c <|im_end|>"]
 
 
-def test_long_conversations_are_cut_or_dropped(make_tokenizer, chatml):
+def test_long_conversation_is_truncated_or_dropped(make_tokenizer, chatml):
     tokenizer = make_tokenizer(template=chatml)
     assert encode_with(tokenizer, max_length=7)(say("a", "b c d")) == ["b"]
     assert encode_with(tokenizer, max_length=7, truncate=False)(say("a", "b c d")) == [None]
@@ -120,6 +120,6 @@ def test_long_conversations_are_cut_or_dropped(make_tokenizer, chatml):
         ("{% for %}", "cannot render a greeting"),
     ],
 )
-def test_templates_that_can_never_work_are_refused(make_tokenizer, template, sentence):
+def test_unsuitable_template_is_refused(make_tokenizer, template, sentence):
     with pytest.raises(DataError, match=rf"^spec.model.chatTemplate: .*{sentence}"):
         tokeniser(make_tokenizer(template=template), Recipe(MESSAGES, 32, loss_on="Assistant"))

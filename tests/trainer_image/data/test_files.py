@@ -46,25 +46,25 @@ def refusal(path, columns=TEXT_LABEL, form=None, protocol="file"):
     return message
 
 
-def test_csv_quotes_newlines_and_commas(tmp_path):
+def test_csv_reads_quoted_newlines_and_commas(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text('label,other,text\n1,x,"one, ""two""\nthree"\n0,y,four\n', encoding="utf-8-sig")
     assert rows_at(path) == [{"text": 'one, "two"\nthree', "label": "1"}, {"text": "four", "label": "0"}]
 
 
-def test_tsv_knows_no_quotes_and_may_have_no_header(tmp_path):
+def test_tsv_has_no_quoting_and_may_lack_a_header(tmp_path):
     path = tmp_path / "d.tsv"
     path.write_text('an "odd quote\t1\nand "another"\t0\r\n')
     assert rows_at(path, BY_POSITION) == [{"0": 'an "odd quote', "1": "1"}, {"0": 'and "another"', "1": "0"}]
 
 
-def test_csv_without_header_by_position(tmp_path):
+def test_csv_without_header_is_read_by_position(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text('"a, b",1\nc,0\n')
     assert rows_at(path, BY_POSITION) == [{"0": "a, b", "1": "1"}, {"0": "c", "1": "0"}]
 
 
-def test_jsonl_keeps_what_is_no_string_as_json_and_drops_what_is_no_object(tmp_path):
+def test_jsonl_keeps_other_values_as_json_and_drops_lines_that_are_not_objects(tmp_path):
     path = tmp_path / "d.jsonl"
     chat = [{"role": "user", "content": "é"}]
     lines = [json.dumps({"m": chat, "u": 7}), "{broken", "[1]", "", json.dumps({"m": "\ud800", "u": float("nan")})]
@@ -81,7 +81,7 @@ def test_parquet_reads_only_the_named_columns_and_keeps_types(tmp_path):
     assert rows_at(tmp_path / "d.parquet") == [{"text": "a", "label": 1}, {"text": None, "label": 2}]
 
 
-def test_directories_globs_and_compression(tmp_path):
+def test_directories_globs_and_compressed_files_are_read(tmp_path):
     for name in ("a.csv", "sub/b.csv", "_SUCCESS", ".hidden.csv", "readme.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"text,label\n{name},1\n")
@@ -93,7 +93,7 @@ def test_directories_globs_and_compression(tmp_path):
     assert rows_at(tmp_path / "data", form="csv") == [{"text": "named by format", "label": "1"}]
 
 
-def test_one_odd_row_drops_nothing_else(tmp_path):
+def test_malformed_row_drops_no_other_row(tmp_path):
     path = tmp_path / "d.csv"
     path.write_bytes(b"text,label\ngood,1\nshort\n\nlong,1,2,3\n\xff\xfe,0\nlast,0\n")
     assert rows_at(path) == [
@@ -108,7 +108,7 @@ def test_one_odd_row_drops_nothing_else(tmp_path):
 @pytest.mark.parametrize("form", ["tsv", "jsonl", "parquet"])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n"), min_size=1), min_size=1))
 @settings(max_examples=30)
-def test_fragments_tile_a_file_however_it_is_cut(tmp_path_factory, form, texts):
+def test_fragments_hold_every_row_once(tmp_path_factory, form, texts):
     path = tmp_path_factory.mktemp("tiles") / f"d.{form}"
     if form == "parquet":
         pq.write_table(pa.table({"text": texts}), path, row_group_size=2)
@@ -123,7 +123,7 @@ def test_fragments_tile_a_file_however_it_is_cut(tmp_path_factory, form, texts):
     assert sorted(found) == sorted(text.removeprefix("\ufeff") if form == "tsv" else text for text in texts)
 
 
-def test_big_files_are_cut_and_csv_is_not(tmp_path, monkeypatch):
+def test_large_files_are_split_except_csv(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "FRAGMENT_BYTES", 10)
     for name in ("d.tsv", "d.csv"):
         (tmp_path / name).write_text("text\tlabel\n".replace("\t", "," if "csv" in name else "\t") + "x\n" * 20)
@@ -131,7 +131,7 @@ def test_big_files_are_cut_and_csv_is_not(tmp_path, monkeypatch):
     assert count == {"d.tsv": 5, "d.csv": 1}
 
 
-def test_a_missing_column_names_the_nearest(tmp_path):
+def test_missing_column_error_names_the_nearest_column(tmp_path):
     for near in ("texts", "TEXT", "Text "):
         for name in ("d.csv", "d.tsv", "d.jsonl"):
             header = f"label\t{near}\n1\ta\n"
@@ -147,7 +147,7 @@ def test_a_missing_column_names_the_nearest(tmp_path):
     assert "by its header, or all by position" in refusal(tmp_path / "d.tsv", {"text": "0", "label": "b"})
 
 
-def test_what_stands_where_names_should_be_is_not_repeated(tmp_path):
+def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
     """A file without a header row, and records whose keys are data: the first record is no news for a status."""
     for name in ("d.csv", "d.tsv"):
         (tmp_path / name).write_text(
@@ -165,7 +165,7 @@ def test_what_stands_where_names_should_be_is_not_repeated(tmp_path):
     assert message.endswith("has no column 'text'; write the name as the records spell it")
 
 
-def test_one_user_in_every_format(tmp_path):
+def test_user_id_is_the_same_in_every_format(tmp_path):
     """pandas writes 7 as 7.0 where another record of the file lacks its id."""
     ids = pd.DataFrame({"u": [7, None], "x": "x"})
     ids.to_csv(tmp_path / "a.csv", index=False)
@@ -186,13 +186,13 @@ def test_one_user_in_every_format(tmp_path):
         assert {user_of(row["u"]) for row in rows} == {b"7", None}
 
 
-def test_ids_in_memory_that_json_cannot_say_are_kept():
+def test_ids_in_memory_that_json_cannot_hold_are_kept():
     ids = (uuid.UUID(int=1), datetime.date(2026, 1, 31), b"\xff", "\ud800")
     rows = _records_table([{"u": u} for u in ids for _ in range(2)], {"user": "u"}, "train_dataset").to_pylist()
     assert len({row["u"] for row in rows} - {None}) == len(ids)
 
 
-def test_a_data_set_in_memory_that_fails_says_nothing_of_a_record():
+def test_error_of_a_data_set_in_memory_reveals_no_record():
     class Broken:
         def __len__(self):
             return 1
@@ -211,7 +211,7 @@ def test_a_data_set_in_memory_that_fails_says_nothing_of_a_record():
         assert error.value.__suppress_context__
 
 
-def test_refusals_of_addresses(tmp_path):
+def test_unusable_addresses_are_refused(tmp_path):
     assert refusal(tmp_path / "none.csv").endswith("there is no such file or directory")
     assert "this kind of address is not known" in refusal("pvc://claim/d.csv", protocol="pvc")
     (tmp_path / "d.csv").touch()
@@ -230,7 +230,7 @@ def test_refusals_of_addresses(tmp_path):
     )
 
 
-def test_a_file_that_breaks_while_read_says_nothing_of_its_content(tmp_path):
+def test_error_of_a_corrupt_file_reveals_no_content(tmp_path):
     (tmp_path / "d.parquet").write_bytes(b"my secret record")
     with pytest.raises(DataError) as error:
         list(Source("file", {}, format_named("parquet"), ("text",)).tables(str(tmp_path / "d.parquet"), 0, 1))
@@ -256,7 +256,7 @@ def test_a_file_that_breaks_while_read_says_nothing_of_its_content(tmp_path):
         ("user", pa.struct({"id": pa.string()}), False),
     ],
 )
-def test_types_are_judged_by_the_schema_alone(role, kind, fits):
+def test_types_are_checked_by_the_schema_alone(role, kind, fits):
     if fits:
         check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
         return
@@ -264,7 +264,7 @@ def test_types_are_judged_by_the_schema_alone(role, kind, fits):
         check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
 
 
-def test_any_file_system_of_fsspec():
+def test_any_file_system_of_fsspec_is_read():
     memory = fsspec.filesystem("memory")
     memory.pipe("/bucket/a/1.jsonl", b'{"text": "a"}\n')
     memory.pipe("/bucket/a/2.jsonl", b'{"text": "b"}')
@@ -308,7 +308,7 @@ def test_every_format_is_read_from_a_real_object_store(s3_bucket, name):
         assert found == table.to_pylist()
 
 
-def test_an_object_store_without_the_bucket_or_the_keys_is_said(s3_bucket, monkeypatch):
+def test_missing_bucket_or_credentials_are_reported(s3_bucket, monkeypatch):
     storage = Storage(endpoint=s3_bucket.endpoint)
     for uri, key in ((f"s3://{BUCKET}/nowhere", None), ("s3://nobucket/d.csv", None), (f"s3://{BUCKET}/", "wrong")):
         if key is not None:

@@ -36,7 +36,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("unit", [{}, USER])
-def test_each_rank_makes_the_very_shard_that_a_preparation_for_all_would(
+def test_each_rank_makes_the_same_shard_as_a_preparation_for_all(
     make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], unit: dict[str, Any], tmp_path: Path
 ) -> None:
     uri = write_rows(tmp_path / "data.jsonl", rows)
@@ -58,7 +58,7 @@ def test_each_rank_makes_the_very_shard_that_a_preparation_for_all_would(
     assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700
 
 
-def test_others_records_are_not_tokenised(
+def test_records_of_other_ranks_are_not_tokenised(
     make_spec: Any, make_tokenizer: Any, rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     seen: list[str] = []
@@ -78,7 +78,7 @@ def test_others_records_are_not_tokenised(
     assert max(each) < len(rows)
 
 
-def test_a_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
+def test_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
     spec = make_spec({"text": "t"}, uri=write_rows(tmp_path / "data.jsonl", [{"t": "a b"}]))
     found = [
         prepare_pod_shard(
@@ -90,7 +90,7 @@ def test_a_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer
     assert sorted(len(Shard.open(own.shard)) for own in found) == [0, 1]
 
 
-def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
+def test_evaluation_set_is_complete_and_ordered_on_each_rank(
     make_spec: Any, make_tokenizer: Any, tmp_path: Path
 ) -> None:
     uri = write_rows(tmp_path / "public.jsonl", [{"t": "c d e"}, {"t": None}, {"t": "a"}])
@@ -120,7 +120,7 @@ def test_the_evaluation_set_is_whole_on_each_rank_and_keeps_its_order(
         prepare_pod_evaluation(spec, tokeniser(make_tokenizer(), Recipe.from_spec(spec)), rank=0, directory=tmp_path)
 
 
-def test_what_cannot_be_read_is_said_without_a_record(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_without_its_content(make_spec: Any, make_tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"Jane Doe has diabetes")
     spec = make_spec({"text": "t"}, uri=str(tmp_path / "data.parquet"))
     with pytest.raises(UnreadableDataError) as caught:

@@ -53,7 +53,7 @@ def rows_of(source):
     return [(line.split(",")[0], int(line.split(",")[1])) for line in lines]
 
 
-def test_from_files_to_shards_and_back_without_a_trace(source, spec, tokenizer, tmp_path):
+def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, tmp_path):
     directory = tmp_path / "shards"
     made = [
         prepare(
@@ -82,7 +82,7 @@ def test_from_files_to_shards_and_back_without_a_trace(source, spec, tokenizer, 
     assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
 
 
-def test_a_process_that_dies_halfway_duplicates_and_loses_no_record(spec, tokenizer, tmp_path):
+def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, tokenizer, tmp_path):
     directory = tmp_path / "shards"
     died = tmp_path / "died"
 
@@ -140,7 +140,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
             from_memory(data, columns)
 
 
-def test_users_are_units(make_spec, tokenizer, tmp_path):
+def test_users_become_units(make_spec, tokenizer, tmp_path):
     unit = {"kind": "User", "column": "id", "maxExamplesPerUnit": 2}
     spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)
     records = [{"p": "a", "c": "b " * (i + 1), "id": i % 5} for i in range(30)]
@@ -157,7 +157,7 @@ def test_users_are_units(make_spec, tokenizer, tmp_path):
     assert all(len(shard.records(unit)) == 2 for shard in shards for unit in range(len(shard)))
 
 
-def test_refusals_name_the_field_and_no_record(source, spec, make_spec, tokenizer, tmp_path):
+def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, tokenizer, tmp_path):
     def sentence(columns=None, spec=spec, uri="source", **options):
         with pytest.raises(DataError) as error:
             dataset = read(uri, columns or columns_of(spec), base_dir=tmp_path, **options)

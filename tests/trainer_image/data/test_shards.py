@@ -50,14 +50,14 @@ def shards(rows, limit=None, batches=1, **options):
 
 @given(records, st.randoms(), st.integers(1, 4))
 @settings(max_examples=60)
-def test_shards_do_not_depend_on_the_order_of_rows_or_on_how_they_were_read(rows, random, batches):
+def test_shards_do_not_depend_on_the_order_of_rows_or_on_batches(rows, random, batches):
     shuffled = random.sample(rows, len(rows))
     assert shards(shuffled, limit=2, batches=batches) == shards(rows, limit=2)
 
 
 @given(records, st.tuples(texts, users))
 @settings(max_examples=60)
-def test_one_record_more_changes_its_own_unit_only(rows, extra):
+def test_added_record_changes_only_its_own_unit(rows, extra):
     text, user = extra
     before, after = shards(rows)[0], shards([*rows, extra])[0]
     for old, new in zip(before, after):
@@ -73,7 +73,7 @@ def test_one_record_more_changes_its_own_unit_only(rows, extra):
 
 @given(records)
 @settings(max_examples=60)
-def test_every_user_is_one_unit_and_every_record_without_one_is_its_own(rows):
+def test_user_is_one_unit_and_record_without_a_user_is_its_own_unit(rows):
     units = [tuple(sorted(unit)) for shard in shards(rows)[0] for unit in shard]
     expected = [tuple(sorted(t for t, u in rows if u == user)) for user in {u for _, u in rows if u}]
     expected += [(t,) for t, u in rows if u is None]
@@ -82,7 +82,7 @@ def test_every_user_is_one_unit_and_every_record_without_one_is_its_own(rows):
 
 @given(records)
 @settings(max_examples=40)
-def test_for_examples_every_row_is_a_unit_and_twins_share_a_shard(rows):
+def test_example_rows_are_units_and_equal_rows_share_a_shard(rows):
     found, _ = shards(rows, columns={"text": "t"})
     assert Counter(unit for shard in found for unit in shard) == Counter((t,) for t, _ in rows)
     assert all(sum((t,) in shard for shard in found) == 1 for t, _ in rows)
@@ -90,7 +90,7 @@ def test_for_examples_every_row_is_a_unit_and_twins_share_a_shard(rows):
 
 @given(st.lists(texts, min_size=1, max_size=8), st.integers(1, 3))
 @settings(max_examples=40)
-def test_the_limit_keeps_the_same_records_whoever_else_is_there(hers, limit):
+def test_limit_keeps_the_same_records_whatever_other_users_exist(hers, limit):
     rows = [(t, "1") for t in hers]
     [kept] = [unit for shard in shards(rows, limit=limit)[0] for unit in shard]
     smallest = sorted(hers, key=lambda t: keys.record_key(KEY, keys.content_of([t, "1"])))[:limit]
@@ -99,11 +99,11 @@ def test_the_limit_keeps_the_same_records_whoever_else_is_there(hers, limit):
     assert kept in [unit for shard in with_others for unit in shard]
 
 
-def test_dropped_records_are_in_no_shard_and_not_in_the_digest():
+def test_dropped_records_are_neither_in_a_shard_nor_in_the_digest():
     assert shards([("a", "1"), ("zz", "1"), ("z", None)]) == shards([("a", "1")])
 
 
-def test_a_record_that_makes_a_library_raise_is_dropped_alone():
+def test_record_that_makes_a_library_raise_drops_only_itself():
     def brittle(values):
         if any("b" in t for t in values["text"]):
             raise RuntimeError("a secret")
@@ -116,7 +116,7 @@ def test_a_record_that_makes_a_library_raise_is_dropped_alone():
     assert sorted(part.column("input_ids").to_pylist()) == [[ord("a")], [ord("c")]]
 
 
-def test_text_that_is_no_utf8_is_dropped_alone():
+def test_text_that_is_not_utf8_drops_only_itself():
     broken = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
     [part] = split_by_unit(
         pa.table({"t": broken}),
@@ -134,7 +134,7 @@ def tokeniser_of_none(values):
 
 @given(records)
 @settings(max_examples=40)
-def test_the_digest_sees_every_record_and_needs_the_key(rows):
+def test_digest_depends_on_every_record_and_on_the_key(rows):
     digest = shards(rows)[1]
     assert digest.startswith("hmac-sha256:") and len(digest) == 12 + 64
     assert shards(rows, workers=5)[1] == digest
@@ -143,14 +143,14 @@ def test_the_digest_sees_every_record_and_needs_the_key(rows):
     assert shards(rows, key=b"another key of16")[1] != digest
 
 
-def test_units_spread_over_workers_and_the_key_decides():
+def test_units_spread_over_workers_according_to_the_key():
     rows = [(str(i), None) for i in range(300)]
     sizes = [len(shard) for shard in shards(rows)[0]]
     assert sum(sizes) == 300 and min(sizes) > 60  # expected 100 each, standard deviation 8
     assert shards(rows, key=b"another key of16")[0] != shards(rows)[0]
 
 
-def test_ids_are_one_user_whatever_their_type():
+def test_ids_of_different_types_are_one_user():
     sevens = (7, 7.0, "7", b"7", bytearray(b"7"), "7.0", Decimal("7.00"), "7e0", "70e-1", " 7\t", "007", "+7", "٧")
     assert {keys.user_of(value) for value in sevens} == {b"7"}
     assert {keys.user_of(value) for value in (None, "", " ", float("nan"), Decimal("nan"), pd.NA, pd.NaT)} == {None}
@@ -176,7 +176,7 @@ def test_ids_are_one_user_whatever_their_type():
 
 
 @given(st.integers() | st.floats(allow_nan=False) | st.decimals(allow_nan=False) | st.text())
-def test_a_users_name_is_the_same_when_it_is_written_and_read_again(value):
+def test_user_id_is_stable_after_writing_and_reading(value):
     name = keys.user_of(value)
     assert name == keys.user_of(str(value))
     assert name is None or name == keys.user_of(name) == keys.user_of(f" {name.decode()} ")
@@ -192,7 +192,7 @@ def test_ids_that_python_cannot_hold_are_one_unit():
     assert [len(set(part.column("unit").to_pylist()[:n])) for n in (2, 3, 4)] == [1, 2, 3]
 
 
-def test_known_names():
+def test_keys_equal_known_values():
     """Names decide the shards of a resumed job, so they never change. (Reference values: openssl dgst -hmac.)"""
     content = keys.content_of(["é", {"b": 1, "a": None}])
     assert content == '["é",{"a":null,"b":1}]'.encode()
@@ -202,7 +202,7 @@ def test_known_names():
     assert [keys.shard_of(unit, workers) for workers in (1, 16, 1009)] == [0, 6, 377]
 
 
-def test_a_shard_on_disk_is_mapped_and_says_what_was_written(tmp_path, make_tokenizer):
+def test_shard_on_disk_is_mapped_with_the_written_content(tmp_path, make_tokenizer):
     rows = [("a", "1"), ("abc", "1"), ("ab", "2")]
     [part] = split(rows, workers=1)
     write(merge([part], None)[0], tmp_path / "s.arrow")
@@ -224,14 +224,14 @@ def test_a_shard_on_disk_is_mapped_and_says_what_was_written(tmp_path, make_toke
     }
 
 
-def test_an_empty_shard_can_be_opened(tmp_path):
+def test_empty_shard_can_be_opened(tmp_path):
     [part] = split([], workers=1)
     batch, total = merge([part], 2)
     write(batch, tmp_path / "s.arrow")
     assert (len(Shard.open(tmp_path / "s.arrow")), total) == (0, 0)
 
 
-def test_sums_wrap():
+def test_sum_of_record_keys_wraps_at_2_to_the_256():
     import numpy as np
 
     ones = np.full((3, 32), 255, np.uint8)

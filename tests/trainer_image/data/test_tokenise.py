@@ -22,7 +22,7 @@ def learned(tokenizer, example):
     return words(tokenizer, [token for token, yes in zip(example.input_ids, example.target) if yes])
 
 
-def test_recipe_resolves_the_loss(make_spec):
+def test_recipe_resolves_the_default_loss(make_spec):
     loss = {
         "Completion": {"prompt": "p", "completion": "c"},
         "Assistant": {"messages": "m"},
@@ -49,7 +49,7 @@ def test_completion_and_end_token_are_learned(make_tokenizer):
     assert learned(tokenizer, encode({"prompt": ["a b"], "completion": ["c"]})[0]) == "a b c </s>"
 
 
-def test_text_is_learned_but_for_its_first_token(make_tokenizer):
+def test_text_is_learned_except_its_first_token(make_tokenizer):
     tokenizer = make_tokenizer()
     encode = tokeniser(tokenizer, Recipe({"text": "t"}, 32, loss_on="All"))
     first, ended = encode({"text": ["a b", "a </s>"]})
@@ -57,7 +57,7 @@ def test_text_is_learned_but_for_its_first_token(make_tokenizer):
     assert words(tokenizer, ended.input_ids) == "a </s>"
 
 
-def test_over_length_truncates_or_drops(make_tokenizer):
+def test_over_length_record_is_truncated_or_dropped(make_tokenizer):
     tokenizer = make_tokenizer()
     records = {"prompt": ["a", "a a a a"], "completion": ["b", "b b"]}
     cut = tokeniser(tokenizer, Recipe(PAIR, 5, loss_on="Completion"))(records)
@@ -68,14 +68,14 @@ def test_over_length_truncates_or_drops(make_tokenizer):
     assert tokeniser(tokenizer, Recipe(PAIR, 2, loss_on="Completion"))(records)[1].target == [0, 0]
 
 
-def test_odd_values_drop_their_record_only(make_tokenizer):
+def test_malformed_value_drops_only_its_record(make_tokenizer):
     encode = tokeniser(make_tokenizer(), Recipe(PAIR, 32, loss_on="Completion"))
     odd = [None, 7, ["x"], {"x": 1}, 1.5]
     found = encode({"prompt": ["a", *odd, "a", b"a"], "completion": ["b", *["c"] * 5, None, b"\xff"]})
     assert [example is not None for example in found] == [True, *[False] * 6, True]
 
 
-def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
+def test_tokenizer_without_an_end_token_is_refused(make_tokenizer):
     with pytest.raises(DataError, match=r"^spec.model.name: .* no end token"):
         tokeniser(make_tokenizer(eos=None), Recipe(PAIR, 32, loss_on="Completion"))
 
@@ -85,7 +85,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(make_tokenizer):
     at=st.integers(0, 5),
 )
 @settings(max_examples=40)
-def test_a_records_tokens_depend_on_no_other_record(make_tokenizer, texts, at):
+def test_tokens_of_a_record_depend_on_no_other_record(make_tokenizer, texts, at):
     encode = tokeniser(make_tokenizer(), Recipe({"text": "t"}, 8, loss_on="All"))
     at %= len(texts)
     assert encode({"text": texts})[at] == encode({"text": [texts[at]]})[0]
@@ -99,7 +99,7 @@ def test_a_records_tokens_depend_on_no_other_record(make_tokenizer, texts, at):
         (float("nan"), None), (float("inf"), None), ("9" * 400, None), ([1], None), ("²", None), (10**400, None),
     ],
 )  # fmt: skip
-def test_labels(value, label):
+def test_label_is_a_number_or_a_name(value, label):
     names = ("red", "2", "blue")  # a name that looks like a number is a name
     assert label_or_none(value, Recipe({"text": "t", "label": "l"}, 8, labels=3, label_names=names)) == label
 
@@ -117,7 +117,7 @@ def test_classification_with_the_real_tokenizer(minilm):
 
 
 @pytest.mark.model
-def test_a_long_record_is_not_mentioned_anywhere(minilm, capfd, caplog):
+def test_long_record_is_not_mentioned_in_logs(minilm, capfd, caplog):
     tokeniser(minilm, Recipe({"text": "t", "label": "l"}, 600, truncate=False, labels=2))(
         {"text": ["x " * 700], "label": [0]}
     )

@@ -29,11 +29,11 @@ def of(noise: float, rate: float, steps: int, delta: float) -> float:
         (1.0, 1e-3, 30000, 1e-7, 1.41550),
     ],
 )
-def test_reference_values(noise: float, rate: float, steps: int, delta: float, epsilon: float) -> None:
+def test_epsilon_equals_the_reference_values(noise: float, rate: float, steps: int, delta: float, epsilon: float) -> None:
     assert of(noise, rate, steps, delta) == pytest.approx(epsilon, abs=1e-3)
 
 
-def test_unlike_steps_add_at_each_order() -> None:
+def test_different_steps_add_up_at_each_renyi_order() -> None:
     kinds = [(1.0, 0.01, 300), (1.5, 0.04, 200), (0.8, 0.002, 1000)]
     accountant = DistributedRDPAccountant(8.0, 1e-5)
     by_hand, opacus = RdpAccountant(), RDPAccountant()
@@ -51,13 +51,13 @@ def test_unlike_steps_add_at_each_order() -> None:
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(1.5, 0.04), (1e6, 1e-3), (1e8, 0.04)])
-def test_it_is_the_accountant_of_a_jobs_status(noise: float, rate: float) -> None:
+def test_epsilon_equals_that_of_a_jobs_status(noise: float, rate: float) -> None:
     """In the last two dp-accounting's curve has negative orders, for which it says ε = 0."""
     asked = {"sample_rate": rate, "noise_multiplier": noise, "steps": 1000}
     assert of(noise, rate, 1000, 1e-9) == accounting.epsilon(**asked, delta=accounting.job_delta("1e-09")) > 0
 
 
-def test_what_remains_is_told_by_the_same_accountant() -> None:
+def test_remaining_steps_use_the_same_accountant() -> None:
     asked = {"noise_multiplier": 1e6, "sample_rate": 1e-3}
     delta = accounting.job_delta("1e-09")
     fits = accounting.steps_within(target_epsilon=0.012, **asked, delta=delta, at_most=1_000_000)
@@ -65,7 +65,7 @@ def test_what_remains_is_told_by_the_same_accountant() -> None:
     assert found == fits < 1_000_000
 
 
-def test_other_delta_and_steps_between_looks() -> None:
+def test_epsilon_at_another_delta_and_after_further_steps() -> None:
     accountant = DistributedRDPAccountant(8.0, 1e-5)
     assert accountant.get_epsilon() == (0.0, 1e-5)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_other_delta_and_steps_between_looks() -> None:
     assert accountant.get_epsilon(target_delta=1e-7)[1] == 1e-7
 
 
-def test_what_remains() -> None:
+def test_remaining_steps_keep_the_target() -> None:
     accountant = DistributedRDPAccountant(2.0, 1e-5)
     accountant.step(noise_multiplier=1.0, sample_rate=0.01, steps=100)
     spent, _ = accountant.get_epsilon()
@@ -103,7 +103,7 @@ def test_what_remains() -> None:
         ({"steps": 1.5}, "steps: must be a whole number"),
     ],
 )
-def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, float], sentence: str) -> None:
+def test_invalid_steps_are_refused_and_not_counted(figures: dict[str, float], sentence: str) -> None:
     accountant = DistributedRDPAccountant(8.0, 1e-5)
     with pytest.raises(ConfigurationError, match=sentence):
         accountant.step(**({"noise_multiplier": 1.0, "sample_rate": 0.01} | figures))
@@ -111,6 +111,6 @@ def test_steps_that_cannot_be_are_refused_and_not_counted(figures: dict[str, flo
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), (8, 1e-320), ("8", 1e-5)])
-def test_targets_that_cannot_be_are_refused(epsilon: float, delta: float) -> None:
+def test_invalid_targets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(ConfigurationError, match=r"target_(epsilon|delta): must be"):
         DistributedRDPAccountant(epsilon, delta)

@@ -49,7 +49,7 @@ def write_lines(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.ray
-def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_start_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model")
     write_lines("notes.jsonl", records(4200))
@@ -82,7 +82,7 @@ def test_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.ray
-def test_no_room_for_the_workers(cluster: None, tmp_path: Path) -> None:
+def test_missing_resources_raise_ray_timeout_error(cluster: None, tmp_path: Path) -> None:
     make_model(tmp_path / "model")
     config = TenSafeTrainingConfig(
         model_name=str(tmp_path / "model"),
@@ -102,7 +102,7 @@ def test_no_room_for_the_workers(cluster: None, tmp_path: Path) -> None:
     assert FileLedger(tmp_path / "models" / "run").read().steps_charged == 0
 
 
-def test_planning_by_hand() -> None:
+def test_planning_example_runs() -> None:
     names: dict[str, Any] = {}
     exec(code("Planning by hand"), names)
     assert 0 < names["epsilon"] < 8 and names["left"] > 0

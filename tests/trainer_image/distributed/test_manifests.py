@@ -92,20 +92,20 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({}, "evaluation", None),
     ],
 )
-def test_field_arrives_in_the_manifest(config: Make, changes: dict[str, Any], path: str, value: object) -> None:
+def test_field_of_the_configuration_is_written_to_the_manifest(config: Make, changes: dict[str, Any], path: str, value: object) -> None:
     found: Any = spec_of(config(**changes))
     for name in path.split("."):
         found = found[name]
     assert found == value
 
 
-def test_every_field_of_the_configuration_is_tried_here_or_in_the_trainers_tests() -> None:
-    tried = {name for changes, *_ in test_field_arrives_in_the_manifest.pytestmark[0].args[1] for name in changes}
+def test_every_field_of_the_configuration_has_a_test() -> None:
+    tried = {name for changes, *_ in test_field_of_the_configuration_is_written_to_the_manifest.pytestmark[0].args[1] for name in changes}
     elsewhere = {"ray_timeout", "enable_audit_logging", "output_dir"}
     assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | elsewhere
 
 
-def test_evaluation_is_asked_for_where_there_is_a_data_set(config: Make) -> None:
+def test_manifest_has_an_evaluation_if_there_is_an_evaluation_set(config: Make) -> None:
     assert spec_of(config(), evaluates=True)["evaluation"]["visibility"] == "Public"
 
 
@@ -131,7 +131,7 @@ def test_evaluation_is_asked_for_where_there_is_a_data_set(config: Make) -> None
         ({"secure_aggregation": True}, "secure_aggregation: must be a SecureAggregationConfig"),
     ],
 )
-def test_configuration_is_refused_at_once(config: Make, changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_configuration_is_refused_when_created(config: Make, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         config(**changes)
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
@@ -150,13 +150,13 @@ def test_configuration_is_refused_at_once(config: Make, changes: dict[str, Any],
         (lambda: SecureAggregationConfig(key_exchange="rsa"), "known are diffie_hellman"),
     ],
 )
-def test_parts_are_refused_at_once(make: Callable[[], object], sentence: str) -> None:
+def test_invalid_part_is_refused_when_created(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make()
     assert sentence in str(refused.value)
 
 
-def test_one_worker_needs_no_masks(config: Make) -> None:
+def test_one_worker_may_disable_secure_aggregation(config: Make) -> None:
     alone = config(num_workers=1, secure_aggregation=SecureAggregationConfig(enabled=False))
     assert spec_of(alone)["cluster"]["workers"] == 1
 
@@ -187,7 +187,7 @@ def test_one_worker_needs_no_masks(config: Make) -> None:
         ({"dp_config": DistributedDPConfig(target_epsilon=math.inf)}, 'dp_config.target_epsilon: "inf"'),
     ],
 )
-def test_job_is_refused_in_the_words_of_python(config: Make, changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_job_is_refused_with_names_of_the_configuration(config: Make, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         build_job(config(**changes), RECORDS, evaluates=False)
     assert sentence in str(refused.value)
@@ -208,7 +208,7 @@ class Endless(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch()], ids=type)
-def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config: Make, dataset: Any) -> None:
+def test_columns_and_length_of_the_data_set_are_used_with_a_warning(config: Make, dataset: Any) -> None:
     with pytest.warns(UserWarning, match="200.*makes it public"):
         job = build_job(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
@@ -217,7 +217,7 @@ def test_columns_and_number_are_taken_from_the_data_set_and_that_is_said(config:
     assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
 
 
-def test_given_number_is_not_remarked_on(config: Make) -> None:
+def test_explicit_unit_at_least_gives_no_warning(config: Make) -> None:
     assert build_job(config(), RECORDS, evaluates=False).metadata.annotations == {}
 
 
@@ -229,7 +229,7 @@ def test_given_number_is_not_remarked_on(config: Make) -> None:
         (("text", "id"), {"text": "text"}),
     ],
 )
-def test_columns_by_their_names(config: Make, names: tuple[str, ...], columns: dict[str, str]) -> None:
+def test_columns_are_found_by_their_names(config: Make, names: tuple[str, ...], columns: dict[str, str]) -> None:
     found = build_job(config(num_labels=None), [dict.fromkeys(names, "a")], evaluates=False).spec.dataset.columns
     assert found.model_dump(exclude_none=True) == columns
 
@@ -246,13 +246,13 @@ def test_columns_by_their_names(config: Make, names: tuple[str, ...], columns: d
     ],
     ids=["empty", "two columns", "tuples", "splits", "a name", "endless"],
 )
-def test_data_set_without_telling_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
+def test_data_set_without_known_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         build_job(config(), dataset, evaluates=False)
     assert sentence in str(refused.value)
 
 
-def test_number_of_an_endless_data_set_is_not_guessed(config: Make) -> None:
+def test_data_set_without_a_length_needs_unit_at_least(config: Make) -> None:
     with pytest.raises(ConfigurationError, match="has no length"):
         build_job(config(unit_at_least=None, columns={"text": "text", "label": "label"}), Endless(), evaluates=False)
 
@@ -266,11 +266,11 @@ def test_number_of_an_endless_data_set_is_not_guessed(config: Make) -> None:
         ("a" * 39 + "-b", "a" * 39),
     ],
 )
-def test_job_is_called_after_its_model(config: Make, model: str, name: str) -> None:
+def test_job_is_named_after_its_model(config: Make, model: str, name: str) -> None:
     assert build_job(config(model_name=model), RECORDS, evaluates=False).metadata.name == name
 
 
-def test_run_folder(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_follows_from_the_checkpoint_dir(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_folder(config(checkpoint_dir="models")) == tmp_path / "models" / "run"
     assert run_folder(config(checkpoint_dir="s3://models/a")) == tmp_path / "tensafe-runs" / "tiny-bert-v2"

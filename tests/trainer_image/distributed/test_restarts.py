@@ -16,7 +16,7 @@ from tensorguard.ledger.file import FileLedger
 pytestmark = pytest.mark.ray
 
 
-def test_a_killed_worker_and_a_sigterm_cost_some_steps_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -> None:
     """Ray starts the workers again by itself; SIGTERM seals a checkpoint before it ends what it ends, and a second call
     resumes.
     """

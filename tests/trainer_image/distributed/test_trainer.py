@@ -55,7 +55,7 @@ class Recorder(TenSafeCallback):
         self.calls.append(("end", None))
 
 
-def test_result_tells_what_was_spent_and_learned(fake: Any, config: Make, tmp_path: Path) -> None:
+def test_result_has_epsilon_and_evaluation(fake: Any, config: Make, tmp_path: Path) -> None:
     fake.losses = (0.9, 0.5, 0.7)
     result = TenSafeTrainer(config()).fit(RECORDS, eval_dataset=RECORDS[:10])
     privacy = result.job.status.privacy
@@ -68,7 +68,7 @@ def test_result_tells_what_was_spent_and_learned(fake: Any, config: Make, tmp_pa
     assert result.output_dir == tmp_path / "checkpoints" / "run"
 
 
-def test_engine_gets_data_folder_and_timeout(fake: Any, config: Make, tmp_path: Path) -> None:
+def test_runner_receives_data_folder_and_timeout(fake: Any, config: Make, tmp_path: Path) -> None:
     held_out = RECORDS[:5]
     TenSafeTrainer(config(ray_timeout=30, output_dir=tmp_path / "run")).fit(RECORDS, held_out)
     (call,) = fake.calls
@@ -76,13 +76,13 @@ def test_engine_gets_data_folder_and_timeout(fake: Any, config: Make, tmp_path: 
     assert (call["output_dir"], call["timeout"], call["resume"]) == (tmp_path / "run", 30, False)
 
 
-def test_the_private_data_is_no_public_evaluation(fake: Any, config: Make) -> None:
+def test_private_data_is_refused_as_evaluation_set(fake: Any, config: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"eval_dataset: it is train_dataset.*pass a public data set"):
         TenSafeTrainer(config()).fit(RECORDS, eval_dataset=RECORDS)
     assert fake.calls == []
 
 
-def test_callbacks_in_order_and_epsilon_is_that_of_the_ledger(fake: Any, config: Make) -> None:
+def test_callbacks_are_called_in_order_with_the_epsilon_of_the_ledger(fake: Any, config: Make) -> None:
     heard = Recorder()
     trainer = TenSafeTrainer(config(num_epochs=2), [heard])
     assert trainer.epsilon_spent == 0.0 and trainer.total_steps == 0
@@ -101,7 +101,7 @@ def test_callbacks_in_order_and_epsilon_is_that_of_the_ledger(fake: Any, config:
     assert trainer.total_steps == 20
 
 
-def test_epochs_that_are_no_whole_number_of_steps(fake: Any, config: Make) -> None:
+def test_epochs_of_a_fractional_number_of_steps_end_once_each(fake: Any, config: Make) -> None:
     heard = Recorder()
     TenSafeTrainer(config(num_epochs=3, unit_at_least=210), [heard]).fit(RECORDS)  # 10.5 steps an epoch
     assert len(heard.epsilons) == 32
@@ -109,7 +109,7 @@ def test_epochs_that_are_no_whole_number_of_steps(fake: Any, config: Make) -> No
     assert at == [11, 21, 32]
 
 
-def test_epsilon_is_never_below_the_charges_while_a_step_is_under_way(fake: Any, config: Make) -> None:
+def test_epsilon_includes_the_charge_of_the_running_step(fake: Any, config: Make) -> None:
     seen: list[float] = []
     trainer = TenSafeTrainer(config())
     fake.at_step = lambda step: seen.append(trainer.epsilon_spent)  # charged, and not yet told
@@ -117,7 +117,7 @@ def test_epsilon_is_never_below_the_charges_while_a_step_is_under_way(fake: Any,
     assert seen[0] > 0 and seen[-1] == trainer.epsilon_spent
 
 
-def test_stop_from_a_callback(fake: Any, config: Make) -> None:
+def test_callback_can_stop_the_training(fake: Any, config: Make) -> None:
     heard = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
     result = TenSafeTrainer(config(), [heard]).fit(RECORDS)
     assert result.phase == "Suspended"
@@ -126,13 +126,13 @@ def test_stop_from_a_callback(fake: Any, config: Make) -> None:
     assert heard.calls[-1] == ("end", None)
 
 
-def test_stop_without_a_training() -> None:
+def test_stop_without_a_training_is_refused() -> None:
     config = TenSafeTrainingConfig(model_name="m", dp_config=DistributedDPConfig(target_epsilon=1))
     with pytest.raises(ConfigurationError, match="call fit first"):
         TenSafeTrainer(config).stop()
 
 
-def test_callback_that_raises_stops_the_run_and_is_raised_again(fake: Any, config: Make, tmp_path: Path) -> None:
+def test_exception_of_a_callback_stops_the_run_and_leaves_fit(fake: Any, config: Make, tmp_path: Path) -> None:
     def fail(trainer: TenSafeTrainer, step: int) -> None:
         if step == 4:
             raise LookupError("tracker is gone")
@@ -147,7 +147,7 @@ def test_callback_that_raises_stops_the_run_and_is_raised_again(fake: Any, confi
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_seals_first_and_then_has_its_effect(
+def test_signal_saves_a_checkpoint_before_its_usual_effect(
     fake: Any, config: Make, tmp_path: Path, number: signal.Signals
 ) -> None:
     class Ended(BaseException):
@@ -168,7 +168,7 @@ def test_signal_seals_first_and_then_has_its_effect(
     assert "stopped after step 2" in raised.value.__notes__[0]
 
 
-def test_second_ctrl_c_does_not_wait(fake: Any, config: Make, tmp_path: Path) -> None:
+def test_second_ctrl_c_takes_effect_immediately(fake: Any, config: Make, tmp_path: Path) -> None:
     def twice(step: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -180,7 +180,7 @@ def test_second_ctrl_c_does_not_wait(fake: Any, config: Make, tmp_path: Path) ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_fit_on_another_thread_leaves_signals_alone(fake: Any, config: Make) -> None:
+def test_fit_on_another_thread_installs_no_signal_handlers(fake: Any, config: Make) -> None:
     results: list[Any] = []
     handlers: list[Any] = []
     fake.at_step = lambda step: handlers.append(signal.getsignal(signal.SIGINT))
@@ -199,7 +199,7 @@ def test_fit_on_another_thread_leaves_signals_alone(fake: Any, config: Make) -> 
         (Reason.RESOURCES_MISSING, RayTimeoutError),
     ],
 )
-def test_failure_is_raised_in_pythons_words(fake: Any, config: Make, reason: Reason, kind: type[Exception]) -> None:
+def test_failure_is_raised_with_names_of_the_configuration(fake: Any, config: Make, reason: Reason, kind: type[Exception]) -> None:
     fake.reason, fake.message = reason, "step 8 would exceed spec.privacy.targetEpsilon (8)"
     heard = Recorder()
     with pytest.raises(kind, match=r"step 8 would exceed dp_config\.target_epsilon \(8\)") as raised:
@@ -209,12 +209,12 @@ def test_failure_is_raised_in_pythons_words(fake: Any, config: Make, reason: Rea
     assert heard.calls[-1] == ("end", None)
 
 
-def test_exhausted_budget_is_a_result(fake: Any, config: Make) -> None:
+def test_exhausted_budget_returns_a_result(fake: Any, config: Make) -> None:
     fake.reason = Reason.BUDGET_EXHAUSTED
     assert TenSafeTrainer(config()).fit(RECORDS).phase == "BudgetExhausted"
 
 
-def test_what_a_refused_folder_has_spent_is_told_by_its_own_ledger(fake: Any, config: Make, tmp_path: Path) -> None:
+def test_epsilon_of_a_refused_folder_is_that_of_its_ledger(fake: Any, config: Make, tmp_path: Path) -> None:
     first = TenSafeTrainer(config())
     first.fit(RECORDS)
     fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
@@ -224,14 +224,14 @@ def test_what_a_refused_folder_has_spent_is_told_by_its_own_ledger(fake: Any, co
     assert louder.epsilon_spent == first.epsilon_spent > 0
 
 
-def test_refusal_is_in_pythons_words(fake: Any, config: Make) -> None:
+def test_refusal_has_names_of_the_configuration(fake: Any, config: Make) -> None:
     fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
     with pytest.raises(ConfigurationError, match="go on with it by resume_from_checkpoint, or name another output_dir"):
         TenSafeTrainer(config()).fit(RECORDS)
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "checkpoints/run", "checkpoints/step-3", "checkpoints/step-3/"])
-def test_resume_by_any_name_of_the_run(fake: Any, config: Make, tmp_path: Path, place: str) -> None:
+def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_path: Path, place: str) -> None:
     stopper = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
     trainer = TenSafeTrainer(config(), [stopper])
     trainer.fit(RECORDS)
@@ -250,7 +250,7 @@ def test_resume_by_any_name_of_the_run(fake: Any, config: Make, tmp_path: Path, 
         ("checkpoints/step-2", "is not the newest checkpoint of that run"),
     ],
 )
-def test_resume_from_elsewhere_is_refused(fake: Any, config: Make, tmp_path: Path, place: str, sentence: str) -> None:
+def test_resume_from_another_folder_is_refused(fake: Any, config: Make, tmp_path: Path, place: str, sentence: str) -> None:
     TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop())]).fit(RECORDS)
     with pytest.raises(ConfigurationError, match=sentence):
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / place)
@@ -262,7 +262,7 @@ def test_resume_from_a_checkpoint_without_a_ledger_is_refused(fake: Any, config:
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints" / "step-3")
 
 
-def test_audit_log(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_has_charges_checkpoints_and_the_end(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     fake.losses = (0.9,)
     with caplog.at_level(logging.INFO, "tensafe.audit"):
         TenSafeTrainer(config()).fit(RECORDS, RECORDS[:5])
@@ -274,7 +274,7 @@ def test_audit_log(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) ->
     assert {line["job"] for line in lines} == {"tiny-bert-v2"}
 
 
-def test_audit_log_can_be_left_out(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_can_be_disabled(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tensafe.audit"):
         TenSafeTrainer(config(enable_audit_logging=False)).fit(RECORDS)
     assert not [record for record in caplog.records if record.name == "tensafe.audit"]
