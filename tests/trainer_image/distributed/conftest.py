@@ -1,4 +1,4 @@
-"""An engine that trains nothing, yet charges a real ledger and tells real events; and a configuration to change."""
+"""A local runner that trains nothing but charges a real ledger and reports log records; and a configuration."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
 from tensorguard.ledger.contract import PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
-from tensorguard.runners.local import driver as engine
+from tensorguard.runners.local import driver
 from tensorguard.runners.local.status import exit_code_of, fold_status
 from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, Started, Stepped
 
 
 @dataclass
-class FakeEngine:
-    """Stands in for `tensorguard.runners.local.driver.run`; the attributes say how its run goes."""
+class FakeRunner:
+    """Replaces `tensorguard.runners.local.driver.run`; the attributes define the course of its run."""
 
     reason: Reason = Reason.COMPLETED
     message: str = ""
@@ -34,62 +34,62 @@ class FakeEngine:
 
     def run(
         self, job: TenSafeTrainingJob, *, output_dir: Path, listener: Listener, stop: Any, **others: Any
-    ) -> engine.RunResult:
+    ) -> driver.RunResult:
         self.calls.append({"job": job, "output_dir": output_dir, "stop": stop, **others})
         if self.refusal:
             raise self.refusal
         job, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         if not others["resume"]:
-            FileLedger.create(output_dir, engine.ledger_spec(job, plan, "uid-1"))
+            FileLedger.create(output_dir, driver.ledger_spec(job, plan, "uid-1"))
         ledger = FileLedger(output_dir)
         state = ledger.read()
-        begun = state.checkpoints[-1].step if state.checkpoints else 0
+        start = state.checkpoints[-1].step if state.checkpoints else 0
         attempt = state.attempt + 1
-        ledger.acquire(attempt=attempt, from_step=begun)
-        events: list[LogRecord] = []
+        ledger.acquire(attempt=attempt, from_step=start)
+        records: list[LogRecord] = []
 
-        def tell(event: LogRecord) -> None:
-            events.append(event)
-            listener(event)
+        def report(record: LogRecord) -> None:
+            records.append(record)
+            listener(record)
 
-        tell(Started(time.time(), attempt, 1, begun))
+        report(Started(time.time(), attempt, 1, start))
         ended = Ended(time.time(), attempt, self.reason.value, self.message)
-        for step in range(begun + 1, plan.steps + 1):
+        for step in range(start + 1, plan.steps + 1):
             if stop:
                 ended = Ended(time.time(), attempt, Reason.INTERRUPTED.value, "stopped on request")
                 break
             charged = ledger.charge(1).steps_charged
             self.at_step(step)
-            tell(Stepped(time.time(), step, charged))
+            report(Stepped(time.time(), step, charged))
             if step <= len(self.losses):
-                tell(Evaluated(time.time(), step, self.losses[step - 1]))
+                report(Evaluated(time.time(), step, self.losses[step - 1]))
         if self.reason is not Reason.WORKER_LOST:
-            last = next(event.step for event in reversed(events) if isinstance(event, Stepped))
+            last = next(record.step for record in reversed(records) if isinstance(record, Stepped))
             uri = f"{job.spec.checkpoint.uri}/step-{last}"
             Path(uri).mkdir(parents=True)
             (Path(uri) / "manifest.json").touch()
             ledger.record_checkpoint(
                 PublishedCheckpoint(last, attempt, uri, "sha256:0", "sha256:0", ended.reason == "Completed")
             )
-        tell(ended)
+        report(ended)
         state = ledger.read()
         ledger.close()
-        status = fold_status(job, plan, state, events, ended)
-        return engine.RunResult(job.model_copy(update={"status": status}), exit_code_of(Reason(ended.reason)))
+        status = fold_status(job, plan, state, records, ended)
+        return driver.RunResult(job.model_copy(update={"status": status}), exit_code_of(Reason(ended.reason)))
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """The fake engine, in the place of the real one."""
-    found = FakeEngine()
-    monkeypatch.setattr(engine, "run", found.run)
-    return found
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    """The fake runner, in place of the real one."""
+    made = FakeRunner()
+    monkeypatch.setattr(driver, "run", made.run)
+    return made
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., TenSafeTrainingConfig]:
-    """Makes a configuration of ten steps an epoch over 200 records, with changes."""
+    """Builds a configuration of ten steps an epoch over 200 records, with changes."""
 
     def make(**changes: Any) -> TenSafeTrainingConfig:
         fields: dict[str, Any] = {

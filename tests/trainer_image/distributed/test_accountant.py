@@ -1,4 +1,4 @@
-"""The accountant of the guide: reference values, composition of unlike steps, a second opinion."""
+"""The accountant of the Python API: reference values, composition of different steps, a comparison with Opacus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def of(noise: float, rate: float, steps: int, delta: float) -> float:
         (1.0, 1e-3, 30000, 1e-7, 1.41550),
     ],
 )
-def test_epsilon_equals_the_reference_values(noise: float, rate: float, steps: int, delta: float, epsilon: float) -> None:
+def test_epsilon_equals_the_reference_values(
+    noise: float, rate: float, steps: int, delta: float, epsilon: float
+) -> None:
     assert of(noise, rate, steps, delta) == pytest.approx(epsilon, abs=1e-3)
 
 
@@ -52,16 +54,16 @@ def test_different_steps_add_up_at_each_renyi_order() -> None:
 
 @pytest.mark.parametrize(("noise", "rate"), [(1.5, 0.04), (1e6, 1e-3), (1e8, 0.04)])
 def test_epsilon_equals_that_of_a_jobs_status(noise: float, rate: float) -> None:
-    """In the last two dp-accounting's curve has negative orders, for which it says ε = 0."""
-    asked = {"sample_rate": rate, "noise_multiplier": noise, "steps": 1000}
-    assert of(noise, rate, 1000, 1e-9) == accounting.epsilon(**asked, delta=accounting.job_delta("1e-09")) > 0
+    """In the last two cases dp-accounting's curve has negative orders, for which it returns ε = 0."""
+    mechanism = {"sample_rate": rate, "noise_multiplier": noise, "steps": 1000}
+    assert of(noise, rate, 1000, 1e-9) == accounting.epsilon(**mechanism, delta=accounting.job_delta("1e-09")) > 0
 
 
 def test_remaining_steps_use_the_same_accountant() -> None:
-    asked = {"noise_multiplier": 1e6, "sample_rate": 1e-3}
+    mechanism = {"noise_multiplier": 1e6, "sample_rate": 1e-3}
     delta = accounting.job_delta("1e-09")
-    fits = accounting.steps_within(target_epsilon=0.012, **asked, delta=delta, at_most=1_000_000)
-    found = DistributedRDPAccountant(0.012, 1e-9).remaining_steps(**asked)
+    fits = accounting.steps_within(target_epsilon=0.012, **mechanism, delta=delta, at_most=1_000_000)
+    found = DistributedRDPAccountant(0.012, 1e-9).remaining_steps(**mechanism)
     assert found == fits < 1_000_000
 
 

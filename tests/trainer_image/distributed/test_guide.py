@@ -1,4 +1,4 @@
-"""The guide's own code, run as it stands: with real Ray, real workers, and a small model in place of the hub's."""
+"""The code blocks of docs/python-api.md, unchanged: with real Ray, real workers, and a small model."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tensorguard.distributed import (
 )
 from tensorguard.ledger.file import FileLedger
 
-GUIDE = Path(__file__).parents[3] / "docs" / "python-api.md"
+PAGE = Path(__file__).parents[3] / "docs" / "python-api.md"
 
 
 def code(heading: str) -> str:
-    """The first block of Python below a heading of the guide."""
-    found = re.search(rf"^## {heading}$.*?```python\n(.*?)```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    """The first Python block below a heading of the page."""
+    found = re.search(rf"^## {heading}$.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster of two CPUs that was there before the training, as in a notebook that reads its data with Ray."""
+    """A Ray cluster of two CPUs that existed before the training, as in a notebook that reads its data with Ray."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
@@ -49,7 +49,9 @@ def write_lines(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.ray
-def test_quick_start_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_start_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model")
     write_lines("notes.jsonl", records(4200))
@@ -92,13 +94,13 @@ def test_missing_resources_raise_ray_timeout_error(cluster: None, tmp_path: Path
         ray_timeout=1,
         dp_config=DistributedDPConfig(target_epsilon=8.0),
     )
-    taken = placement_group([{"CPU": 1}])
-    ray.get(taken.ready())
+    occupied = placement_group([{"CPU": 1}])
+    ray.get(occupied.ready())
     try:
         with pytest.raises(RayTimeoutError, match="no room for 2 workers with 1 CPU each within 1 seconds"):
             TenSafeTrainer(config).fit(ray.data.from_items(records(240)))
     finally:
-        remove_placement_group(taken)
+        remove_placement_group(occupied)
     assert FileLedger(tmp_path / "models" / "run").read().steps_charged == 0
 
 
@@ -108,8 +110,8 @@ def test_planning_example_runs() -> None:
     assert 0 < names["epsilon"] < 8 and names["left"] > 0
 
 
-def test_guide_names_every_field() -> None:
-    text = GUIDE.read_text()
+def test_page_names_every_field_of_the_configuration() -> None:
+    text = PAGE.read_text()
     for kind in (TenSafeTrainingConfig, DistributedDPConfig, SecureAggregationConfig):
         for field in dataclasses.fields(kind):
             assert field.name in text, field.name

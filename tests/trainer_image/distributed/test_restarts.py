@@ -1,4 +1,4 @@
-"""`fit` on its own Ray cluster, with one of two workers killed and SIGTERM after it."""
+"""`fit` on its own Ray cluster: one of two workers is killed, then the process receives SIGTERM."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ pytestmark = pytest.mark.ray
 
 
 def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -> None:
-    """Ray starts the workers again by itself; SIGTERM seals a checkpoint before it ends what it ends, and a second call
-    resumes.
-    """
+    """Ray restarts the workers. SIGTERM saves a checkpoint before it has its usual effect. A second call resumes."""
 
     class Terminated(BaseException):
         pass
@@ -64,13 +62,13 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
         signal.signal(signal.SIGTERM, handler)
     assert "saved a checkpoint" in ended.value.__notes__[0]
     ledger = FileLedger(run_folder).read()
-    release = ledger.checkpoints[-1]
-    assert (ledger.attempt, ledger.incarnation, release.final) == (1, 2, False)
+    published = ledger.checkpoints[-1]
+    assert (ledger.attempt, ledger.incarnation, published.final) == (1, 2, False)
     assert ledger.start_steps[0] == 0 < ledger.start_steps[1]
     assert ledger.steps_recharged > 0
-    assert fails.killed_at < ledger.steps_charged >= release.step + ledger.steps_recharged
+    assert fails.killed_at < ledger.steps_charged >= published.step + ledger.steps_recharged
 
-    class Begins(TenSafeCallback):
+    class FirstStep(TenSafeCallback):
         first: int | None = None
         spent: float
 
@@ -78,9 +76,9 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
             if self.first is None:
                 self.first, self.spent = step, trainer.epsilon_spent
 
-    begins = Begins()
-    result = TenSafeTrainer(config, [begins]).fit(records(240), resume_from_checkpoint=release.uri)
-    assert begins.first == release.step + 1
-    assert begins.spent > 0
+    first_step = FirstStep()
+    result = TenSafeTrainer(config, [first_step]).fit(records(240), resume_from_checkpoint=published.uri)
+    assert first_step.first == published.step + 1
+    assert first_step.spent > 0
     assert result.phase == "Succeeded" and result.metrics["steps"] == 300
     assert FileLedger(run_folder).read().steps_charged >= 300 + ledger.steps_recharged

@@ -1,4 +1,4 @@
-"""`fit` with an engine that trains nothing: what it hands on, calls, returns and raises."""
+"""`fit` with a local runner that trains nothing: what it passes on, calls, returns and raises."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Make = Callable[..., TenSafeTrainingConfig]
 
 
 class Recorder(TenSafeCallback):
-    """Writes down its calls; does `act` at each step."""
+    """Records its calls, and calls `at_step` in each step."""
 
-    def __init__(self, act: Callable[[TenSafeTrainer, int], None] = lambda trainer, step: None) -> None:
+    def __init__(self, at_step: Callable[[TenSafeTrainer, int], None] = lambda trainer, step: None) -> None:
         self.calls: list[tuple[str, int | None]] = []
         self.epsilons: list[float] = []
-        self._act = act
+        self._at_step = at_step
 
     def on_train_begin(self, trainer: TenSafeTrainer) -> None:
         self.calls.append(("begin", None))
@@ -46,7 +46,7 @@ class Recorder(TenSafeCallback):
         assert trainer.step == step
         self.calls.append(("step", step))
         self.epsilons.append(trainer.epsilon_spent)
-        self._act(trainer, step)
+        self._at_step(trainer, step)
 
     def on_epoch_end(self, trainer: TenSafeTrainer, epoch: int) -> None:
         self.calls.append(("epoch", epoch))
@@ -83,12 +83,12 @@ def test_private_data_is_refused_as_evaluation_set(fake: Any, config: Make) -> N
 
 
 def test_callbacks_are_called_in_order_with_the_epsilon_of_the_ledger(fake: Any, config: Make) -> None:
-    heard = Recorder()
-    trainer = TenSafeTrainer(config(num_epochs=2), [heard])
+    recorder = Recorder()
+    trainer = TenSafeTrainer(config(num_epochs=2), [recorder])
     assert trainer.epsilon_spent == 0.0 and trainer.total_steps == 0
     result = trainer.fit(RECORDS)
     steps = [("step", step) for step in range(1, 21)]
-    assert heard.calls == [
+    assert recorder.calls == [
         ("begin", None),
         *steps[:10],
         ("epoch", 1),
@@ -96,34 +96,34 @@ def test_callbacks_are_called_in_order_with_the_epsilon_of_the_ledger(fake: Any,
         ("epoch", 2),
         ("end", None),
     ]
-    assert heard.epsilons == sorted(heard.epsilons) and len(set(heard.epsilons)) == 20
-    assert heard.epsilons[-1] == trainer.epsilon_spent <= result.metrics["dp_epsilon"] <= 8
+    assert recorder.epsilons == sorted(recorder.epsilons) and len(set(recorder.epsilons)) == 20
+    assert recorder.epsilons[-1] == trainer.epsilon_spent <= result.metrics["dp_epsilon"] <= 8
     assert trainer.total_steps == 20
 
 
 def test_epochs_of_a_fractional_number_of_steps_end_once_each(fake: Any, config: Make) -> None:
-    heard = Recorder()
-    TenSafeTrainer(config(num_epochs=3, unit_at_least=210), [heard]).fit(RECORDS)  # 10.5 steps an epoch
-    assert len(heard.epsilons) == 32
-    at = [heard.calls[i - 1][1] for i, call in enumerate(heard.calls) if call[0] == "epoch"]
+    recorder = Recorder()
+    TenSafeTrainer(config(num_epochs=3, unit_at_least=210), [recorder]).fit(RECORDS)  # 10.5 steps an epoch
+    assert len(recorder.epsilons) == 32
+    at = [recorder.calls[i - 1][1] for i, call in enumerate(recorder.calls) if call[0] == "epoch"]
     assert at == [11, 21, 32]
 
 
 def test_epsilon_includes_the_charge_of_the_running_step(fake: Any, config: Make) -> None:
     seen: list[float] = []
     trainer = TenSafeTrainer(config())
-    fake.at_step = lambda step: seen.append(trainer.epsilon_spent)  # charged, and not yet told
+    fake.at_step = lambda step: seen.append(trainer.epsilon_spent)  # charged, and not yet reported
     trainer.fit(RECORDS)
     assert seen[0] > 0 and seen[-1] == trainer.epsilon_spent
 
 
 def test_callback_can_stop_the_training(fake: Any, config: Make) -> None:
-    heard = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
-    result = TenSafeTrainer(config(), [heard]).fit(RECORDS)
+    recorder = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
+    result = TenSafeTrainer(config(), [recorder]).fit(RECORDS)
     assert result.phase == "Suspended"
     assert result.metrics["steps"] == 3
     assert result.metrics["dp_epsilon"] > result.metrics["dp_epsilon_spent"] > 0
-    assert heard.calls[-1] == ("end", None)
+    assert recorder.calls[-1] == ("end", None)
 
 
 def test_stop_without_a_training_is_refused() -> None:
@@ -135,10 +135,10 @@ def test_stop_without_a_training_is_refused() -> None:
 def test_exception_of_a_callback_stops_the_run_and_leaves_fit(fake: Any, config: Make, tmp_path: Path) -> None:
     def fail(trainer: TenSafeTrainer, step: int) -> None:
         if step == 4:
-            raise LookupError("tracker is gone")
+            raise LookupError("tracker is unavailable")
 
     first, second = Recorder(fail), Recorder()
-    with pytest.raises(LookupError, match="tracker is gone") as raised:
+    with pytest.raises(LookupError, match="tracker is unavailable") as raised:
         TenSafeTrainer(config(), [first, second]).fit(RECORDS)
     assert fake.calls[0]["stop"]
     assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints[-1].step == 4
@@ -153,15 +153,15 @@ def test_signal_saves_a_checkpoint_before_its_usual_effect(
     class Ended(BaseException):
         pass
 
-    def own(*_: object) -> None:
+    def handler(*_: object) -> None:
         raise Ended
 
-    before = signal.signal(number, own)
+    before = signal.signal(number, handler)
     try:
-        heard = Recorder(lambda trainer, step: os.kill(os.getpid(), number) if step == 2 else None)
+        recorder = Recorder(lambda trainer, step: os.kill(os.getpid(), number) if step == 2 else None)
         with pytest.raises(Ended) as raised:
-            TenSafeTrainer(config(), [heard]).fit(RECORDS)
-        assert signal.getsignal(number) is own
+            TenSafeTrainer(config(), [recorder]).fit(RECORDS)
+        assert signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
     assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints[-1].step == 2
@@ -199,14 +199,16 @@ def test_fit_on_another_thread_installs_no_signal_handlers(fake: Any, config: Ma
         (Reason.RESOURCES_MISSING, RayTimeoutError),
     ],
 )
-def test_failure_is_raised_with_names_of_the_configuration(fake: Any, config: Make, reason: Reason, kind: type[Exception]) -> None:
+def test_failure_is_raised_with_names_of_the_configuration(
+    fake: Any, config: Make, reason: Reason, kind: type[Exception]
+) -> None:
     fake.reason, fake.message = reason, "step 8 would exceed spec.privacy.targetEpsilon (8)"
-    heard = Recorder()
+    recorder = Recorder()
     with pytest.raises(kind, match=r"step 8 would exceed dp_config\.target_epsilon \(8\)") as raised:
-        TenSafeTrainer(config(), [heard]).fit(RECORDS)
+        TenSafeTrainer(config(), [recorder]).fit(RECORDS)
     if isinstance(raised.value, TrainingFailed):
         assert raised.value.job.status.privacy.steps_charged == 10
-    assert heard.calls[-1] == ("end", None)
+    assert recorder.calls[-1] == ("end", None)
 
 
 def test_exhausted_budget_returns_a_result(fake: Any, config: Make) -> None:
@@ -217,16 +219,16 @@ def test_exhausted_budget_returns_a_result(fake: Any, config: Make) -> None:
 def test_epsilon_of_a_refused_folder_is_that_of_its_ledger(fake: Any, config: Make, tmp_path: Path) -> None:
     first = TenSafeTrainer(config())
     first.fit(RECORDS)
-    fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
-    louder = TenSafeTrainer(config(dp_config=DistributedDPConfig(target_epsilon=8.0, noise_multiplier=50.0)))
+    fake.refusal = RunRefused("", "resume it by --resume, or name another --output-dir")
+    noisier = TenSafeTrainer(config(dp_config=DistributedDPConfig(target_epsilon=8.0, noise_multiplier=50.0)))
     with pytest.raises(ConfigurationError):
-        louder.fit(RECORDS)
-    assert louder.epsilon_spent == first.epsilon_spent > 0
+        noisier.fit(RECORDS)
+    assert noisier.epsilon_spent == first.epsilon_spent > 0
 
 
 def test_refusal_has_names_of_the_configuration(fake: Any, config: Make) -> None:
-    fake.refusal = RunRefused("", "go on with it by --resume, or name another --output-dir")
-    with pytest.raises(ConfigurationError, match="go on with it by resume_from_checkpoint, or name another output_dir"):
+    fake.refusal = RunRefused("", "resume it by --resume, or name another --output-dir")
+    with pytest.raises(ConfigurationError, match="resume it by resume_from_checkpoint, or name another output_dir"):
         TenSafeTrainer(config()).fit(RECORDS)
 
 
@@ -235,11 +237,11 @@ def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_pa
     stopper = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
     trainer = TenSafeTrainer(config(), [stopper])
     trainer.fit(RECORDS)
-    heard = Recorder()
-    result = TenSafeTrainer(config(), [heard]).fit(RECORDS, resume_from_checkpoint=f"{tmp_path}/{place}")
+    recorder = Recorder()
+    result = TenSafeTrainer(config(), [recorder]).fit(RECORDS, resume_from_checkpoint=f"{tmp_path}/{place}")
     assert fake.calls[1]["resume"] is True
-    assert [step for name, step in heard.calls if name == "step"] == list(range(4, 11))
-    assert heard.epsilons[0] > stopper.epsilons[-1]
+    assert [step for name, step in recorder.calls if name == "step"] == list(range(4, 11))
+    assert recorder.epsilons[0] > stopper.epsilons[-1]
     assert result.metrics["steps"] == 10
 
 
@@ -250,7 +252,9 @@ def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_pa
         ("checkpoints/step-2", "is not the newest checkpoint of that run"),
     ],
 )
-def test_resume_from_another_folder_is_refused(fake: Any, config: Make, tmp_path: Path, place: str, sentence: str) -> None:
+def test_resume_from_another_folder_is_refused(
+    fake: Any, config: Make, tmp_path: Path, place: str, sentence: str
+) -> None:
     TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop())]).fit(RECORDS)
     with pytest.raises(ConfigurationError, match=sentence):
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / place)
@@ -262,7 +266,9 @@ def test_resume_from_a_checkpoint_without_a_ledger_is_refused(fake: Any, config:
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints" / "step-3")
 
 
-def test_audit_log_has_charges_checkpoints_and_the_end(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_has_charges_checkpoints_and_the_end(
+    fake: Any, config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     fake.losses = (0.9,)
     with caplog.at_level(logging.INFO, "tensafe.audit"):
         TenSafeTrainer(config()).fit(RECORDS, RECORDS[:5])

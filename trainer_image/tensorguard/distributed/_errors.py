@@ -17,6 +17,7 @@ _FIELDS = {
     "model.name": "model_name",
     "model.task": "task",
     "model.numLabels": "num_labels",
+    "model.labelNames": "label_names",
     "lora.rank": "lora_rank",
     "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout",

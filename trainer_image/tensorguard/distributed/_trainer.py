@@ -47,9 +47,9 @@ class TenSafeResult:
     Attributes:
         job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
         metrics: dp_epsilon (the ε to sign off: of the planned steps at least) and dp_epsilon_spent (of the charged
-            steps), both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss,
-            final_eval_loss and best_eval_accuracy, which are None where nothing was evaluated (accuracy: for
-            classification only).
+            steps), both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss and
+            final_eval_loss, which are None if nothing was evaluated; best_eval_accuracy and best_eval_f1, which are
+            None if the task does not have that metric.
         checkpoint: path or URI of the final adapter, else of the last saved one, else None.
         output_dir: the run's folder.
     """
