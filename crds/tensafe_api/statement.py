@@ -1,8 +1,8 @@
-"""The privacy card: what may be claimed of an adapter, on what grounds, and what is not covered.
+"""The privacy statement of an adapter: what is claimed, on which grounds, and what the claim does not cover.
 
-It is written beside each adapter from the ledger alone, as canonical JSON and as a page to read. Everything in it can
-be checked: `events` and `delta` give ε again with dp-accounting in three lines, and the hashes name what was run on
-what. A fact that nobody knows is "not known", never a default.
+The trainer writes it beside each adapter, from the ledger, as canonical JSON and as a page for readers. Everything in
+it can be checked: three lines of dp-accounting compute ε again from `events` and `delta`, and the hashes identify the
+code, the model, the data and the ledger. An unknown fact is stated as "not known" and never replaced by a default.
 """
 
 from __future__ import annotations
@@ -18,49 +18,53 @@ from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
 SCHEMA = "tensafe.io/statement/v1alpha1"
+STATEMENT_FILE = "statement.json"
+"""Name of the statement in the directory of a checkpoint."""
 NOT_KNOWN = "not known"
 
 _UNIT = {
     "Example": "one record of the data set (one conversation is one record; records are never packed together)",
     "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
-    "each record without a user id (null) is a unit of its own",
+    "each record without a user id (null) is a separate unit",
 }
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "
     "discrete Gaussian shares"
 )
 _ASSUMED = (
-    "Readers of the adapter, the status, the ledger and this statement: nothing is assumed of them.",
-    "The object store may read everything that is written to it; a change there is detected.",
-    "Workers: run this code; up to `mechanism.colluders` of them may pool what they saw. A worker sees its own shard.",
-    "The Ray head and driver: honest but curious. Whoever can run code on the workers reads all they hold.",
+    "Readers of the adapter, the status, the ledger and this statement: nothing is assumed about them.",
+    "The object store: it may read everything that is written to it. A change of what it stores is detected.",
+    "Workers: they run this code. Up to `mechanism.colluders` of them may combine what they see. Each worker sees its "
+    "own shard of the data.",
+    "The Ray head and driver: honest but curious. A party that can run code on the workers can read everything that "
+    "they hold.",
 )
 _NOT_COVERED = (
-    "Step time, which tells something about how many records joined a step.",
-    "The choice of hyper-parameters by trying several runs on the same data: compose the ε of all runs.",
-    "Other runs on the same data or people, unless they were charged to this ledger.",
-    "How many steps were charged beyond the planned ones: it is taken to follow from crashes, not from what was shown.",
-    "A true number of units far above `unit.atLeast` enlarges batches and changes nothing in the claim.",
+    "The duration of a step, which reveals something about the number of records that joined it.",
+    "The choice of hyper-parameters by several runs on the same data: compose the ε of all runs.",
+    "Other runs on the same data or on data of the same people, unless they were charged to this ledger.",
+    "The number of steps charged beyond the planned ones: it is assumed to depend on crashes and not on results.",
+    "A true number of units far above `unit.atLeast`: it makes batches larger and does not change the claim.",
 )
 
 
 @dataclass(frozen=True)
 class AggregationStatement:
-    """The aggregation protocol's own part of the statement. The trainer's protocol writes it, since only the protocol
-    knows on what its secrecy rests.
+    """The part of the statement that the aggregation protocol contributes, because only the protocol knows on which
+    assumptions its secrecy rests.
     """
 
     protocol: str
-    """The name of the protocol in words; ends the list of steps in `mechanism.run`."""
+    """The name of the protocol as text. It is the last step in the list of `mechanism.run`."""
     assumed: Sequence[str]
-    """Sentences on what the protocol assumes of the network and of other parties."""
+    """Sentences on what the protocol assumes about the network and other parties."""
     not_covered: Sequence[str]
     """Sentences on what the protocol does not protect against."""
 
 
 @dataclass(frozen=True)
 class StatementInputs:
-    """What the trainer knows besides the ledger. Whatever is absent is stated as not known."""
+    """The facts of a statement, from the ledger and from the trainer. An absent fact is stated as not known."""
 
     job_name: str
     job_uid: str
@@ -77,7 +81,7 @@ class StatementInputs:
     events: Sequence[PrivacyEvent]
     dimension: int
     noise_distance: float
-    """Total variation of one draw of the noise sampler from the discrete Gaussian."""
+    """Total variation distance between one draw of the noise sampler and the discrete Gaussian."""
     aggregation: AggregationStatement
     adapter_digest: str
     ledger_head: str
@@ -90,87 +94,89 @@ class StatementInputs:
     remarks: Sequence[str] = ()
 
 
-def build_statement(facts: StatementInputs) -> dict[str, Any]:
-    """The statement as a JSON object. Its ε are rounded up at three decimals."""
+def build_statement(inputs: StatementInputs) -> dict[str, Any]:
+    """The statement as a JSON object. Every ε in it has three decimals and is rounded up."""
     claimed = accounting.claimed_steps(
-        facts.mechanism,
-        planned=facts.planned_steps,
-        charged=facts.steps_charged,
-        target_epsilon=float(facts.target_epsilon),
-        target_delta=facts.delta,
-        accountant=facts.accountant,
+        inputs.mechanism,
+        planned=inputs.planned_steps,
+        charged=inputs.steps_charged,
+        target_epsilon=float(inputs.target_epsilon),
+        target_delta=inputs.delta,
+        accountant=inputs.accountant,
     )
-    mechanism, delta, accountant = facts.mechanism, facts.delta, facts.accountant
+    mechanism, delta, accountant = inputs.mechanism, inputs.delta, inputs.accountant
     return {
         "schema": SCHEMA,
-        "job": {"name": facts.job_name, "uid": facts.job_uid, "attempt": facts.attempt, "step": facts.step},
+        "job": {"name": inputs.job_name, "uid": inputs.job_uid, "attempt": inputs.attempt, "step": inputs.step},
         "claim": {
             "epsilon": accounting.format_epsilon(accounting.job_epsilon(mechanism, claimed, delta, accountant)),
-            "targetEpsilon": facts.target_epsilon,
+            "targetEpsilon": inputs.target_epsilon,
             "delta": delta,
             "unit": mechanism.unit,
             "unitDefinition": _UNIT[mechanism.unit],
             "adjacency": mechanism.adjacency,
             "steps": claimed,
-            "released": "every step's noised sum, and so every checkpoint, the status and the public evaluations",
-            "covers": "this job with all its attempts and restarts, of the planned steps at least",
+            "released": "the noised sum of every step, and therefore every checkpoint, the status and the public "
+            "evaluations",
+            "covers": "this job with all its attempts and restarts, for at least the planned steps",
         },
         "spent": {
             "epsilon": accounting.format_epsilon(
-                accounting.job_epsilon(mechanism, facts.steps_charged, delta, accountant)
+                accounting.job_epsilon(mechanism, inputs.steps_charged, delta, accountant)
             ),
-            "stepsCharged": facts.steps_charged,
-            "stepsRecharged": facts.steps_recharged,
-            "stepsPlanned": facts.planned_steps,
+            "stepsCharged": inputs.steps_charged,
+            "stepsRecharged": inputs.steps_recharged,
+            "stepsPlanned": inputs.planned_steps,
         },
         "againstOutsider": accounting.format_epsilon(
-            accounting.outsider_epsilon(mechanism, facts.steps_charged, delta, accountant)
+            accounting.outsider_epsilon(mechanism, inputs.steps_charged, delta, accountant)
         ),
         "mechanism": {
-            "assumed": "Poisson-sampled Gaussian; at this σ the discrete one differs by less than a float shows",
-            "run": f"{_RUN}, {facts.aggregation.protocol}",
+            "assumed": "Poisson-sampled Gaussian; at this σ the discrete Gaussian differs from it by less than the "
+            "precision of a float",
+            "run": f"{_RUN}, {inputs.aggregation.protocol}",
             **mechanism.model_dump(by_alias=True, mode="json"),
-            "dimension": facts.dimension,
-            "noiseDistancePerDraw": f"{facts.noise_distance:.3e}",
+            "dimension": inputs.dimension,
+            "noiseDistancePerDraw": f"{inputs.noise_distance:.3e}",
         },
-        "events": [event.model_dump(by_alias=True, mode="json") for event in facts.events],
+        "events": [event.model_dump(by_alias=True, mode="json") for event in inputs.events],
         "accounting": {
             "accountant": accountant,
             "library": f"dp-accounting {importlib.metadata.version('dp-accounting')}",
             "shareOfDeltaForNoiseSampler": f"{accounting.SAMPLER_SHARE_OF_DELTA:g}",
-            "unitAtLeast": facts.unit_at_least,
+            "unitAtLeast": inputs.unit_at_least,
         },
         "hashes": {
-            "adapter": facts.adapter_digest,
-            "dataset": f"keyed:{facts.dataset_digest}" if facts.dataset_digest else NOT_KNOWN,
-            "ledgerHead": facts.ledger_head,
-            "ledgerLength": facts.ledger_length,
+            "adapter": inputs.adapter_digest,
+            "dataset": f"keyed:{inputs.dataset_digest}" if inputs.dataset_digest else NOT_KNOWN,
+            "ledgerHead": inputs.ledger_head,
+            "ledgerLength": inputs.ledger_length,
             "code": f"tensafe {importlib.metadata.version('tensafe')}",
             "image": NOT_KNOWN,
         },
-        "model": dict(facts.model) or NOT_KNOWN,
-        "lineage": facts.lineage or NOT_KNOWN,
-        "evaluation": facts.evaluation or "none",
-        "privateMetrics": facts.private_metrics,
+        "model": dict(inputs.model) or NOT_KNOWN,
+        "lineage": inputs.lineage or NOT_KNOWN,
+        "evaluation": inputs.evaluation or "none",
+        "privateMetrics": inputs.private_metrics,
         "budget": NOT_KNOWN,
-        "assumed": [*_ASSUMED, *facts.aggregation.assumed],
-        "notCovered": [*_NOT_COVERED, *facts.aggregation.not_covered],
-        "remarks": list(facts.remarks),
+        "assumed": [*_ASSUMED, *inputs.aggregation.assumed],
+        "notCovered": [*_NOT_COVERED, *inputs.aggregation.not_covered],
+        "remarks": list(inputs.remarks),
     }
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """JSON with sorted keys and no spaces, UTF-8: the bytes that are hashed."""
+    """JSON in UTF-8 with sorted keys and without spaces: the bytes that are hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(content: bytes) -> str:
-    """`sha256:` and the hash of `content`."""
+    """`sha256:` followed by the SHA-256 hash of `content` in hex."""
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def recompute_epsilon(document: Mapping[str, Any]) -> str:
-    """ε of a statement's events as anyone can have it again, in the form of `spent.epsilon`."""
+    """ε computed again from the privacy events of a statement, in the form of `spent.epsilon`."""
     events = [PrivacyEvent.model_validate(event) for event in document["events"]]
     delta = accounting.job_delta(document["claim"]["delta"])
     return accounting.format_epsilon(accounting.epsilon_of_events(events, delta, document["accounting"]["accountant"]))
@@ -193,22 +199,23 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| ε claimed, of {claim['steps']} steps | {claim['epsilon']} |",
         f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again) | {spent['epsilon']} |",
         f"| planned steps | {spent['stepsPlanned']} |",
-        f"| ε against somebody who holds no worker's share | {document['againstOutsider']} |",
+        f"| ε against an adversary who holds no worker's share of the noise | {document['againstOutsider']} |",
         f"| δ | {claim['delta']} |",
         f"| sampling rate q | {mechanism['sampleRate']} |",
         f"| noise multiplier σ | {mechanism['noiseMultiplier']} |",
         f"| clip norm C | {mechanism['clip']} |",
-        f"| workers, of which may collude | {mechanism['workers']}, {mechanism['colluders']} |",
+        f"| workers, and how many of them may collude | {mechanism['workers']}, {mechanism['colluders']} |",
         f"| expected batch, in units | {mechanism['expectedBatchSize']} |",
         f"| grid | 2^{mechanism['gridBits']} steps in C, {mechanism['dimension']} coordinates |",
-        f"| mechanism run | {mechanism['run']} |",
-        f"| mechanism accounted | {mechanism['assumed']} |",
+        f"| mechanism that ran | {mechanism['run']} |",
+        f"| mechanism assumed by the accounting | {mechanism['assumed']} |",
         *(
-            f"| event | {event['steps']} × {event['kind']}, q {event['sampleRate']}, σ {event['noiseMultiplier']} |"
+            f"| privacy event | {event['steps']} × {event['kind']}, q {event['sampleRate']}, σ "
+            f"{event['noiseMultiplier']} |"
             for event in document["events"]
         ),
-        f"| noise sampler's distance from it, per draw | {mechanism['noiseDistancePerDraw']} |",
-        f"| share of δ that pays for that | {document['accounting']['shareOfDeltaForNoiseSampler']} |",
+        f"| distance of the noise sampler from the discrete Gaussian, per draw | {mechanism['noiseDistancePerDraw']} |",
+        f"| share of δ that pays for this distance | {document['accounting']['shareOfDeltaForNoiseSampler']} |",
         f"| accountant | {document['accounting']['accountant']}, {document['accounting']['library']} |",
         f"| public lower bound of the number of units | {document['accounting']['unitAtLeast']} |",
         f"| model | {_model(document['model'])} |",
@@ -219,7 +226,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| code | {document['hashes']['code']} |",
         f"| image | {document['hashes']['image']} |",
         f"| budget of the data set | {document['budget']} |",
-        f"| evaluation set | {document['evaluation']} |",
+        f"| evaluation data set | {document['evaluation']} |",
         f"| private metrics | {document['privateMetrics']} |",
         "",
     ]

@@ -30,10 +30,9 @@ from tensafe_api.resources.status import (
     Progress,
     Status,
 )
+from tensafe_api.statement import STATEMENT_FILE
 from tensafe_api.timestamps import format_time
 
-STATEMENT_FILE = "statement.json"
-"""Name of the privacy statement in the directory of a checkpoint."""
 _MIN_SPEED = 1e-3
 """Steps per second. A lower speed is not shown: four digits of it would say little."""
 

@@ -34,7 +34,7 @@ MECHANISM = Mechanism(
     grid_bits=21,
     expected_batch_size=200,
 )
-FACTS = StatementInputs(
+INPUTS = StatementInputs(
     job_name="claims-triage",
     job_uid="3f2a91c0",
     attempt=2,
@@ -77,13 +77,13 @@ def leaves(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("steps", [0, 1, 300])
 def test_what_was_spent_can_be_had_again_from_the_events(steps: int, accountant: Any) -> None:
     events = charged_events(MECHANISM, steps)
-    document = build_statement(replace(FACTS, steps_charged=steps, events=events, accountant=accountant))
+    document = build_statement(replace(INPUTS, steps_charged=steps, events=events, accountant=accountant))
     document = json.loads(canonical_json(document))
     assert recompute_epsilon(document) == document["spent"]["epsilon"]
 
 
 def test_three_lines_of_dp_accounting_give_the_same() -> None:
-    document = build_statement(FACTS)
+    document = build_statement(INPUTS)
     accountant = rdp.RdpAccountant()
     for event in document["events"]:
         gaussian = dp_accounting.GaussianDpEvent(float(event["noiseMultiplier"]))
@@ -93,7 +93,7 @@ def test_three_lines_of_dp_accounting_give_the_same() -> None:
 
 
 def test_events_that_were_changed_show() -> None:
-    document = build_statement(FACTS)
+    document = build_statement(INPUTS)
     document["events"] = [
         PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=1000).model_dump(by_alias=True)
     ]
@@ -102,28 +102,28 @@ def test_events_that_were_changed_show() -> None:
 
 def test_the_claim_is_of_the_planned_steps_at_least() -> None:
     """Where a run stopped may have depended on what it showed."""
-    stopped = build_statement(FACTS)
+    stopped = build_statement(INPUTS)
     assert (stopped["claim"]["steps"], stopped["spent"]["stepsCharged"]) == (2250, 1234)
     assert stopped["claim"]["epsilon"] == "7.33"  # 7.32936, rounded up
     assert float(stopped["spent"]["epsilon"]) < float(stopped["claim"]["epsilon"])
-    recharged = build_statement(replace(FACTS, steps_charged=2300, events=charged_events(MECHANISM, 2300)))
+    recharged = build_statement(replace(INPUTS, steps_charged=2300, events=charged_events(MECHANISM, 2300)))
     assert recharged["claim"]["steps"] == 2300
     assert recharged["claim"]["epsilon"] == recharged["spent"]["epsilon"]
     assert float(recharged["claim"]["epsilon"]) > 7.33
 
 
 def test_an_outsider_faces_more_noise() -> None:
-    document = build_statement(FACTS)
+    document = build_statement(INPUTS)
     assert float(document["againstOutsider"]) < float(document["spent"]["epsilon"])
-    alone = build_statement(replace(FACTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
+    alone = build_statement(replace(INPUTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
     assert alone["againstOutsider"] == alone["spent"]["epsilon"]
 
 
 def test_the_mechanism_stands_as_it_was_frozen() -> None:
-    document = build_statement(FACTS)
+    document = build_statement(INPUTS)
     frozen = MECHANISM.model_dump(by_alias=True)
     assert {name: document["mechanism"][name] for name in frozen} == frozen
-    assert document["events"] == [event.model_dump(by_alias=True) for event in FACTS.events]
+    assert document["events"] == [event.model_dump(by_alias=True) for event in INPUTS.events]
 
 
 def test_every_fact_is_in_it() -> None:
@@ -138,19 +138,19 @@ def test_every_fact_is_in_it() -> None:
         "aggregation": AggregationStatement("", (), ()),
     }
     for number, name in enumerate(("protocol", "assumed", "not_covered")):
-        part = replace(FACTS.aggregation, **{name: "masks" if number == 0 else ()})
-        assert build_statement(replace(FACTS, aggregation=part)) != build_statement(FACTS), name
-    whole = build_statement(FACTS)
+        part = replace(INPUTS.aggregation, **{name: "masks" if number == 0 else ()})
+        assert build_statement(replace(INPUTS, aggregation=part)) != build_statement(INPUTS), name
+    whole = build_statement(INPUTS)
     for field in fields(StatementInputs):
-        value = getattr(FACTS, field.name)
+        value = getattr(INPUTS, field.name)
         other = changed.get(field.name, f"{value}0" if isinstance(value, str) else None)
         if other is None:
             other = value + 1
-        assert build_statement(replace(FACTS, **{field.name: other})) != whole, field.name
+        assert build_statement(replace(INPUTS, **{field.name: other})) != whole, field.name
 
 
 def test_what_nobody_knows_is_said_to_be_not_known() -> None:
-    bare = build_statement(replace(FACTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
+    bare = build_statement(replace(INPUTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
     assert bare["hashes"]["dataset"] == bare["lineage"] == bare["model"] == NOT_KNOWN
     assert bare["hashes"]["image"] == bare["budget"] == NOT_KNOWN
     assert bare["evaluation"] == "none"
@@ -158,14 +158,14 @@ def test_what_nobody_knows_is_said_to_be_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "inputs",
     [
-        FACTS,
-        replace(FACTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
+        INPUTS,
+        replace(INPUTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
     ],
 )
-def test_the_page_shows_everything(facts: StatementInputs) -> None:
-    document = build_statement(facts)
+def test_the_page_shows_everything(inputs: StatementInputs) -> None:
+    document = build_statement(inputs)
     text = render_markdown(document)
     del document["schema"]
     del document["mechanism"]["gridBits"]
@@ -176,19 +176,19 @@ def test_the_page_shows_everything(facts: StatementInputs) -> None:
         ("planned steps", "2250"),
         ("δ", "0.00001"),
         ("noise multiplier σ", "1.5"),
-        ("unit", facts.mechanism.unit),
+        ("unit", inputs.mechanism.unit),
     ):
         assert f"| {name} | {figure} |" in text
 
 
 def test_the_unit_user_says_what_becomes_of_records_without_one() -> None:
-    assert build_statement(FACTS)["claim"]["unitDefinition"].endswith(
-        "each record without a user id (null) is a unit of its own"
+    assert build_statement(INPUTS)["claim"]["unitDefinition"].endswith(
+        "each record without a user id (null) is a separate unit"
     )
 
 
 def test_canonical_json_is_stable() -> None:
-    document = build_statement(FACTS)
+    document = build_statement(INPUTS)
     content = canonical_json(document)
     assert json.loads(content) == document
     assert canonical_json(json.loads(content)) == content

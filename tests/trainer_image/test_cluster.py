@@ -149,7 +149,8 @@ def run(mounted, stop):
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "InternalError: ValueError; the errors-*.log in the run's folder has the traceback. Report the message to the maintainers."
+        "InternalError: ValueError; the errors-*.log in the run's folder has the traceback. "
+        "Report the message to the maintainers."
     ]
     kept = tmp_path / "var/run/tensafe/errors-driver.log"
     assert kept.read_text().count(RECORD) == 5

@@ -16,7 +16,14 @@ from peft import PeftModel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
+from tensafe_api.statement import (
+    STATEMENT_FILE,
+    StatementInputs,
+    build_statement,
+    canonical_json,
+    digest,
+    render_markdown,
+)
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, parse_trainer_state
@@ -28,7 +35,6 @@ from tensorguard.training.rollback_check import check_checkpoints
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 FINAL = "final"
-STATEMENT = "statement.json"
 STATEMENT_PAGE = "statement.md"
 _STEP = "step-"
 
@@ -82,7 +88,7 @@ class Checkpointer:
         files |= {
             OPTIMIZER: dump_optimizer(self.optimizer),
             TRAINER_STATE: trainer_state.dump(),
-            STATEMENT: statement,
+            STATEMENT_FILE: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
