@@ -57,11 +57,11 @@ class Reconciler:
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
         """Take a job as far as possible now.
 
-        A new job starts in one call (docs/decisions/0010-begun-in-one-go.md): the ledger is created, its UID and the
-        attempt are stored in the status, then the RayJob is created. The answers of the API server serve as a new
-        observation in between. That is safe for three reasons. A ledger that was never acquired belongs to a job that
-        has never run. The status was written under the observed version, so nothing else in the job has changed. Only
-        this process creates RayJobs, and it reconciles a job once at a time.
+        A new job starts in one call (docs/decisions/0010-start-a-job-in-one-pass.md). The ledger is created, its UID
+        and the attempt are stored in the status, then the RayJob is created. In between, the answers of the API server
+        serve as a new observation. That is safe for three reasons. A ledger that was never acquired belongs to a job
+        that has never run. The status was written under the observed version, so nothing else in the job has changed.
+        Only this process creates RayJobs, and it reconciles a job once at a time.
 
         Args:
             cached: the job as the cache has it. None: it is read from the API server.

@@ -29,7 +29,7 @@ LONG_LEASE = "import tensafe_operator.runtime.leader_election as lease; lease.RE
 """Keeps the Lease although a busy machine pauses the process for some seconds."""
 
 
-class Plane:
+class OperatorHarness:
     """A control plane for one test, whose servers the test may kill, and operators that use it."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Plane:
         done = self.plane.kubectl("-n", "clinic", "get", kind, name, "-o", "json", check=False)
         return None if done.returncode else dict(json.loads(done.stdout))
 
-    def until(self, happened: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
+    def wait_until(self, condition: Callable[[], object], seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until a condition holds, for so many seconds in which the CPUs were available. Operators that lose their
         Lease meanwhile are restarted.
         """
@@ -96,7 +96,7 @@ class Plane:
         def condition_holds() -> object:
             for each in self.operators:
                 each.restart_if_lease_lost()
-            return happened()
+            return condition()
 
         wait_until(condition_holds, seconds, lambda: self.logs()[-3000:])
 
@@ -174,9 +174,9 @@ class FreezableProxy:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Plane]:
+def unstarted(tmp_path: Path) -> Iterator[OperatorHarness]:
     """A control plane that is not started yet."""
-    made = Plane(tmp_path)
+    made = OperatorHarness(tmp_path)
     try:
         yield made
     finally:
@@ -184,32 +184,32 @@ def bare(tmp_path: Path) -> Iterator[Plane]:
 
 
 @pytest.fixture
-def plane(bare: Plane) -> Plane:
-    bare.start()
-    return bare
+def plane(unstarted: OperatorHarness) -> OperatorHarness:
+    unstarted.start()
+    return unstarted
 
 
-def test_second_operator_takes_over_when_the_leader_is_killed(plane: Plane) -> None:
+def test_second_operator_takes_over_when_the_leader_is_killed(plane: OperatorHarness) -> None:
     both = [plane.operator(), plane.operator()]
     plane.apply("one")
-    plane.until(lambda: plane.started("one"))
+    plane.wait_until(lambda: plane.started("one"))
     shown = 'tensafe_job_phase{job="one",namespace="clinic",phase="Starting"} 1.0'
-    plane.until(lambda: any(shown in each.metrics() for each in both))
-    plane.until(lambda: sorted(each.leading for each in both) == [False, True])
+    plane.wait_until(lambda: any(shown in each.metrics() for each in both))
+    plane.wait_until(lambda: sorted(each.leading for each in both) == [False, True])
     second, first = sorted(both, key=lambda each: each.leading)
 
     before = plane.get("tsj", "one")
     first.kill()
-    plane.until(lambda: second.leading, FAILOVER_SECONDS)
+    plane.wait_until(lambda: second.leading, FAILOVER_SECONDS)
     plane.apply("two")
-    plane.until(lambda: plane.started("two"))
+    plane.wait_until(lambda: plane.started("two"))
     assert plane.get("tsj", "one") == before, "a new leader writes nothing that is already up to date"
 
     # SIGTERM gives the Lease up, so the next operator need not wait until it expires.
     third = plane.operator()
-    plane.until(third.metrics)
+    plane.wait_until(third.metrics)
     assert second.terminate() == 0, plane.logs()
-    plane.until(lambda: third.leading, HANDOVER_SECONDS)
+    plane.wait_until(lambda: third.leading, HANDOVER_SECONDS)
     third.restart_if_lease_lost()
     assert plane.refused() == []
     about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,involvedObject.name=one")
@@ -247,12 +247,12 @@ module.watch = watch
 """Makes kopf's tasks and generators always log what they sometimes log when they are cancelled."""
 
 
-def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: Plane) -> None:
+def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: OperatorHarness) -> None:
     operator = plane.operator(before=NOISE)
-    plane.until(lambda: operator.leading)
+    plane.wait_until(lambda: operator.leading)
     for number in range(5):
         plane.apply(f"job-{number}")
-    plane.until(lambda: plane.started("job-0"))
+    plane.wait_until(lambda: plane.started("job-0"))
     before = len(plane.logs())
     assert operator.terminate() == 0, plane.logs()
     lines = [json.loads(line) for line in plane.logs()[before:].splitlines()]
@@ -260,70 +260,70 @@ def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: Plane)
     assert plane.lease()[0] == ""
 
 
-def test_operator_ends_when_a_frozen_api_server_costs_it_the_lease(plane: Plane) -> None:
+def test_operator_ends_when_a_frozen_api_server_costs_it_the_lease(plane: OperatorHarness) -> None:
     """Another operator may be the leader by then, so the process must not act."""
     operator = plane.operator()
-    plane.until(lambda: operator.leading)
+    plane.wait_until(lambda: operator.leading)
     plane.plane.kill("apiserver", signal.SIGSTOP)
     assert operator.wait_for_exit() == 1 and operator.lease_lost
     plane.plane.kill("apiserver", signal.SIGCONT)
     plane.apply("after")
     plane.operator()
-    plane.until(lambda: plane.started("after"))
+    plane.wait_until(lambda: plane.started("after"))
 
 
 @pytest.mark.parametrize("namespaces", [[], ["clinic"]], ids=["all namespaces", "one namespace"])
-def test_crds_installed_after_the_operator_are_noticed(bare: Plane, namespaces: list[str]) -> None:
-    bare.start(kinds=False, **({"namespaces": namespaces} if namespaces else {}))
-    operator = bare.operator()
-    bare.until(lambda: operator.leading)
-    bare.install_our_crds()
-    bare.apply("early")
-    bare.apply("elsewhere", "lab")
-    bare.until(lambda: "KubeRayMissing" in json.dumps(bare.get("tsj", "early")))
-    install_kuberay_crds(bare.plane)
-    bare.until(lambda: bare.started("early"))
+def test_crds_installed_after_the_operator_are_noticed(unstarted: OperatorHarness, namespaces: list[str]) -> None:
+    unstarted.start(kinds=False, **({"namespaces": namespaces} if namespaces else {}))
+    operator = unstarted.operator()
+    unstarted.wait_until(lambda: operator.leading)
+    unstarted.install_our_crds()
+    unstarted.apply("early")
+    unstarted.apply("elsewhere", "lab")
+    unstarted.wait_until(lambda: "KubeRayMissing" in json.dumps(unstarted.get("tsj", "early")))
+    install_kuberay_crds(unstarted.plane)
+    unstarted.wait_until(lambda: unstarted.started("early"))
     patch = json.dumps({"status": {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed"}})
     command = ("patch", "rayjob", "early-a1", "--subresource=status", "--type=merge", "-p", patch)
-    bare.plane.kubectl("-n", "clinic", *command)
-    bare.until(lambda: "WorkerLost" in json.dumps(bare.get("tsj", "early")))
-    in_lab = bare.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
+    unstarted.plane.kubectl("-n", "clinic", *command)
+    unstarted.wait_until(lambda: "WorkerLost" in json.dumps(unstarted.get("tsj", "early")))
+    in_lab = unstarted.plane.kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout
     assert bool(in_lab) == (not namespaces)
     operator.restart_if_lease_lost()
-    assert bare.refused() == []
+    assert unstarted.refused() == []
 
 
-def test_restarted_api_server_finds_all_objects_unchanged(plane: Plane) -> None:
+def test_restarted_api_server_finds_all_objects_unchanged(plane: OperatorHarness) -> None:
     operator = plane.operator()
-    plane.until(lambda: operator.leading)
+    plane.wait_until(lambda: operator.leading)
     plane.apply("before")
-    plane.until(lambda: plane.started("before"))
-    plane.until(lambda: 'phase="Starting"' in operator.metrics())
+    plane.wait_until(lambda: plane.started("before"))
+    plane.wait_until(lambda: 'phase="Starting"' in operator.metrics())
     before = plane.get("tsj", "before")
     plane.plane.kill("apiserver")
     assert operator.wait_for_exit() == 1, "without a Lease it must not act; the kubelet restarts its pod"
     plane.plane.start_api_server()
     plane.operator()
     plane.apply("after")
-    plane.until(lambda: plane.started("after"))
+    plane.wait_until(lambda: plane.started("after"))
     assert plane.get("tsj", "before") == before
     assert plane.ray_jobs() == ["after-a1", "before-a1"]
 
 
-def test_silently_frozen_streams_are_opened_again(plane: Plane) -> None:
+def test_silently_frozen_streams_are_opened_again(plane: OperatorHarness) -> None:
     """A load balancer can drop a connection without closing it. New connections work."""
     with FreezableProxy(plane.plane.url) as proxy:
         kubeconfig = plane.kubeconfig_through(proxy)
         short_timeout = "\nimport tensafe_operator.runtime.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
         operator = plane.operator(kubeconfig, before=LONG_LEASE + short_timeout)
-        plane.until(lambda: operator.leading)
+        plane.wait_until(lambda: operator.leading)
         plane.apply("before")
-        plane.until(lambda: plane.started("before"))
+        plane.wait_until(lambda: plane.started("before"))
         proxy.freeze()
         lease = plane.lease()
-        plane.until(lambda: plane.lease() != lease, RECONNECT_SECONDS)
+        plane.wait_until(lambda: plane.lease() != lease, RECONNECT_SECONDS)
         plane.apply("after")
-        plane.until(lambda: plane.started("after"))
+        plane.wait_until(lambda: plane.started("after"))
         assert plane.lease()[0] == lease[0], "the process that missed the events has found the job, not a restarted one"
 
 
@@ -331,24 +331,24 @@ def test_silently_frozen_streams_are_opened_again(plane: Plane) -> None:
     ("namespaces", "found"), [("clinic,nowhere", "is clinic,nowhere"), ("", "is not set (all namespaces)")]
 )
 def test_missing_right_to_list_a_namespace_is_reported_with_its_setting(
-    bare: Plane, namespaces: str, found: str
+    unstarted: OperatorHarness, namespaces: str, found: str
 ) -> None:
-    bare.start(namespaces=["clinic"])
-    assert bare.operator(TENSAFE_NAMESPACES=namespaces).wait_for_exit(TIMEOUT_SECONDS) == 1
-    assert f"TENSAFE_NAMESPACES {found}, but the operator may not list all objects there" in bare.logs()
-    assert "Traceback" not in bare.logs()
+    unstarted.start(namespaces=["clinic"])
+    assert unstarted.operator(TENSAFE_NAMESPACES=namespaces).wait_for_exit(TIMEOUT_SECONDS) == 1
+    assert f"TENSAFE_NAMESPACES {found}, but the operator may not list all objects there" in unstarted.logs()
+    assert "Traceback" not in unstarted.logs()
 
 
 OUTAGE_SECONDS = 60.0
 
 
-def test_operator_restarted_during_a_network_outage_finds_the_changes_it_missed(plane: Plane) -> None:
+def test_operator_restarted_during_a_network_outage_finds_the_changes_it_missed(plane: OperatorHarness) -> None:
     with FreezableProxy(plane.plane.url) as proxy:
         kubeconfig = plane.kubeconfig_through(proxy)
         operator = plane.operator(kubeconfig)
-        plane.until(lambda: operator.leading)
+        plane.wait_until(lambda: operator.leading)
         plane.apply("before")
-        plane.until(lambda: plane.started("before"))
+        plane.wait_until(lambda: plane.started("before"))
         proxy.refuse_new = True
         proxy.freeze()
         since = time.monotonic()
@@ -356,43 +356,45 @@ def test_operator_restarted_during_a_network_outage_finds_the_changes_it_missed(
         operator = plane.operator(kubeconfig)
         plane.apply("meanwhile")
         plane.plane.kubectl("-n", "clinic", "delete", "rayjob", "before-a1")
-        plane.until(lambda: time.monotonic() > since + OUTAGE_SECONDS)
+        plane.wait_until(lambda: time.monotonic() > since + OUTAGE_SECONDS)
         assert "tensafe_leading 0.0" in operator.metrics() and not plane.started("meanwhile")
         proxy.refuse_new = False
-        plane.until(lambda: plane.started("meanwhile"))
-        plane.until(lambda: plane.started("before", attempt=2))
+        plane.wait_until(lambda: plane.started("meanwhile"))
+        plane.wait_until(lambda: plane.started("before", attempt=2))
         assert plane.ray_jobs() == ["before-a2", "meanwhile-a1"]
         operator.restart_if_lease_lost()
 
 
-def test_two_operators_by_mistake_create_everything_once(plane: Plane) -> None:
+def test_two_operators_by_mistake_create_everything_once(plane: OperatorHarness) -> None:
     """Two installations of the chart in two namespaces have two Leases, so both lead."""
     other = install_roles(plane.plane, "tensafe-other", **{"rbac.trainerRole": False})
     both = plane.operator(), plane.operator(other, TENSAFE_OWN_NAMESPACE="tensafe-other")
-    plane.until(lambda: all(each.leading for each in both))
+    plane.wait_until(lambda: all(each.leading for each in both))
     names = [f"job-{number}" for number in range(8)]
     for name in names:
         plane.apply(name)
-    plane.until(lambda: all(plane.started(name) for name in names))
+    plane.wait_until(lambda: all(plane.started(name) for name in names))
     starting = ('phase="Starting"', len(names))
-    plane.until(lambda: all(each.metrics().count(starting[0]) == starting[1] for each in both))
+    plane.wait_until(lambda: all(each.metrics().count(starting[0]) == starting[1] for each in both))
     before = {name: plane.get("tsj", name) for name in names}
     assert plane.ray_jobs() == [f"{name}-a1" for name in names]
     ledgers = plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout.split()
     assert len(ledgers) == len(names)
     plane.apply("last")
-    plane.until(lambda: plane.started("last"))
+    plane.wait_until(lambda: plane.started("last"))
     assert {name: plane.get("tsj", name) for name in names} == before, "they do not overwrite each other for ever"
 
 
-def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: Plane) -> None:
+def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarness) -> None:
     operator = plane.operator(before=LONG_LEASE)
-    plane.until(lambda: operator.leading)
+    plane.wait_until(lambda: operator.leading)
     wrong = [*ARITHMETIC, ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?")]
     for number, (changes, _) in enumerate(wrong):
         plane.apply(f"wrong-{number}", changes=changes)
     for number, (_, message) in enumerate(wrong):
-        plane.until(lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), REPORT_SECONDS)
+        plane.wait_until(
+            lambda number=number: condition(plane.get("tsj", f"wrong-{number}"), "Stalled"), REPORT_SECONDS
+        )
         job = plane.get("tsj", f"wrong-{number}")
         accepted, stalled = condition(job, "Accepted"), condition(job, "Stalled")
         assert (accepted["status"], stalled["status"]) == ("False", "True")
@@ -403,7 +405,7 @@ def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: Plane) -> Non
     plane.apply(
         f"wrong-{len(ARITHMETIC)}", changes={"spec.suspend": False}
     )  # fixed: the applied manifest no longer has the unknown field
-    plane.until(lambda: plane.started(f"wrong-{len(ARITHMETIC)}"))
+    plane.wait_until(lambda: plane.started(f"wrong-{len(ARITHMETIC)}"))
 
 
 def condition(job: dict[str, Any] | None, kind: str) -> dict[str, Any]:

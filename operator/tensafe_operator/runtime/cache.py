@@ -44,7 +44,7 @@ class Cache(Generic[W]):
         """UID of a child whose warnings are kept → UID of its parent. Warnings about other objects are dropped."""
         self._versions: dict[str, int] = {}
         """UID of an object → its resource version, which grows."""
-        self._warned_instead: dict[tuple[str, str], str] = {}
+        self._warning_sources: dict[tuple[str, str], str] = {}
         """Kind and name of an object that is not watched → UID of the child that its warnings count for."""
         self._warnings: dict[str, W] = {}
         """UID of a child → the last warning about it."""
@@ -74,8 +74,8 @@ class Cache(Generic[W]):
             return self._drop_parent(body)
         uid = body["metadata"]["uid"]
         parent = self._parent_of(kind, body)
-        if (other := self._kinds.warned_instead(kind, body)) is not None:
-            self._warned_instead.pop(other, None)
+        if (other := self._kinds.warning_source(kind, body)) is not None:
+            self._warning_sources.pop(other, None)
         self._children[kind].get(parent, {}).pop(uid, None)
         self._forget_child(uid)
         return self._keys.get(parent)
@@ -101,7 +101,7 @@ class Cache(Generic[W]):
 
     def warn(self, kind: str, name: str, uid: str, warning: W) -> Key | None:
         """Keep the last warning about an object; the key of the parent that it concerns, if any."""
-        uid = self._warned_instead.get((kind, name), uid)
+        uid = self._warning_sources.get((kind, name), uid)
         parent = self._parent_uids.get(uid)
         if parent is None:
             return None
@@ -121,7 +121,9 @@ class Cache(Generic[W]):
         if parent["metadata"].get("deletionTimestamp"):
             return None
         children = {kind: tuple(map(json.loads, self._children[kind].get(uid, {}).values())) for kind in self._children}
-        uids = [each["metadata"]["uid"] for kind in children if kind in self._kinds.warned for each in children[kind]]
+        uids = [
+            each["metadata"]["uid"] for kind in children if kind in self._kinds.warned_kinds for each in children[kind]
+        ]
         return Snapshot(parent, children, tuple(self._warnings[each] for each in uids if each in self._warnings))
 
     def _put_parent(self, body: Mapping[str, Any]) -> Key | None:
@@ -139,10 +141,10 @@ class Cache(Generic[W]):
         if not parent or not self._is_newer(uid, body):
             return None
         self._children[kind][parent][uid] = self._kept(kind, body)
-        if kind in self._kinds.warned:
+        if kind in self._kinds.warned_kinds:
             self._parent_uids[uid] = parent
-        if (other := self._kinds.warned_instead(kind, body)) is not None:
-            self._warned_instead[other] = uid
+        if (other := self._kinds.warning_source(kind, body)) is not None:
+            self._warning_sources[other] = uid
         return self._keys.get(parent)
 
     def _drop_parent(self, body: Mapping[str, Any]) -> Key | None:

@@ -59,8 +59,8 @@ class Kinds:
         children: the kinds that belong to a parent.
         parent_uid: returns the UID of the parent of an object of a kind (for a parent: its own UID); empty if the
             object belongs to no parent.
-        warned: the children whose warning Events are kept.
-        warned_instead: returns kind and name of another object whose warnings count as this object's, or None. Such an
+        warned_kinds: the children whose warning Events are kept.
+        warning_source: returns kind and name of another object whose warnings count as this object's, or None. Such an
             object is not watched: for example, one that another controller creates for the child.
         installed_later: the kinds whose CRD may be installed after the operator has started.
         selectors: label selector by kind; only matching objects are listed and watched.
@@ -71,8 +71,8 @@ class Kinds:
     parent: str
     children: tuple[str, ...]
     parent_uid: Callable[[str, Mapping[str, Any]], str]
-    warned: frozenset[str] = frozenset()
-    warned_instead: Callable[[str, Mapping[str, Any]], tuple[str, str] | None] = _no_other
+    warned_kinds: frozenset[str] = frozenset()
+    warning_source: Callable[[str, Mapping[str, Any]], tuple[str, str] | None] = _no_other
     installed_later: frozenset[str] = frozenset()
     selectors: Mapping[str, str] = field(default_factory=dict)
     trim: Callable[[str, Mapping[str, Any]], Manifest] = _unchanged

@@ -15,7 +15,7 @@ def parent_uid(kind: str, body: Any) -> str:
 
 
 KINDS = Kinds(
-    resources={}, parent="Parent", children=("Child", "Other"), parent_uid=parent_uid, warned=frozenset({"Child"})
+    resources={}, parent="Parent", children=("Child", "Other"), parent_uid=parent_uid, warned_kinds=frozenset({"Child"})
 )
 
 
