@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import botocore.retryhandler
 import pytest
 from s3fs import S3FileSystem
 
@@ -37,6 +38,8 @@ def s3_bucket(s3_server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.
 @pytest.fixture
 def s3_tls_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
     """An S3 server that speaks TLS, with a certificate that only the environment vouches for."""
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    monkeypatch.setattr(botocore.retryhandler, "delay_exponential", lambda *_, **__: 0.0)
     with s3.server(tmp_path / "objects", tls=True) as found:
         yield from _known(found, monkeypatch)
 
