@@ -124,7 +124,7 @@ def test_finds_a_model_that_puts_the_sequence_before_the_records():
             gradients,
             dummy_batches(task_named("SequenceClassification", labels=2), rows=8, length=8, vocabulary=97),
         )
-    with pytest.raises(ValueError, match="cannot be told apart"):
+    with pytest.raises(ValueError, match="cannot be separated by record"):
         self_test(
             model,
             gradients,

@@ -148,7 +148,7 @@ def test_rounding_is_unbiased(steps: float) -> None:
     """The mean over many seeds is the value itself; 16 bits of fraction leave a bias below 2^-16."""
     dimension, seeds = 64, list(range(3000))
     made = clipper(dimension)
-    value = steps / made._room
+    value = steps / made._scaled_norm
     drawn = made.to_grid(torch.full((len(seeds), dimension), value, dtype=torch.float32), seeds).double()
     fraction = steps - math.floor(steps)
     assert set(drawn.unique().tolist()) == {math.floor(steps), math.floor(steps) + 1}
@@ -178,7 +178,7 @@ def test_a_unit_that_rounding_made_too_long_is_rounded_toward_zero(
     monkeypatch.setattr(clipping, "uniforms", lambda seeds, d, _: torch.full((len(seeds), d), fraction))
     dimension = 10_000
     made = clipper(dimension)
-    assert 163 < made._room / 100 < 164 and GRID < 164 * 100
+    assert 163 < made._scaled_norm / 100 < 164 and GRID < 164 * 100
     rows = torch.full((2, dimension), sign, dtype=torch.float32)
     rows[1] = sign * 1e-9  # a neighbour that needs no second rounding keeps its first
     rounded = made.to_grid(rows, [0, 0])
@@ -193,7 +193,7 @@ def test_a_unit_that_stays_too_long_is_dropped(row: list[float]) -> None:
     In the first row each coordinate is within S, and only the norm is not.
     """
     made = clipper(16)
-    made._room *= 2.0
+    made._scaled_norm *= 2.0
     kept = [0.25] + [0.0] * 15
     assert not made.to_grid(torch.tensor([row, kept]), [1, 2])[0].any()
     made.add(torch.tensor([row, kept]), [1, 2])

@@ -170,7 +170,7 @@ class Mixed(nn.Module):
 def test_a_layer_with_some_rows_that_are_not_records_is_refused(batch):
     model = Mixed().train()
     gradients = PerExampleGradients(model, parameters(model), squares)
-    with pytest.raises(ValueError, match="cannot be told apart"):
+    with pytest.raises(ValueError, match="cannot be separated by record"):
         gradients.compute(batch, 4)
 
 

@@ -46,8 +46,8 @@ class Header:
 
     @classmethod
     def unpack(cls, message: bytes) -> Header:
-        session, *numbers, head = _LAYOUT.unpack(message)
-        return cls(session.hex(), *numbers, head.hex())
+        session, step, charged_through, grid_bits, dimension, carrier_bits, head = _LAYOUT.unpack(message)
+        return cls(session.hex(), step, charged_through, grid_bits, dimension, carrier_bits, head.hex())
 
 
 class HeaderAgreement:

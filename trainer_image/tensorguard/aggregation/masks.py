@@ -22,7 +22,7 @@ def key_stream(key: bytes, step: int, length: int) -> np.ndarray:
     """The key stream of `key` for `step`: `length` pseudorandom words, uint32 [length]."""
     out = np.empty(4 * length + 16, dtype=np.uint8)
     cipher = Cipher(algorithms.AES(key), modes.CTR(step.to_bytes(8, "big") + bytes(8)))
-    cipher.encryptor().update_into(bytes(4 * length), out)
+    cipher.encryptor().update_into(bytes(4 * length), out.data)
     return out[: 4 * length].view("<u4").astype(np.uint32, copy=False)
 
 

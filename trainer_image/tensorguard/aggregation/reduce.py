@@ -16,14 +16,16 @@ CARRIER_MAX = 2**31 - 1
 
 def saturate(local_sum: np.ndarray) -> np.ndarray:
     """An int64 [d] sum of clipped units, clipped to ±(2^31−1)."""
-    return np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX)
+    saturated: np.ndarray = np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX)
+    return saturated
 
 
 def add_noise_and_mask(local_sum: np.ndarray, noise: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """The vector that a worker sends: (sum + noise + mask) mod 2^32, uint32 [d]. `noise` is this worker's share, int64
     [d].
     """
-    return (saturate(local_sum) + noise).astype(np.uint32) + mask
+    masked: np.ndarray = (saturate(local_sum) + noise).astype(np.uint32) + mask
+    return masked
 
 
 def reveal(channel: Channel, masked: np.ndarray) -> np.ndarray:

@@ -1,12 +1,13 @@
-"""Clip a unit's gradient and put it on the integer grid, so that its norm is bounded by construction.
+"""Clips a unit's gradient and rounds it to the integer grid, so that its norm is bounded by construction.
 
-A row of float gradients comes in for each unit; an int64 sum over units goes out, to be noised and masked as integers.
-Whatever bf16, a CUDA kernel or a hook did before, the last word is an exact integer check: each unit adds a vector k
-with Σk² ≤ S², S = 2^k grid steps being one clip norm. That is the sensitivity on which σ rests.
+In: a row of float gradients for each unit. Out: an int64 sum over units, to which noise and masks are added as
+integers. The last operation is an exact integer check, independent of any earlier error of bf16, a CUDA kernel or a
+hook: each unit adds a vector k with Σk² ≤ S², where S (a power of two) is the number of grid steps in one clip norm.
+That is the sensitivity on which σ rests.
 
-Why rounding is stochastic: rounding to nearest would make small gradients vanish. Its cost is up to about d/4 in the
-squared norm, for which the scale leaves room (S′ = S − d/8S − 4), so the check fails once in a blue moon; a unit that
-fails it is rounded toward zero.
+Rounding is stochastic, because rounding to nearest would make small gradients vanish. It adds up to about d/4 to the
+squared norm. The scale leaves a margin for this (S′ = S − d/8S − 4), so the check fails very rarely. A unit that fails
+it is rounded toward zero.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from tensafe_api.reasons import Reason
 
-LEAST_ROOM = 0.9
+MIN_SCALE = 0.9
+"""The smallest allowed S′/S."""
 _CACHED_COORDINATES = 1 << 16
 
 
 class GridTooCoarse(ValueError):
-    """The gradient has so many coordinates that rounding would eat more than a tenth of the clip norm (or its square an
-    int64).
+    """The gradient has so many coordinates that rounding would use up more than a tenth of the clip norm, or that the
+    squared norm would overflow an int64.
     """
 
     reason: ClassVar[Reason] = Reason.GRID_OVERFLOW
@@ -37,7 +39,8 @@ class GridClipper:
 
     Formal guarantee: for any two sequences of units that differ by one, with the same rounding seed for each unit they
     share, the results of `take()` differ by an integer vector of L2 norm at most S. Not assumed: that gradients are
-    finite, that norms were computed exactly. Assumed: that each row depends on its own unit only (models/checks.py).
+    finite, or that norms were computed exactly. Assumed: that each row depends on its own unit only
+    (`models.self_test`).
     """
 
     def __init__(
@@ -46,24 +49,24 @@ class GridClipper:
         """Args: dimension: d, coordinates of a gradient; grid: S, grid steps in one clip norm; clip: C > 0; device: of
         the rows.
         """
-        room = grid - dimension / (8 * grid) - 4
-        if room < LEAST_ROOM * grid:
+        scaled_norm = grid - dimension / (8 * grid) - 4  # S′
+        if scaled_norm < MIN_SCALE * grid:
             raise GridTooCoarse(
                 f"{dimension} trainable parameters are too many for a grid of {grid} steps in a clip norm; "
-                "lower spec.lora.rank or spec.training.expectedBatchSize, or name fewer spec.lora.targetModules"
+                "lower spec.lora.rank or spec.training.expectedBatchSize, or list fewer spec.lora.targetModules"
             )
-        # So many squares of at most S² fit in an int64; the sums of such pieces are then bounded by S² in turn.
+        # This many squares of at most S² fit in an int64. The sum of each such piece is then checked against S².
         self._piece = (2**63 - 1) // grid**2
         if math.ceil(dimension / self._piece) * grid**2 >= 2**63:
             raise GridTooCoarse(
                 f"{dimension} trainable parameters on a grid of {grid} overflow 64-bit norms; lower spec.lora.rank"
             )
         self._grid = grid
-        self._room = room
+        self._scaled_norm = scaled_norm
         self.clip = clip
         self._norms: list[float] | None = [] if keep_norms else None
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
-        # On a CPU the half dozen passes over a block should find it in the cache.
+        # On a CPU, a block should stay in the cache for the half dozen passes over it.
         self._rows_at_once = max(1, _CACHED_COORDINATES // dimension) if device.type == "cpu" else 1 << 30
 
     def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
@@ -71,7 +74,7 @@ class GridClipper:
 
         Args:
             rows: float [units, d], the units' gradients (already summed over each unit's records); overwritten.
-            seeds: one rounding seed for each row, which belongs to the unit and to nobody else.
+            seeds: one rounding seed for each row. It belongs to the unit, and no other unit has it.
         """
         for start in range(0, len(rows), self._rows_at_once):
             block = slice(start, start + self._rows_at_once)
@@ -83,7 +86,9 @@ class GridClipper:
         return total
 
     def take_norms(self) -> list[float]:
-        """The units' norms before clipping since the last call; private, and kept only where asked for."""
+        """The norms before clipping of the units since the last call. They are private, and are kept only if
+        `keep_norms` is set.
+        """
         norms, self._norms = self._norms or [], [] if self._norms is not None else None
         return norms
 
@@ -91,13 +96,13 @@ class GridClipper:
         """`rows` on the grid: int64 [units, d], each row k with Σk² ≤ S² exactly. `rows` is overwritten."""
         squares = rows.to(torch.float64)
         squares *= squares
-        # One sum for each row: batched reductions may associate differently as the number of rows or a row's alignment
-        # changes.
+        # One sum for each row: a batched reduction may add in another order when the number of rows or the alignment of
+        # a row changes.
         norms = torch.stack([row.sum() for row in squares]).sqrt()
         if self._norms is not None:
             self._norms += norms.tolist()
         finite = torch.isfinite(norms)
-        scale = torch.clamp(self.clip / norms, max=1.0) * (self._room / self.clip)
+        scale = torch.clamp(self.clip / norms, max=1.0) * (self._scaled_norm / self.clip)
         rows *= scale.to(rows.dtype).unsqueeze(1)
         if not bool(finite.all()):
             rows[~finite] = 0.0  # 0 × NaN is NaN
@@ -109,12 +114,12 @@ class GridClipper:
         return rounded
 
     def _checked(self, rounded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rounded` as int64 [units, d], and which rows have |k| ≤ S and Σk² ≤ S²: bool [units]; the others' integers
-        mean nothing.
+        """`rounded` as int64 [units, d], and which rows have |k| ≤ S and Σk² ≤ S²: bool [units]. The integers of the
+        other rows have no meaning.
 
-        |k| is bounded before the cast, since a cast of 1e30 wraps. Then the squares are added in pieces, few enough of
-        them that no piece can pass 2^63, and of those that are at most S² each, so few that their sum cannot either:
-        int64 arithmetic is exact throughout.
+        |k| is bounded before the cast, because a cast of 1e30 wraps. Then the squares are added in pieces. A piece has
+        so few squares that its sum stays below 2^63. Pieces of at most S² each are so few that their sum stays below
+        2^63 as well. Therefore int64 arithmetic is exact throughout.
         """
         bounded = rounded.abs().amax(dim=1) <= self._grid  # False for NaN
         if not bool(bounded.all()):
@@ -126,11 +131,10 @@ class GridClipper:
 
 
 def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Tensor:
-    """Uniform fractions in [0, 1) for stochastic rounding, float32 [len(seeds), d]: a row depends on its own seed
-    alone.
+    """Uniform fractions in [0, 1) for stochastic rounding, float32 [len(seeds), d]. A row depends only on its own seed.
 
-    They need to be independent of the gradients, not secret. On a CPU they are 16-bit words of an AES key stream (a
-    tenth of the time of torch's generator); on a GPU the device's own generator makes them.
+    They must be independent of the gradients; they need not be secret. On a CPU they are 16-bit words of an AES key
+    stream, which takes a tenth of the time of PyTorch's generator. On a GPU the generator of the device makes them.
     """
     if device.type != "cpu":
         out = torch.empty(len(seeds), dimension, device=device)
@@ -141,7 +145,9 @@ def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Te
     words = np.empty((len(seeds), 2 * dimension + 16), dtype=np.uint8)
     zeros = bytes(2 * dimension)
     for row, seed in zip(words, seeds):
-        Cipher(algorithms.AES(seed.to_bytes(16, "little")), modes.CTR(bytes(16))).encryptor().update_into(zeros, row)
+        Cipher(algorithms.AES(seed.to_bytes(16, "little")), modes.CTR(bytes(16))).encryptor().update_into(
+            zeros, row.data
+        )
     fractions = words[:, : 2 * dimension].view(np.uint16).astype(np.float32)
     fractions *= 2.0**-16
     return torch.from_numpy(fractions)

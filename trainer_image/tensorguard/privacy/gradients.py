@@ -1,32 +1,32 @@
-"""Step 2 of a private step: the gradient of each record by itself.
+"""Computes per-example gradients: step 2 of a private step.
 
 In: a model whose trainable parameters are fp32, a loss for each record, a micro-batch of fixed shape. Out: fp32
-[rows, d], one row a record, in a fixed order of parameters. `privacy.clipping` then bounds each unit.
+[rows, d], one row for each record, in a fixed order of parameters. `privacy.clipping` then bounds each unit.
 
-Opacus' hooks do the work during one backward pass: for a linear layer the gradient of record n is the product of its
-own activations and its own output gradients. They are right only while the first dimension of every captured tensor is
-the record, and they fail silently where it is not (a layer that a model applies to a shared position table adds all
-records' gradients to the first row). So the hooks here check that dimension in every layer, in every pass. They also
-empty each parameter's gradients into the result as soon as it is there, so that no second copy of [m, d] exists.
+Opacus' hooks compute the gradients during one backward pass: for a linear layer, the gradient of record n is the
+product of its own activations and its own output gradients. They are correct only if the first dimension of every
+captured tensor is the record. Otherwise they fail silently: a layer that a model applies to a shared position table
+adds the gradients of all records to the first row. So the hooks here check that dimension in every layer and in every
+pass. They also move each parameter's gradients into the result immediately, so that no second copy of [m, d] exists.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleHooks
 from torch import nn
 
-# The lowest LoRA layer's input comes from frozen layers and needs no gradient; the hook has all that it needs.
+# The input of the lowest LoRA layer comes from frozen layers and needs no gradient. The hook works without it.
 warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect to")
 
 Batch = Mapping[str, torch.Tensor]
-"""Tensors with one row a record. The loss function knows their names; here only their rows matter."""
+"""Tensors with one row for each record. The loss function knows their names; this module uses only their rows."""
 
 
-class _CheckedHooks(GradSampleHooks):
-    """Opacus' hooks, which verify that dimension 0 is the record and hand each gradient on at once."""
+class _CheckedHooks(GradSampleHooks):  # type: ignore[misc]  # Opacus has no types
+    """Opacus' hooks, which also check that dimension 0 is the record and pass each gradient on immediately."""
 
     def __init__(self, model: nn.Module, take: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
         super().__init__(model, loss_reduction="sum", strict=True)
@@ -42,7 +42,7 @@ class _CheckedHooks(GradSampleHooks):
         if sizes != {self.records}:
             raise ValueError(
                 f"'{self._names[id(module)]}' sees {sorted(sizes)} rows in a batch of {self.records} records: "
-                "its gradient cannot be told apart by record, so do not train it."
+                "its gradient cannot be separated by record, so do not train it."
             )
         return activations, backprops
 
@@ -50,23 +50,25 @@ class _CheckedHooks(GradSampleHooks):
         super().capture_backprops_hook(module, *args, **kwargs)
         if not self.hooks_enabled:
             return
-        for parameter in module.parameters():
+        parameters: Iterable[Any] = module.parameters()  # Opacus adds `grad_sample` to each
+        for parameter in parameters:
             if parameter.requires_grad and parameter.grad_sample is not None:
                 self._take(parameter, parameter.grad_sample)
                 parameter.grad_sample = None
 
 
 class PerExampleGradients:
-    """Per-record gradients of `parameters`, flattened in the order given.
+    """Per-example gradients of `parameters`, flattened in the given order.
 
     Args:
-        model: stays in train mode; must not already carry Opacus hooks. Its trainable parameters are `parameters`.
+        model: must be in training mode and must not have Opacus hooks yet. Its trainable parameters are `parameters`.
         parameters: name and parameter, each fp32 and trainable, as `model.named_parameters()` gives them.
-        loss: (model, batch) to a loss for each record, [m], where record i's loss depends on row i alone.
-        loss_scale: a static factor for fp16, multiplied onto the losses and divided out here, before any norm.
+        loss: maps (model, batch) to a loss for each record, [m]. The loss of record i must depend on row i alone.
+        loss_scale: a static factor for fp16. The losses are multiplied by it, and the gradients are divided by it here,
+            before any norm is computed.
 
-    `d` is the number of trainable numbers. Where a record's own gradient overflows, its row holds Inf or NaN, and no
-    other row does; `clipping` turns such a unit into zero.
+    `dimension` is d, the number of trained coordinates. If the gradient of a record overflows, its row has Inf or NaN,
+    and no other row is affected. `clipping` sets such a unit to zero.
     """
 
     def __init__(
@@ -98,17 +100,20 @@ class PerExampleGradients:
         self._hooks = _CheckedHooks(model, self._take)
 
     def compute(self, batch: Batch, rows: int) -> torch.Tensor:
-        """Gradients of the first `rows` records of `batch`; later rows are dummies and are left out.
+        """Gradients of the first `rows` records of `batch`. Later rows are dummies and are left out.
 
-        Returns: fp32 [rows, d], **valid until the next call**, which writes into the same memory.
-        `rows` = 0 (an empty draw) gives [0, d] and leaves the model alone. Raises RuntimeError where a trainable
-        parameter took no part, ValueError where a loss or a layer is not per record. `p.grad` is None afterwards.
+        Returns: fp32 [rows, d], **valid until the next call**, which writes into the same memory. `rows` = 0 (an empty
+        draw) gives [0, d] and does not run the model. `p.grad` is None afterwards.
+
+        Raises:
+            RuntimeError: if a trainable parameter takes no part in the loss.
+            ValueError: if a loss or a layer is not per record.
         """
         if rows == 0:
             return self._buffer[:0]
         if not self._model.training:
             raise RuntimeError("the model is in evaluation mode: call model.train() before computing gradients.")
-        self._forget()
+        self._clear()
         self._reserve(rows)
         losses = self.losses(batch)
         if losses.ndim != 1 or losses.shape[0] < rows:
@@ -123,14 +128,14 @@ class PerExampleGradients:
         return result if self._loss_scale == 1.0 else result.div_(self._loss_scale)
 
     def losses(self, batch: Batch) -> torch.Tensor:
-        """The loss of each record, [m]; under `torch.no_grad()` nothing is captured."""
+        """The loss of each record, [m]. Under `torch.no_grad()` the hooks capture nothing."""
         return self._loss(self._model, batch)
 
     def summed_gradient(self, batch: Batch) -> torch.Tensor:
-        """The ordinary gradient of the summed loss of *all* rows, fp32 [d]: one backward pass without hooks.
+        """The ordinary gradient of the summed loss of *all* rows, fp32 [d], in one backward pass without hooks.
 
-        For the self test, and as the step without privacy that benchmarks compare with. A parameter without a part in
-        the loss has gradient 0. `p.grad` is None afterwards.
+        The self-test compares with it, and benchmarks use it as a step without privacy. A parameter that takes no part
+        in the loss has gradient 0. `p.grad` is None afterwards.
         """
         self._hooks.disable_hooks()
         try:
@@ -142,8 +147,8 @@ class PerExampleGradients:
             self._model.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Take the hooks and all that Opacus hung on the parameters off the model again."""
-        self._forget()
+        """Remove the hooks, and the attributes that Opacus added to the parameters."""
+        self._clear()
         self._hooks.cleanup()
 
     def _reserve(self, rows: int) -> None:
@@ -152,15 +157,15 @@ class PerExampleGradients:
             self._buffer = torch.empty(rows, self.dimension, device=self._device)
 
     def _take(self, parameter: nn.Parameter, gradients: torch.Tensor) -> None:
-        """Put one layer's gradients [m, *shape] where they belong. A layer used twice in one pass adds up."""
+        """Store one layer's gradients [m, *shape]. The gradients of a layer that is used twice in a pass are added."""
         if gradients.dtype != torch.float32:
             raise RuntimeError(f"a gradient came out as {gradients.dtype}: run the model without autocast.")
-        place = self._buffer[: self._rows, self._slices[id(parameter)]]
-        own = gradients[: self._rows].reshape(self._rows, -1)
+        columns = self._buffer[: self._rows, self._slices[id(parameter)]]
+        rows = gradients[: self._rows].reshape(self._rows, -1)
         if id(parameter) in self._seen:
-            place.add_(own)
+            columns.add_(rows)
             return
-        place.copy_(own)
+        columns.copy_(rows)
         self._seen.add(id(parameter))
 
     def _check_complete(self) -> None:
@@ -171,15 +176,16 @@ class PerExampleGradients:
                     "or gradient checkpointing is not re-entrant."
                 )
 
-    def _forget(self) -> None:
-        """Drop whatever an earlier pass left half done (an exception, a forward pass without a backward pass)."""
+    def _clear(self) -> None:
+        """Remove what an incomplete pass left, after an exception or a forward pass without a backward pass."""
         self._seen.clear()
         for module in self._model.modules():
-            own = vars(module)  # peft's wrappers answer `hasattr` for the module inside them
-            own.pop("max_batch_len", None)
-            if "activations" in own:
-                own["activations"] = []
-        for _, parameter in self.parameters:
+            attributes = vars(module)  # `hasattr` of a peft wrapper also finds attributes of the module inside it
+            attributes.pop("max_batch_len", None)
+            if "activations" in attributes:
+                attributes["activations"] = []
+        parameters: Iterable[Any] = (parameter for _, parameter in self.parameters)
+        for parameter in parameters:
             parameter.grad = parameter.grad_sample = None
             parameter._forward_counter = 0
             if hasattr(parameter, "_current_grad_sample"):

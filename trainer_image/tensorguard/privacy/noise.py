@@ -1,19 +1,20 @@
 """Discrete Gaussian noise on the integer grid.
 
-`DiscreteGaussian(sigma)` draws integers x with probability proportional to e^{-x²/2σ²}, from a secret stream, as
-integer table look-ups. How far its distribution is from the true one is *computed* when it is made (`total_variation`,
-at most 2^-80 a draw), never hoped:
+`DiscreteGaussian(sigma)` draws integers x with probability proportional to e^{-x²/2σ²} from a secret stream, by integer
+table look-ups. The distance of its distribution from the exact one is *computed* at construction (`total_variation`, at
+most 2^-80 per draw), not assumed:
 
-- A **table** holds the probabilities of −12σ..12σ as integers that add up to exactly 2^m·2^112, worked out with 192-bit
-  fixed point arithmetic, in the form of an alias table (Walker 1977; Vose 1991) of 2^m columns. A draw takes one 64-bit
-  word: m bits name the column, the rest are compared with the column's 112-bit threshold, and in the one case in
-  2^(64−m) where they do not decide, 128 more do.
+- A **table** holds the probabilities of −12σ..12σ as integers that add up to exactly 2^m·2^112, computed with 192-bit
+  fixed-point arithmetic. Its form is an alias table (Walker 1977; Vose 1991) of 2^m columns. A draw takes one 64-bit
+  word: m bits select the column, and the rest are compared with the column's 112-bit threshold. In one case in 2^(64−m)
+  they are equal to the threshold's first bits, and 128 more bits decide.
 - A large σ is the sum x₁ + j·x₂ of two small ones with σ₁ = 2j, σ² = σ₁² + j²σ₂² and j ≈ √(σ/2), so that both tables
-  stay in the cache. By Poisson summation the sum's probabilities differ from the true ones by a factor within 1 ±
-  2Σ_{i≥1} e^{-2π²τ²i²/j²}, τ² = σ₁²j²σ₂²/σ² (Micciancio, Walter 2017, convolution over Z): below 2^-110 for σ₁ = 2j.
+  stay in the cache. By Poisson summation, the probabilities of the sum differ from the exact ones by a factor within
+  1 ± 2Σ_{i≥1} e^{-2π²τ²i²/j²}, τ² = σ₁²j²σ₂²/σ² (Micciancio, Walter 2017, convolution over Z). This is below 2^-110 for
+  σ₁ = 2j.
 
-`rint(normal)` is not this distribution, and a float sampler's low bits are not what its density says (Mironov 2012).
-The reference that the tests hold this against is the exact sampler of Canonne, Kamath and Steinke (2020).
+`rint(normal)` is not this distribution, and the low bits of a float sampler do not follow its density (Mironov 2012).
+The tests compare with the exact sampler of Canonne, Kamath and Steinke (2020).
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ MAX_TOTAL_VARIATION = 2.0**-80
 _THRESHOLD_BITS = 112
 _FIXED = 192
 _TAIL = 12
-"""Tables end at 12σ: what lies beyond has probability below 2^-103."""
+"""Tables end at 12σ: the probability of larger values is below 2^-103."""
 _DIRECT_SIGMA = 1024.0
-"""Up to here one table of at most 2^15 columns serves."""
+"""Up to this σ, one table of at most 2^15 columns is enough."""
 
 
 class DiscreteGaussian:
@@ -40,7 +41,7 @@ class DiscreteGaussian:
     def __init__(self, sigma: float) -> None:
         """Args: sigma: σ ≥ 1, in grid steps."""
         if not sigma >= 1.0:
-            raise ValueError(f"the noise's standard deviation must be at least one grid step, not {sigma}")
+            raise ValueError(f"the standard deviation of the noise must be at least one grid step, not {sigma}")
         self.sigma = sigma
         if sigma <= _DIRECT_SIGMA:
             self._stretch = 0
@@ -55,7 +56,10 @@ class DiscreteGaussian:
                 fine, coarse, self._stretch
             )
         if self.total_variation > MAX_TOTAL_VARIATION:
-            raise ValueError(f"a noise sampler of σ = {sigma} grid steps is too far from the discrete Gaussian")
+            raise ValueError(
+                f"the noise sampler of σ = {sigma} grid steps is too far from the discrete Gaussian: "
+                f"{self.total_variation:.1e} per draw"
+            )
 
     def draw(self, count: int, stream: SecretStream) -> np.ndarray:
         """`count` independent draws, int64 [count]."""
@@ -69,10 +73,10 @@ class DiscreteGaussian:
 
 
 def convolution_distance(fine: Fraction, coarse: Fraction, stretch: int) -> float:
-    """Total variation between x₁ + j·x₂, x₁ ~ N_Z(0, `fine`), x₂ ~ N_Z(0, `coarse`), and N_Z(0, fine + j²·coarse),
-    bounded from above.
+    """An upper bound of the total variation between x₁ + j·x₂, x₁ ~ N_Z(0, `fine`), x₂ ~ N_Z(0, `coarse`), and
+    N_Z(0, fine + j²·coarse), where j is `stretch`.
 
-    With ε = 2Σ_{i≥1} e^{-2π²(τ/j)²i²} every probability is the true one times a factor in [(1−ε)/(1+ε), (1+ε)/(1−ε)].
+    With ε = 2Σ_{i≥1} e^{-2π²(τ/j)²i²} every probability is the exact one times a factor in [(1−ε)/(1+ε), (1+ε)/(1−ε)].
     """
     ratio = float(fine * coarse / (fine + stretch**2 * coarse))  # (τ/j)²
     epsilon = 2.0 * sum(math.exp(-2 * math.pi**2 * ratio * i * i) for i in (1, 2, 3)) * (1 + 1e-9)
@@ -91,7 +95,7 @@ class _Table:
         masses = _apportion(weights, (1 << self._bits) << _THRESHOLD_BITS)
         self.total_variation = self._distance(weights, masses, variance, reach)
         threshold, self._alias = _vose(masses, self._bits)
-        # The first bits of each threshold are compared in numpy; the rest only where those are equal.
+        # numpy compares the first bits of each threshold. The other bits are compared only when those are equal.
         self._first_bits = 64 - self._bits
         self._rest_bits = _THRESHOLD_BITS - self._first_bits
         self._first = np.array([value >> self._rest_bits for value in threshold], dtype=np.uint64)
@@ -105,15 +109,15 @@ class _Table:
         value = np.where(words < first, column, self._alias[column])
         for index in np.flatnonzero(words == first):
             rest = int.from_bytes(stream.bytes(16), "little") >> (128 - self._rest_bits)
-            here = int(column[index])
-            keeps = rest < self._threshold[here] & ((1 << self._rest_bits) - 1)
-            value[index] = here if keeps else self._alias[here]
+            current = int(column[index])
+            keeps = rest < self._threshold[current] & ((1 << self._rest_bits) - 1)
+            value[index] = current if keeps else self._alias[current]
         value -= self._offset
         return value
 
     def _distance(self, weights: list[int], masses: list[int], variance: Fraction, reach: int) -> float:
-        """Total variation from the true distribution: the cut tails, the fixed-point weights, and the apportioning,
-        each bounded.
+        """An upper bound of the total variation from the exact distribution: the sum of the bounds for the cut tails,
+        the fixed-point weights and the apportioning.
         """
         sigma = math.sqrt(variance)
         # P[|x| > reach] for N_Z(0, σ²) is below the continuous tail's 2·e^{-reach²/2σ²} (Canonne, Kamath, Steinke,
@@ -129,7 +133,7 @@ class _Table:
 def _weights(variance: Fraction, reach: int) -> list[int]:
     """e^{-x²/2σ²}·2^192 for x = 0..reach, each within 2·reach² units of the last place.
 
-    With g = e^{-1/2σ²}: w(x+1) = w(x)·g^{2x+1}, two multiplications for each x and no exponential but one.
+    With g = e^{-1/2σ²}: w(x+1) = w(x)·g^{2x+1}, which takes two multiplications for each x and only one exponential.
     """
     extra = _FIXED + 64  # the products' truncation errors stay below the last kept place
     g = _exp_minus(1 / (2 * variance), extra)
@@ -154,8 +158,8 @@ def _exp_minus(x: Fraction, bits: int) -> int:
 
 
 def _apportion(weights: list[int], scale: int) -> list[int]:
-    """`weights` in whole numbers that add up to exactly `scale`, each within one of its share but the largest, which
-    takes the rest.
+    """`weights` scaled to integers that add up to exactly `scale`. Each is within one of its exact share, except the
+    largest, which receives the rest.
     """
     total = sum(weights)
     masses = [weight * scale // total for weight in weights]
@@ -164,8 +168,8 @@ def _apportion(weights: list[int], scale: int) -> list[int]:
 
 
 def _vose(masses: list[int], bits: int) -> tuple[list[int], np.ndarray]:
-    """Columns of height 2^112 that hold `masses` exactly: for each its own part (threshold) and who has the remainder
-    (alias).
+    """Columns of height 2^112 that hold `masses` exactly: for each column, the height of its own value (threshold) and
+    the value that has the remainder (alias).
     """
     height, columns = 1 << _THRESHOLD_BITS, 1 << bits
     remaining = masses + [0] * (columns - len(masses))

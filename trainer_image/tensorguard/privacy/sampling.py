@@ -1,12 +1,12 @@
-"""Poisson sampling of units: who joins a step.
+"""Poisson sampling of units: selects the units that join a step.
 
-Every unit of the shard joins independently with probability q, and a unit that joins brings all its records. A draw may
-be empty: the step is taken, noised and charged all the same. Local Poisson draws over a fixed partition are a global
-Poisson draw, so workers need not agree on anything but the step's number.
+Every unit of the shard joins independently with probability q, with all its records. A draw may be empty: the step is
+still taken, noised and charged. Local Poisson draws over a fixed partition are together a global Poisson draw, so
+workers only have to agree on the step number.
 
-Each unit costs one 64-bit word of the secret stream, compared with ⌊q·2^64⌋: inclusion is exactly
-Bernoulli(⌊q·2^64⌋/2^64) ≤ q, with no floating point between the claim and the draw (docs/decisions/0001). A million
-units take two milliseconds.
+Each unit takes one 64-bit word of the secret stream, which is compared with ⌊q·2^64⌋. Inclusion is exactly
+Bernoulli(⌊q·2^64⌋/2^64) ≤ q, with no floating-point number between the claim and the draw (docs/decisions/0001). A
+million units take two milliseconds.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _WORDS_AT_ONCE = 1 << 20
 class PoissonSampler:
     """Draws units of one shard.
 
-    Formal guarantee: draws are independent over units, steps and workers, each unit's inclusion probability is at most
-    `sample_rate` and less than it by under 2^-64, provided that the stream is secret and used for nothing else.
+    Formal guarantee: draws are independent over units, steps and workers. The inclusion probability of each unit is at
+    most `sample_rate`, and smaller by less than 2^-64. Assumed: the stream is secret and is used for nothing else.
     """
 
     def __init__(self, units: int, sample_rate: str, stream: SecretStream) -> None:
-        """Args: units: how many units the shard has; sample_rate: q as the decimal string that is accounted; stream:
-        for sampling only.
+        """Args: units: number of units in the shard; sample_rate: q, as the decimal string that the accountant uses;
+        stream: used only for sampling.
         """
         self._units = units
         self._threshold = int(Fraction(sample_rate) * 2**64)

@@ -1,8 +1,8 @@
-"""Secret randomness: everything that a privacy claim rests on is drawn here.
+"""Secret randomness: the source of every random number that the privacy claim rests on.
 
-Each worker makes one `SecretStream` from the operating system's entropy at its start and derives one stream from it for
-each purpose: sampling, noise, rounding, dropout. Nothing is seeded by a manifest, by `torch.manual_seed` or by another
-rank, and no key is ever written to a checkpoint, so a run that is restarted draws afresh.
+At its start each worker creates one `SecretStream` from the entropy of the operating system. It derives from it one
+stream for each purpose: sampling, noise, rounding, dropout. No seed comes from a manifest, from `torch.manual_seed` or
+from another rank. No key is ever written to a checkpoint, so a restarted run draws new random numbers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 
 class SecretStream:
-    """An AES-256-CTR key stream, read in order. Its bytes are indistinguishable from uniform ones to whoever lacks the
-    key.
+    """An AES-256-CTR key stream, read in order. To an adversary who lacks the key, its bytes are indistinguishable from
+    uniform bytes.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Args: key: 32 bytes; from the operating system's entropy when absent (tests give one, nothing else does)."""
+        """Args: key: 32 bytes; from the entropy of the operating system if absent. Only tests and `derive` pass one."""
         self._key = os.urandom(32) if key is None else key
         if len(self._key) != 32:
-            raise ValueError("a stream's key has 32 bytes")
+            raise ValueError(f"the key of a stream must have 32 bytes, not {len(self._key)}")
         self._cipher = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
 
     def derive(self, purpose: str) -> SecretStream:
@@ -36,7 +36,7 @@ class SecretStream:
 
     def bytes(self, count: int) -> bytearray:
         """The next `count` bytes."""
-        # The output buffer needs a block's slack, though CTR writes only `count` bytes.
+        # The output buffer must be one block longer, although CTR mode writes only `count` bytes.
         out = bytearray(count + 15)
         written = self._cipher.update_into(bytes(count), out)
         del out[written:]
@@ -47,16 +47,15 @@ class SecretStream:
         return np.frombuffer(self.bytes(8 * count), dtype=np.uint64)
 
     def keyed_seeds(self) -> KeyedSeeds:
-        """A new family of seeds, keyed by the next 32 bytes."""
+        """A new family of seeds; the next 32 bytes are its key."""
         return KeyedSeeds(bytes(self.bytes(32)))
 
 
 class KeyedSeeds:
-    """A seed for each record of one step: a pseudorandom function of (unit, record), so that no record's seed depends
-    on who else joined.
+    """A seed for each record of one step: a pseudorandom function of (unit, record). The seed of a record does not
+    depend on the other units that joined.
 
-    The seeds are for generators that need no secrecy of their own (dropout, rounding): what they must be is
-    independent.
+    The seeds are for generators whose output must be independent but need not be secret (dropout, rounding).
     """
 
     def __init__(self, key: bytes) -> None:
