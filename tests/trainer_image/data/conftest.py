@@ -1,4 +1,4 @@
-"""What the tests of `tensorguard.data` share: specs, tokenizers made on the spot, and one small Ray cluster."""
+"""Shared by the tests of `tensorguard.data`: specs, small tokenizers, and one small Ray cluster."""
 
 import os
 
@@ -43,7 +43,7 @@ CHATML = (
 
 @pytest.fixture
 def make_spec():
-    """A job's spec from the parts that matter to data; kind is a task's set of columns."""
+    """A job's spec from the parts that concern data."""
 
     def make(columns, unit=None, max_length=32, labels=None, label_names=(), chat_template=None, **dataset):
         model = {"name": "tiny"}
@@ -96,7 +96,7 @@ def make_tokenizer():
 
 @pytest.fixture(scope="session")
 def chatml():
-    """The ChatML template: earlier turns stay as they are."""
+    """The ChatML template: it leaves earlier turns unchanged."""
     return CHATML
 
 
@@ -111,7 +111,7 @@ def minilm():
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A Ray cluster of two CPUs, shared with whichever test of this process started one first."""
+    """A Ray cluster of two CPUs, shared by all tests of this process."""
     import ray
 
     from tensorguard.data.read import silence_ray_data

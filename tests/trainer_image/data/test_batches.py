@@ -1,4 +1,4 @@
-"""Micro-batches: shapes that depend on a unit alone, whole units, and dummies that mean nothing."""
+"""Micro-batches: shapes that depend on a unit alone, complete units, and dummy rows without effect."""
 
 from collections import Counter
 

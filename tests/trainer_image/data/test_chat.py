@@ -1,4 +1,4 @@
-"""Conversations: where the assistant speaks, with templates that behave and templates that do not."""
+"""Conversations: the ranges of the assistant's turns, with suitable and unsuitable templates."""
 
 import json
 
@@ -9,7 +9,7 @@ from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 
 MESSAGES = {"messages": "m"}
-# the last assistant turn gets a "tool" mark that it loses once another turn follows, as Qwen 3 does with reasoning
+# The last assistant turn gets a "tool" mark, and loses it when another turn follows, as Qwen 3 does with reasoning.
 REWRITES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if loop.last and m.role == 'assistant' %}tool {% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -20,10 +20,10 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant :{% endif %}"
 )
 STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('starts with a user') }}{% endif %}"
-COUNTS = "{{ messages | length }}" + PLAIN  # no beginning's rendering is the beginning of the whole's
+COUNTS = "{{ messages | length }}" + PLAIN  # the rendering of the first turns is never a prefix of the whole
 
 
-def say(*turns):
+def chat(*turns):
     roles = ["user", "assistant"] * len(turns)
     return [{"role": role, "content": content} for role, content in zip(roles, turns)]
 
@@ -35,7 +35,7 @@ def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
         found = encode({"messages": list(conversations), **more})
         return [
             example and " ".join(
-                tokenizer.convert_ids_to_tokens([t for t, yes in zip(example.input_ids, example.target) if yes])
+                tokenizer.convert_ids_to_tokens([t for t, kept in zip(example.input_ids, example.target) if kept])
             )
             for example in found
         ]  # fmt: skip
@@ -43,39 +43,41 @@ def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
     return learned
 
 
-def test_every_assistant_turn_is_learned_with_its_end_token(make_tokenizer, chatml):
+def test_every_assistant_turn_kept_with_its_end_token(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml))
-    assert learned(say("hello", "good morning", "how are you ?", "fine")) == ["good morning <|im_end|> fine <|im_end|>"]
-    assert learned(say("hello", "good", "a b")) == ["good <|im_end|>"]
-    assert learned(say("hello")) == [""]
+    assert learned(chat("hello", "good morning", "how are you ?", "fine")) == [
+        "good morning <|im_end|> fine <|im_end|>"
+    ]
+    assert learned(chat("hello", "good", "a b")) == ["good <|im_end|>"]
+    assert learned(chat("hello")) == [""]
 
 
 def test_turn_may_end_where_the_next_starts(make_tokenizer, chatml):
     tight = chatml.replace("<|im_end|>\n", "<|im_end|>")
     assert tight != chatml
     learned = encode_with(make_tokenizer(template=tight))
-    assert learned(say("a", "b", "c", "d")) == ["b <|im_end|> d <|im_end|>"]
+    assert learned(chat("a", "b", "c", "d")) == ["b <|im_end|> d <|im_end|>"]
 
 
 def test_loss_on_all_learns_every_turn(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml), loss_on="All")
-    assert learned(say("a", "b")) == ["user a <|im_end|> <|im_start|> assistant b <|im_end|>"]
+    assert learned(chat("a", "b")) == ["user a <|im_end|> <|im_start|> assistant b <|im_end|>"]
 
 
 def test_rewritten_turn_carries_no_loss(make_tokenizer):
     learned = encode_with(make_tokenizer(template=REWRITES))
-    assert learned(say("a", "b", "c", "d"), say("a", "b")) == ["tool d <|im_end|>", "tool b <|im_end|>"]
+    assert learned(chat("a", "b", "c", "d"), chat("a", "b")) == ["tool d <|im_end|>", "tool b <|im_end|>"]
 
 
 def test_manifests_template_is_used_and_completed_with_an_end_token(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml), chat_template=PLAIN)
-    assert learned(say("a", "b"), say("a", "b", "c")) == ["b </s>", "b"]
+    assert learned(chat("a", "b"), chat("a", "b", "c")) == ["b </s>", "b"]
 
 
 def test_messages_as_json_text_and_with_nulls_of_arrow(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml + "{% if messages[0].name is defined %}<s>{% endif %}"))
-    with_nulls = [{**message, "name": None} for message in say("a", "b")]
-    assert learned(json.dumps(say("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
+    with_nulls = [{**message, "name": None} for message in chat("a", "b")]
+    assert learned(json.dumps(chat("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
 
 
 def test_tools_are_passed_to_the_template(make_tokenizer, chatml):
@@ -83,7 +85,7 @@ def test_tools_are_passed_to_the_template(make_tokenizer, chatml):
     columns = {"messages": "m", "tools": "t"}
     learned = encode_with(make_tokenizer(template=template), loss_on="All", columns=columns)
     tools = [[{"name": "three"}], None, '[{"name": "two"}]']
-    found = learned(*[say("a", "b")] * 3, tools=tools)
+    found = learned(*[chat("a", "b")] * 3, tools=tools)
     assert [text.split(" <|im_start|> user")[0].split(" <|im_end|>")[0] for text in found] == [
         "tool three",
         "user a",
@@ -102,13 +104,13 @@ def test_malformed_conversation_drops_only_itself(make_tokenizer, chatml):
         [{"content": "no role"}],
         [{"role": "system", "content": "refused by the template"}],
     ]
-    assert learned(say("a", "b"), *odd, say("a", "c")) == ["b <|im_end|>", *[None] * 7, "c <|im_end|>"]
+    assert learned(chat("a", "b"), *odd, chat("a", "c")) == ["b <|im_end|>", *[None] * 7, "c <|im_end|>"]
 
 
 def test_long_conversation_is_truncated_or_dropped(make_tokenizer, chatml):
     tokenizer = make_tokenizer(template=chatml)
-    assert encode_with(tokenizer, max_length=7)(say("a", "b c d")) == ["b"]
-    assert encode_with(tokenizer, max_length=7, truncate=False)(say("a", "b c d")) == [None]
+    assert encode_with(tokenizer, max_length=7)(chat("a", "b c d")) == ["b"]
+    assert encode_with(tokenizer, max_length=7, truncate=False)(chat("a", "b c d")) == [None]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Listing and reading, without Ray: every format, its quirks, and the sentences that refuse a data set."""
+"""Listing and reading without Ray: every format and its special cases, and the errors that refuse a data set."""
 
 import datetime
 import gzip
@@ -148,7 +148,7 @@ def test_missing_column_error_names_the_nearest_column(tmp_path):
 
 
 def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
-    """A file without a header row, and records whose keys are data: the first record is no news for a status."""
+    """A file without a header row, and records whose keys are data: the first record must not appear in a status."""
     for name in ("d.csv", "d.tsv"):
         (tmp_path / name).write_text(
             "Jane Doe has HIV,1,text: HIV\nx,0,y\n".replace(",", "," if "csv" in name else "\t")
@@ -166,7 +166,7 @@ def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
 
 
 def test_user_id_is_the_same_in_every_format(tmp_path):
-    """pandas writes 7 as 7.0 where another record of the file lacks its id."""
+    """pandas writes 7 as 7.0 if another record of the file has no id."""
     ids = pd.DataFrame({"u": [7, None], "x": "x"})
     ids.to_csv(tmp_path / "a.csv", index=False)
     ids.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
@@ -245,7 +245,7 @@ def test_error_of_a_corrupt_file_reveals_no_content(tmp_path):
         ("text", pa.int64(), False),
         ("completion", pa.list_(pa.string()), False),
         ("label", pa.int8(), True),
-        ("label", pa.float64(), True),  # pandas makes integers with gaps floats
+        ("label", pa.float64(), True),  # pandas converts integers with gaps to floats
         ("label", pa.list_(pa.int64()), False),
         ("label", pa.date32(), False),
         ("messages", pa.list_(pa.struct({"role": pa.string()})), True),
@@ -279,7 +279,7 @@ def test_object_storage_gets_endpoint_and_region():
     client = {"endpoint_url": "https://minio.clinic:9000", "region_name": "eu-1"}
     protocol, options = filesystem_options("s3://bucket/d.csv", storage)
     assert (protocol, options["client_kwargs"]) == ("s3", client)
-    assert options["config_kwargs"]["read_timeout"] < 60, "what is not answered must end, to be tried again"
+    assert options["config_kwargs"]["read_timeout"] < 60, "a request without an answer must end, so that it is repeated"
     assert "client_kwargs" not in filesystem_options("s3://bucket/d.csv", Storage())[1]
     assert filesystem_options("hf://datasets/a/b", storage) == ("hf", {})
     assert filesystem_options("a/b.csv", storage) == ("file", {})

@@ -1,4 +1,4 @@
-"""A pod that prepares for itself comes to the file that a preparation for all would have made for its rank."""
+"""A pod that prepares its own shard makes the same file as a preparation for all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
-    """Sixty records of eleven users; one cannot be used."""
+    """Sixty usable records of eleven users, and one unusable record."""
     return [{"t": f"{TEXTS[i % 8]} {TEXTS[i // 8]}", "u": i % 11} for i in range(60)] + [{"t": None, "u": 3}]
 
 
@@ -48,11 +48,11 @@ def test_each_rank_makes_the_same_shard_as_a_preparation_for_all(
     ]
     units = 0
     for rank in range(WORKERS):
-        own = prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
+        made = prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
         batch, total = merge([parts[rank] for parts in for_all], spec.dataset.unit.max_examples_per_unit)
-        mapped = Shard.open(own.shard)
+        mapped = Shard.open(made.shard)
         assert mapped._batch.equals(batch)
-        assert (own.total, own.empty) == (total, False)
+        assert (made.total, made.empty) == (total, False)
         units += len(mapped)
     assert units == (11 if unit else 60)
     assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700
@@ -86,8 +86,8 @@ def test_rank_without_a_unit_has_an_empty_shard(make_spec: Any, make_tokenizer: 
         )
         for rank in range(2)
     ]
-    assert sorted(own.empty for own in found) == [False, True]
-    assert sorted(len(Shard.open(own.shard)) for own in found) == [0, 1]
+    assert sorted(made.empty for made in found) == [False, True]
+    assert sorted(len(Shard.open(made.shard)) for made in found) == [0, 1]
 
 
 def test_evaluation_set_is_complete_and_ordered_on_each_rank(

@@ -1,4 +1,4 @@
-"""The whole way on a real Ray cluster: from files and from memory to shards, through a crash, without a trace."""
+"""Preparation on a real Ray cluster: from files and from memory to shards, with a crash, without a trace in logs."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Who goes where, without Ray: keyed names, splitting and merging, under every order and with any neighbour."""
+"""Partitioning without Ray: keys, splitting and merging, in every order of rows and with any other records."""
 
 from collections import Counter
 from decimal import Decimal
@@ -25,7 +25,7 @@ records = st.lists(st.tuples(texts, users), max_size=12)
 
 
 def letters(values):
-    """A stand-in for a tokenizer: one token for each letter, and nothing for a text with a "z"."""
+    """A fake tokenizer: one token for each letter, and None for a text with a "z"."""
     return [None if "z" in t else Example([ord(c) for c in t], [1] * len(t)) for t in values["text"]]
 
 
@@ -38,7 +38,7 @@ def split(rows, workers=WORKERS, columns=COLUMNS, key=KEY):
 
 
 def shards(rows, limit=None, batches=1, **options):
-    """Each worker's units, each a tuple of its records' texts, after a whole preparation; and the digest."""
+    """Each worker's units after a complete preparation, each a tuple of its records' texts; and the digest."""
     parts = [split(rows[i::batches], **options) for i in range(batches)]
     merged = [merge([part[w] for part in parts], limit) for w in range(len(parts[0]))]
     found = []
@@ -61,13 +61,13 @@ def test_added_record_changes_only_its_own_unit(rows, extra):
     text, user = extra
     before, after = shards(rows)[0], shards([*rows, extra])[0]
     for old, new in zip(before, after):
-        gone, came = Counter(old) - Counter(new), Counter(new) - Counter(old)
+        removed, added = Counter(old) - Counter(new), Counter(new) - Counter(old)
         if user is None:
-            assert (gone, came) in [(Counter(), Counter()), (Counter(), Counter([(text,)]))]
+            assert (removed, added) in [(Counter(), Counter()), (Counter(), Counter([(text,)]))]
         else:
-            assert gone.total() <= 1 and came.total() <= 1
-            hers = sorted(t for t, u in [*rows, extra] if u == user)
-            assert all(sorted(unit) == hers for unit in came)
+            assert removed.total() <= 1 and added.total() <= 1
+            texts_of_user = sorted(t for t, u in [*rows, extra] if u == user)
+            assert all(sorted(unit) == texts_of_user for unit in added)
     assert sum(map(len, after)) - sum(map(len, before)) in (0, 1)
 
 
@@ -90,10 +90,10 @@ def test_example_rows_are_units_and_equal_rows_share_a_shard(rows):
 
 @given(st.lists(texts, min_size=1, max_size=8), st.integers(1, 3))
 @settings(max_examples=40)
-def test_limit_keeps_the_same_records_whatever_other_users_exist(hers, limit):
-    rows = [(t, "1") for t in hers]
+def test_limit_keeps_the_same_records_whatever_other_users_exist(user_texts, limit):
+    rows = [(t, "1") for t in user_texts]
     [kept] = [unit for shard in shards(rows, limit=limit)[0] for unit in shard]
-    smallest = sorted(hers, key=lambda t: keys.record_key(KEY, keys.content_of([t, "1"])))[:limit]
+    smallest = sorted(user_texts, key=lambda t: keys.record_key(KEY, keys.content_of([t, "1"])))[:limit]
     assert list(kept) == smallest
     with_others = shards([*rows, ("a", "2"), ("b", None)], limit=limit)[0]
     assert kept in [unit for shard in with_others for unit in shard]
@@ -104,14 +104,14 @@ def test_dropped_records_are_neither_in_a_shard_nor_in_the_digest():
 
 
 def test_record_that_makes_a_library_raise_drops_only_itself():
-    def brittle(values):
+    def failing(values):
         if any("b" in t for t in values["text"]):
             raise RuntimeError("a secret")
         return letters(values)
 
     table = pa.table({"t": ["a", "b", "c"]})
     [part] = split_by_unit(
-        table, columns={"text": "t"}, tokenise=Tokeniser(brittle, Target.LEARNED_TOKENS), key=KEY, workers=1
+        table, columns={"text": "t"}, tokenise=Tokeniser(failing, Target.LEARNED_TOKENS), key=KEY, workers=1
     )
     assert sorted(part.column("input_ids").to_pylist()) == [[ord("a")], [ord("c")]]
 
@@ -121,14 +121,14 @@ def test_text_that_is_not_utf8_drops_only_itself():
     [part] = split_by_unit(
         pa.table({"t": broken}),
         columns={"text": "t"},
-        tokenise=Tokeniser(tokeniser_of_none, Target.LEARNED_TOKENS),
+        tokenise=Tokeniser(letters_or_none, Target.LEARNED_TOKENS),
         key=KEY,
         workers=1,
     )
     assert part.column("input_ids").to_pylist() == [[ord("a")]]
 
 
-def tokeniser_of_none(values):
+def letters_or_none(values):
     return [Example([ord(c) for c in t], [1] * len(t)) if t else None for t in values["text"]]
 
 
@@ -177,9 +177,9 @@ def test_ids_of_different_types_are_one_user():
 
 @given(st.integers() | st.floats(allow_nan=False) | st.decimals(allow_nan=False) | st.text())
 def test_user_id_is_stable_after_writing_and_reading(value):
-    name = keys.user_of(value)
-    assert name == keys.user_of(str(value))
-    assert name is None or name == keys.user_of(name) == keys.user_of(f" {name.decode()} ")
+    user = keys.user_of(value)
+    assert user == keys.user_of(str(value))
+    assert user is None or user == keys.user_of(user) == keys.user_of(f" {user.decode()} ")
 
 
 def test_ids_that_python_cannot_hold_are_one_unit():
@@ -193,7 +193,7 @@ def test_ids_that_python_cannot_hold_are_one_unit():
 
 
 def test_keys_equal_known_values():
-    """Names decide the shards of a resumed job, so they never change. (Reference values: openssl dgst -hmac.)"""
+    """Keys decide the shards of a resumed job, so they never change. (Reference values: openssl dgst -hmac.)"""
     content = keys.content_of(["é", {"b": 1, "a": None}])
     assert content == '["é",{"a":null,"b":1}]'.encode()
     unit = keys.unit_key(KEY, user=None, content=content)

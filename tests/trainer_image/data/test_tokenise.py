@@ -1,4 +1,4 @@
-"""Records to tokens: what is learned, what is dropped, and that nothing depends on a neighbour."""
+"""Records to tokens: what is learned, what is dropped, and that nothing depends on other records."""
 
 import pickle
 
@@ -19,7 +19,7 @@ def words(tokenizer, ids):
 
 
 def learned(tokenizer, example):
-    return words(tokenizer, [token for token, yes in zip(example.input_ids, example.target) if yes])
+    return words(tokenizer, [token for token, is_learned in zip(example.input_ids, example.target) if is_learned])
 
 
 def test_recipe_resolves_the_default_loss(make_spec):
