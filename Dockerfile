@@ -1,18 +1,18 @@
 # syntax=docker/dockerfile:1
-# Two images of one release, each with the pinned packages of its file in requirements/ and this project:
+# Two images of one release, each with this project and the pinned packages of a file in requirements/:
 #
-#   operator   what the chart's Deployment runs; without torch or Ray
-#   trainer    what Ray's head and workers run
+#   operator   for the chart's Deployment; without torch and Ray
+#   trainer    for the Ray head and workers
 #
 # `make images` builds both with docker, podman or buildah.
 #
 # BASE_IMAGE is any image with Python 3.11 or newer, its venv module and bash. A site's own certificates can be mounted
-# over /etc/ssl/certs during the build: uv is told to use them. Nothing that builds is left in an image: uv lives in the
-# cache that is mounted while packages are installed, without copies of them, which would be as large as the image.
-# Bytecode is compiled then, since the user who runs it may not write there.
+# over /etc/ssl/certs during the build; uv uses them. No build tool stays in an image: uv is installed into the cache
+# mount. uv keeps no copies of packages there, because they would be as large as the image. Bytecode is compiled during
+# the build, because the image's user cannot write to the packages' folder.
 #
-# The same sources make the same layers, where the builder fixes their times (scripts/images): bytecode is checked by
-# hash, and uv's note of when it saw the sources is taken out.
+# The same sources produce the same layers if the builder sets a fixed time (scripts/images). For this, Python checks
+# bytecode by hash instead of time, and uv's record of the sources' time is deleted.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS base
@@ -24,15 +24,15 @@ ENV VIRTUAL_ENV=/opt/tensafe \
     UV_NO_CACHE=1 \
     UV_COMPILE_BYTECODE=1 \
     PYC_INVALIDATION_MODE=UNCHECKED_HASH
-# KubeRay starts its processes through /bin/bash; the user has a home, where Ray and Hugging Face keep their caches.
+# KubeRay starts processes with /bin/bash. The user has a home folder for the caches of Ray and Hugging Face.
 RUN echo 'tensafe:x:1000:1000::/home/tensafe:/bin/bash' >> /etc/passwd && \
     echo 'tensafe:x:1000:' >> /etc/group && \
     install -d -o 1000 -g 1000 /home/tensafe && \
     python3 -m venv --without-pip "$VIRTUAL_ENV"
 WORKDIR /home/tensafe
 
-# Packages first, the project after them: a change of the code then rebuilds only the last layer. One of README.md
-# rebuilds nothing: the package is to have one, and in an image nobody reads it.
+# The packages come first and the project after them, so that a change of the code rebuilds only the last layer. A
+# change of README.md rebuilds nothing: the package's build needs a README.md, and an empty one is enough.
 FROM base AS operator
 COPY requirements/operator.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \
@@ -53,8 +53,8 @@ LABEL org.opencontainers.image.title="TenSafe operator" \
 USER 1000:1000
 CMD ["python", "-m", "tensafe_operator"]
 
-# CUDA's libraries are half of the image, and change with torch alone: with a layer of their own they are pulled, and
-# room is made for them, apart from the rest.
+# CUDA's libraries are half of the image and change only with torch. A separate layer for them is pulled and stored
+# independently of the rest.
 FROM base AS trainer
 COPY requirements/trainer.txt /tmp/requirements.txt
 RUN --mount=type=cache,target=/root/.cache \

@@ -1,6 +1,6 @@
 """A real control plane for tests that are marked `cluster`, and a namespace for each of them.
 
-No limit of time is put on an example of Hypothesis: a machine may stand still for a while.
+Hypothesis has no deadline for an example, because a virtual machine may pause for a while.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("patient")
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane of this test process, with our CRDs and policies, and the roles of the chart."""
+    """A control plane of this test process, with TenSafe's CRDs and policies, and the roles of the chart."""
     plane = ControlPlane(tmp_path_factory.mktemp("control-plane"))
     try:
         plane.start()
@@ -38,7 +38,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> str:
-    """A namespace of the test's own, with its default service account."""
+    """A new namespace for the test, with its default service account."""
     name = f"clinic-{next(_NUMBERS)}"
     control_plane.kubectl("create", "namespace", name)
     return name

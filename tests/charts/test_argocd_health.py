@@ -142,7 +142,7 @@ def test_action_changes_suspend_and_nothing_else(
 
 
 def test_config_map_matches_the_lua_files() -> None:
-    assert CONFIG_MAP.read_text() == config_map(), "generate it again: python e2e/platform/fixtures/argocd.py"
+    assert CONFIG_MAP.read_text() == config_map(), "generate it again: python -m e2e.platform.fixtures.argocd"
     data = yaml.safe_load(CONFIG_MAP.read_text())["data"]
     assert {key.rsplit(".", 1)[0] for key in data} == {
         "resource.customizations.health.tensafe",

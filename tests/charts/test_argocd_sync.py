@@ -18,7 +18,7 @@ import yaml
 from e2e.platform import versions
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes import blocking, statuses
-from e2e.platform.fixtures.argocd import ArgoCD, Repository
+from e2e.platform.fixtures.argocd import ArgoCD, GitRepository
 from e2e.platform.fixtures.ledger_objects import Pod, make_pod
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.operator_process import OperatorProcess
@@ -48,7 +48,7 @@ class Site:
         self.folder = folder
         self.plane = ControlPlane(folder / "plane")
         self.argo = ArgoCD(self.plane, folder / "argocd")
-        self.git = Repository(folder / "git")
+        self.git = GitRepository(folder / "git")
         self._operator: OperatorProcess | None = None
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class Site:
             self._keep()
             return holds(status)
 
-        return self.argo.until(name, so)
+        return self.argo.wait_for_status(name, so)
 
     def _keep(self) -> None:
         if self._operator is not None:

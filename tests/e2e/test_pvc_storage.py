@@ -20,7 +20,7 @@ def test_job_trains_with_pvcs_alone_and_resumes_from_one(team: TeamNamespace, da
     team.copy_model_to_pvc()
     team.create_pvc("records")
     team.create_pvc("adapters")
-    team.start_idle_pod("nurse", claim="records")
+    team.start_idle_pod("nurse", pvc="records")
     for file in ("train.jsonl", "eval.jsonl"):
         team.kubectl("cp", str(data / file), f"nurse:/volume/{file}")
     team.kubectl("delete", "pod", "nurse", "--grace-period=0", "--force")
@@ -41,7 +41,7 @@ def test_job_trains_with_pvcs_alone_and_resumes_from_one(team: TeamNamespace, da
     assert finished["privacy"]["stepsRecharged"] <= EVERY + 1, "it did not resume from the checkpoint on the PVC"
     assert finished["finalModel"]["uri"] == "pvc://adapters/triage/final"
 
-    team.start_idle_pod("reader", claim="adapters")
+    team.start_idle_pod("reader", pvc="adapters")
     team.kubectl("cp", "reader:/volume/triage", str(tmp_path / "triage"))
     files = CheckpointStore(str(tmp_path / "triage")).read("final", finished["finalModel"]["digest"])
     assert "adapter_model.safetensors" in files
