@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.manifests import BAD_INPUT, MINIMAL, changed
+from e2e.platform.fixtures.manifests import INVALID_MANIFESTS, MINIMAL, changed
 from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
@@ -200,7 +200,7 @@ spec:
     ]
 
 
-@pytest.mark.parametrize(("changes", "problem"), BAD_INPUT, ids=str)
+@pytest.mark.parametrize(("changes", "problem"), INVALID_MANIFESTS, ids=str)
 def test_bad_input(changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith) -> None:
     """Each is refused with one sentence, at its own field."""
     with pytest.raises(ManifestError) as refusal:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.manifests import EXAMPLES, MORE_REFUSED, Example
+from e2e.platform.fixtures.manifests import MORE_REJECTED, RULE_EXAMPLES, RuleExample
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resources.base import Block, Rule, block_of
 from tensafe_api.resources.cluster import Cluster
@@ -26,12 +26,12 @@ def all_rules(block: type[Block] = TenSafeTrainingJob) -> Iterator[Rule]:
             yield from all_rules(inner)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.at)
-def test_rule(example: Example, manifest_with: ManifestWith) -> None:
+@pytest.mark.parametrize("example", RULE_EXAMPLES, ids=lambda example: example.field)
+def test_rule(example: RuleExample, manifest_with: ManifestWith) -> None:
     with pytest.raises(ManifestError) as refusal:
-        parse_job(manifest_with(example.refused))
-    assert [str(problem) for problem in refusal.value.problems] == [f"{example.at}: {example.says}"]
-    assert parse_job(manifest_with(example.kept)).kind == "TenSafeTrainingJob"
+        parse_job(manifest_with(example.rejected))
+    assert [str(problem) for problem in refusal.value.problems] == [f"{example.field}: {example.message}"]
+    assert parse_job(manifest_with(example.accepted)).kind == "TenSafeTrainingJob"
 
 
 @pytest.mark.parametrize("uri", ["s3://clinic/claims/eval/", "s3://clinic/claim", "clinic/claims", "/"])
@@ -41,10 +41,10 @@ def test_another_set_may_be_public(uri: str, manifest_with: ManifestWith) -> Non
 
 
 def test_every_rule_has_an_example() -> None:
-    assert {rule.message for rule in all_rules()} == {example.says for example in EXAMPLES}
+    assert {rule.message for rule in all_rules()} == {example.message for example in RULE_EXAMPLES}
 
 
-@pytest.mark.parametrize("changes", MORE_REFUSED, ids=str)
+@pytest.mark.parametrize("changes", MORE_REJECTED, ids=str)
 def test_more_that_is_refused(changes: dict[str, Any], manifest_with: ManifestWith) -> None:
     with pytest.raises(ManifestError):
         parse_job(manifest_with(changes))

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.manifests import BAD_INPUT, EXAMPLES, MINIMAL, MORE_REFUSED, Example, changed
+from e2e.platform.fixtures.manifests import (
+    INVALID_MANIFESTS,
+    MINIMAL,
+    MORE_REJECTED,
+    RULE_EXAMPLES,
+    RuleExample,
+    changed,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -23,20 +30,22 @@ def apply(plane: ControlPlane, manifest: dict[str, Any]) -> str:
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.at)
-def test_rule_refuses_wrong_values_and_accepts_right_ones(example: Example, control_plane: ControlPlane) -> None:
-    error = apply(control_plane, changed(MINIMAL, example.refused))
-    assert example.says in error
-    assert example.at in error
-    assert apply(control_plane, changed(MINIMAL, example.kept)) == ""
+@pytest.mark.parametrize("example", RULE_EXAMPLES, ids=lambda example: example.field)
+def test_rule_refuses_wrong_values_and_accepts_right_ones(example: RuleExample, control_plane: ControlPlane) -> None:
+    error = apply(control_plane, changed(MINIMAL, example.rejected))
+    assert example.message in error
+    assert example.field in error
+    assert apply(control_plane, changed(MINIMAL, example.accepted)) == ""
 
 
-@pytest.mark.parametrize("changes", MORE_REFUSED, ids=str)
+@pytest.mark.parametrize("changes", MORE_REJECTED, ids=str)
 def test_further_wrong_values_are_refused(changes: dict[str, Any], control_plane: ControlPlane) -> None:
     assert apply(control_plane, changed(MINIMAL, changes))
 
 
-@pytest.mark.parametrize(("changes", "sentence"), BAD_INPUT, ids=[str(changes) for changes, _ in BAD_INPUT])
+@pytest.mark.parametrize(
+    ("changes", "sentence"), INVALID_MANIFESTS, ids=[str(changes) for changes, _ in INVALID_MANIFESTS]
+)
 def test_error_of_bad_input_names_its_field(
     changes: dict[str, Any], sentence: str | None, control_plane: ControlPlane
 ) -> None:

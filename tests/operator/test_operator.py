@@ -16,7 +16,7 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.manifests import ARITHMETIC, MINIMAL, changed
+from e2e.platform.fixtures.manifests import MINIMAL, REJECTED_BY_ACCOUNTING, changed
 from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
 from e2e.platform.fixtures.roles import install_roles
@@ -388,7 +388,10 @@ def test_two_operators_by_mistake_create_everything_once(plane: OperatorHarness)
 def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarness) -> None:
     operator = plane.operator(before=LONG_LEASE)
     plane.wait_until(lambda: operator.leading)
-    wrong = [*ARITHMETIC, ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?")]
+    wrong = [
+        *REJECTED_BY_ACCOUNTING,
+        ({"spec.cluster.wokers": 3}, "spec.cluster.wokers: unknown field: did you mean workers?"),
+    ]
     for number, (changes, _) in enumerate(wrong):
         plane.apply(f"wrong-{number}", changes=changes)
     for number, (_, message) in enumerate(wrong):
@@ -403,9 +406,9 @@ def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarne
     assert plane.ray_jobs() == []
     assert plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout == ""
     plane.apply(
-        f"wrong-{len(ARITHMETIC)}", changes={"spec.suspend": False}
+        f"wrong-{len(REJECTED_BY_ACCOUNTING)}", changes={"spec.suspend": False}
     )  # fixed: the applied manifest no longer has the unknown field
-    plane.wait_until(lambda: plane.started(f"wrong-{len(ARITHMETIC)}"))
+    plane.wait_until(lambda: plane.started(f"wrong-{len(REJECTED_BY_ACCOUNTING)}"))
 
 
 def condition(job: dict[str, Any] | None, kind: str) -> dict[str, Any]:
