@@ -169,3 +169,12 @@ def test_times_are_written_and_read_as_kubernetes_does() -> None:
     assert format_time(1e9 + 0.9) == "2001-09-09T01:46:40Z"
     assert parse_time("2001-09-09T01:46:40Z") == parse_time("2001-09-09T03:46:40+02:00") == 1e9
     assert parse_time(None) is parse_time("") is parse_time("yesterday") is None
+
+
+def test_condition_keeps_its_transition_time_while_its_status_stays() -> None:
+    before = condition_of(ConditionType.READY, False, "Training", "", 1e9)
+    unchanged = condition_of(ConditionType.READY, False, "Retrying", "why", 2e9, before=before, generation=2)
+    assert unchanged.last_transition_time == before.last_transition_time
+    assert (unchanged.reason, unchanged.message, unchanged.observed_generation) == ("Retrying", "why", 2)
+    changed = condition_of(ConditionType.READY, True, "Completed", "", 2e9, before=before)
+    assert changed.last_transition_time == format_time(2e9)
