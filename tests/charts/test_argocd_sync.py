@@ -224,7 +224,7 @@ def test_jobs_in_git_from_first_commit_to_removal(site: Site) -> None:
     site.suspend("triage", True)  # the manifest in git has the field now, so its value is restored
     site.until(lambda: site.job("triage")["spec"]["suspend"] is False)
 
-    # A forbidden change is rejected with the message of its rule, and an unknown field is reported. Another commit fixes
+    # A forbidden change is rejected with the message of its rule, and an unknown field is reported. One commit fixes
     # both.
     wrong = {"jobs/triage.json": manifest("triage", spec__lora={"rank": 32})}
     revision = git.commit({**wrong, "jobs/misspelt.json": manifest("misspelt", spec__cluster__wokers=3)})
