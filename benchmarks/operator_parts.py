@@ -151,7 +151,7 @@ class Parts:
         await self._settled()
         log, cpu = self._testbed.request_log(), self._leader.cpu_seconds()
         await asyncio.sleep(IDLE_SECONDS)
-        self._figure("idle", f"writes in {IDLE_SECONDS} s, the Lease aside", log.writes(), "", 0.0)
+        self._figure("idle", f"writes in {IDLE_SECONDS} s, except to the Lease", log.writes(), "", 0.0)
         self._figure("idle", "CPU", 100 * (self._leader.cpu_seconds() - cpu) / IDLE_SECONDS, "% of a core")
 
     async def _restart(self) -> None:
@@ -183,11 +183,13 @@ class Parts:
     async def _failover(self) -> None:
         """The leader is killed during a burst. The other replica takes over, and creates nothing twice."""
         second = self._testbed.start_operator()
-        await self._until("a second operator stands by", second.metrics)
+        await self._until("a second operator answers", second.metrics)
         log = self._testbed.request_log()
         keys = await self._apply("failover", max(10, self._jobs // 10), wait=False)
         before = len(self._times.ray_jobs)
-        await self._until("a third has begun", lambda: len(self._times.ray_jobs) >= before + len(keys) // 3)
+        await self._until(
+            "a third of the jobs have RayJobs", lambda: len(self._times.ray_jobs) >= before + len(keys) // 3
+        )
         self._leader.stop(signal.SIGKILL)
         killed = time.monotonic()
         self._operator = second
@@ -199,11 +201,11 @@ class Parts:
         self._figure("failover", "kill -9 to the new leader's first RayJob", min(after), "s", FAILOVER)
         self._figure("failover", "kill -9 to the last RayJob", max(after), "s")
         await self._settled()
-        made = Counter(
+        created = Counter(
             (each.resource, each.name) for each in log.requests() if (each.verb, each.code) == ("create", 201)
         )
-        twice = sum(count > 1 for count in made.values()) + sum(len(self._times.ray_jobs[key]) != 1 for key in keys)
-        self._figure("failover", "objects made twice", twice, "", 0.0)
+        twice = sum(count > 1 for count in created.values()) + sum(len(self._times.ray_jobs[key]) != 1 for key in keys)
+        self._figure("failover", "objects created twice", twice, "", 0.0)
 
     async def _kuberay(self) -> None:
         """KubeRay's operator alone, from a RayJob to its RayCluster, with the same RayJobs."""
