@@ -78,6 +78,20 @@ def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor)
         self_test(model.model, model.gradients, make)
 
 
+@pytest.mark.parametrize("kind", ["bert", "bert-tags"])
+def test_finds_a_loss_that_is_normalised_over_the_batch(trained, kind):
+    """The number of records (or words) that have a label differs between batches: some rows are dummies."""
+    task = trained(kind).task
+
+    def batch_mean(model, batch):
+        losses = task.losses(forward_logits(model, batch), batch["labels"])
+        return losses / task.learns(batch["labels"]).sum()
+
+    model = trained(kind, loss=batch_mean)
+    with pytest.raises(SelfTestFailed, match="couples the records"):
+        self_test(model.model, model.gradients, model.batch)
+
+
 def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
     tried = []
 

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from tensafe_api.reasons import Reason
+from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
 from tensorguard.models.tasks.base import Task
@@ -190,6 +191,8 @@ def _neighbour_error(
     limit = _NEIGHBOUR_TOLERANCE[dtype]
     stay = max(1, min(len(tried), rows - 1))  # somebody else is always beside them
     beside = {name: torch.cat([tensor[:stay], other[name][stay:]]) for name, tensor in first.items()}
+    if stay < rows:
+        beside["labels"][-1] = IGNORE_INDEX  # a dummy row: a loss must not depend on the number of records either
     with record_seeds(model, [*seeds[:stay], *(seed + rows for seed in seeds[stay:])]):
         among_others = gradients.compute(beside, rows)[:stay].clone()
     for record, row in enumerate(tried):
