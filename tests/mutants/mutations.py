@@ -369,6 +369,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "the loss is the mean over the batch's labelled words instead of each record's",
+        (
+            Edit(
+                _TRAINER + "models/losses.py",
+                "return _MeanTokenLoss.apply(logits, labels)\n",
+                "share = (labels != IGNORE_INDEX).sum(dim=1) / (labels != IGNORE_INDEX).sum().clamp(min=1)\n"
+                "    return _MeanTokenLoss.apply(logits, labels) * share\n",
+            ),
+        ),
+        (
+            "tests/trainer_image/models/test_losses.py::test_tag_loss_sees_no_neighbour",
+            "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_neighbours_or_padding",
+        ),
+    ),
+    Mutation(
         "the claim covers only the charged steps of a run that stopped early",
         (
             Edit(

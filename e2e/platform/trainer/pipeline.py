@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from e2e.platform.trainer.rank_harness import make_causal_model, make_model
+from e2e.platform.trainer.rank_harness import make_causal_model, make_model, make_tag_model
+from tensafe_api.tasks import TASKS
 from tensorguard.data.shard import Shard, Target, tokens_table, units_table
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -38,7 +39,10 @@ WORDS = 44
 CPU = torch.device("cpu")
 
 Record = tuple[Sequence[int], int]
-"""Tokens (1 to LENGTH) and a label; for CausalLM all tokens but the first are learned."""
+"""Tokens (1 to LENGTH) and a label.
+
+For CausalLM all tokens but the first are learned; for TokenClassification two of three tokens have a label.
+"""
 Unit = Sequence[Record]
 
 
@@ -75,6 +79,13 @@ class Pipeline:
         return clipper.take().numpy()
 
 
+_MAKERS = {
+    "SequenceClassification": make_model,
+    "TokenClassification": make_tag_model,
+    "CausalLM": make_causal_model,
+}
+
+
 @cache
 def pipeline(
     task: str, precision: str = "fp32", dropout: float = 0.3, rows: int = 8, loss: LossFunction | None = None
@@ -82,11 +93,11 @@ def pipeline(
     """A pipeline, made once for each kind. `loss` takes the place of the task's own."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
-        (make_model if task == "SequenceClassification" else make_causal_model)(Path(directory))
+        _MAKERS[task](Path(directory))
         source = resolve_model(directory, None)
-        learned = task_named(task, labels=2 if task == "SequenceClassification" else 0)
+        learned = task_named(task, labels=2 if TASKS[task].classes else 0)
         base = load_model(source, learned, init_seed=1, pad_token_id=0, precision=precision, device=CPU)
-    targets = ["query", "value"] if task == "SequenceClassification" else ["q_proj", "v_proj", "down_proj"]
+    targets = ["query", "value"] if TASKS[task].classes else ["q_proj", "v_proj", "down_proj"]
     model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -103,10 +114,20 @@ def make_shard(units: Sequence[Unit], task: str) -> Shard:
     records = [record for unit in units for record in unit]
     starts = np.cumsum([0, *(len(unit) for unit in units)])[:-1].astype(np.int64)
     kind = task_named(task).target
-    per_record = kind is Target.RECORD_LABEL
-    targets = [label if per_record else [0] + [1] * (len(tokens) - 1) for tokens, label in records]
+    targets = [_target(kind, len(tokens), label) for tokens, label in records]
     table = tokens_table([list(tokens) for tokens, _ in records], targets, kind)
     return Shard(units_table(table, starts))
+
+
+def _target(kind: Target, length: int, label: int) -> list[int] | int:
+    """A target of this kind for a record of `length` tokens."""
+    match kind:
+        case Target.RECORD_LABEL:
+            return label
+        case Target.LEARNED_TOKENS:
+            return [0] + [1] * (length - 1)
+        case Target.TOKEN_LABELS:
+            return [-100 if i % 3 == 2 else (label + i) % 2 for i in range(length)]
 
 
 def squared_norm(difference: np.ndarray) -> int:

@@ -92,6 +92,17 @@ def test_classification_has_one_label_for_each_row():
     assert batch.units == (1, 1, 0) and batch.records == (0, 1, 0)
 
 
+def test_labels_of_tags():
+    """Tokens 1000 r + i; a token's label is its own number in the record, and the second one has none."""
+    target = [[0, -100, 2], [0, -100], [0]]
+    tokens = [[1000 * r + i for i in range(len(each))] for r, each in enumerate(target)]
+    shard = Shard(units_table(tokens_table(tokens, target, Target.TOKEN_LABELS), np.array([0, 1])))
+    [batch] = batches(shard, [1, 0])
+    assert batch.labels.shape == (4, 16)
+    assert batch.labels[:, :4].tolist() == [[0, -100, -100, -100], [0] + [-100] * 3, [0, -100, 2, -100], [-100] * 4]
+    assert batch.labels[:, 4:].unique().tolist() == [-100]
+
+
 def test_no_units_give_no_micro_batches():
     assert batches(shard_of([[3]]), []) == []
 

@@ -214,6 +214,13 @@ def test_shard_on_disk_is_mapped_with_the_written_content(tmp_path, make_tokeniz
     assert sorted(shard.unit_length(unit) for unit in range(2)) == [2, 3]
     assert all(shard.learned(r).tolist() == [1] * len(shard.tokens(r)) for u in range(2) for r in shard.records(u))
 
+    encode = tokeniser(make_tokenizer(), Recipe({"tokens": "t", "tags": "l"}, 8, labels=3))
+    table = pa.table({"t": [["a", "b"], ["c"], ["d"]], "l": [[2, 0], [1], [3]]})
+    [part] = split_by_unit(table, columns={"tokens": "t", "tags": "l"}, tokenise=encode, key=KEY, workers=1)
+    shard = Shard(merge([part], None)[0])
+    assert shard.target is Target.TOKEN_LABELS
+    assert sorted(shard.labels(r).tolist() for r in range(2)) == [[1], [2, 0]]
+
     encode = tokeniser(make_tokenizer(), Recipe({"text": "t", "label": "l"}, 8, labels=3))
     table = pa.table({"t": ["a b", "c"], "l": [2, 1]})
     [part] = split_by_unit(table, columns={"text": "t", "label": "l"}, tokenise=encode, key=KEY, workers=1)

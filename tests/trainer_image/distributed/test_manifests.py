@@ -90,6 +90,7 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ),
         ({}, "aggregation.verify", "Standard"),
         ({"secure_aggregation": SecureAggregationConfig(verify_aggregation=False)}, "aggregation.verify", "Disabled"),
+        ({"columns": {"tokens": "words", "tags": "names"}}, "model.task", "TokenClassification"),
         ({}, "evaluation", None),
     ],
 )
@@ -241,6 +242,13 @@ def test_explicit_unit_at_least_gives_no_warning(config: Make) -> None:
 def test_columns_are_found_by_their_names(config: Make, names: tuple[str, ...], columns: dict[str, str]) -> None:
     found = build_job(config(num_labels=None), [dict.fromkeys(names, "a")], evaluates=False).spec.dataset.columns
     assert found.model_dump(exclude_none=True) == columns
+
+
+def test_words_and_tags_are_a_task_of_their_own(config: Make) -> None:
+    records = [{"id": 7, "tokens": ["a"], "tags": [0]}]
+    spec = build_job(config(num_labels=3, unit_at_least=200), records, evaluates=False).spec
+    assert spec.dataset.columns.given() == {"tokens": "tokens", "tags": "tags"}
+    assert (spec.model.task, spec.model.num_labels) == ("TokenClassification", 3)
 
 
 @pytest.mark.parametrize(

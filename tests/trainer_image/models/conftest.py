@@ -10,6 +10,7 @@ from peft import PeftModel
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tensafe_api.tasks import TASKS
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -44,6 +46,10 @@ def bert() -> PreTrainedModel:
     )
 
 
+def bert_tags() -> PreTrainedModel:
+    return BertForTokenClassification(bert().config)
+
+
 def llama(**changes: Any) -> PreTrainedModel:
     size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     settings = {"vocab_size": WORDS, "max_position_embeddings": LENGTH, "num_key_value_heads": 2, **size, **changes}
@@ -58,6 +64,7 @@ def gpt2(**changes: Any) -> PreTrainedModel:
 
 MAKERS: dict[str, tuple[Callable[[], PreTrainedModel], str, list[str]]] = {
     "bert": (bert, "SequenceClassification", ["query", "value"]),
+    "bert-tags": (bert_tags, "TokenClassification", ["query", "value"]),
     "llama": (llama, "CausalLM", ["q_proj", "v_proj", "down_proj"]),
     "gpt2": (gpt2, "CausalLM", ["c_attn", "c_fc"]),
 }
@@ -103,7 +110,7 @@ def trained() -> Iterator[Callable[..., Trained]]:
         **lora: Any,
     ) -> Trained:
         maker, name, targets = MAKERS[kind]
-        task = task_named(name, labels=3 if name == "SequenceClassification" else 0)
+        task = task_named(name, labels=3 if TASKS[name].classes else 0)
         torch.manual_seed(0)
         base = prepare_base(maker().to(PRECISIONS[precision]), task, pad_token_id=0)
         if checkpointing:

@@ -64,6 +64,15 @@ def test_a_missing_head_is_drawn_from_the_seed_alone(bert_source):
     assert not torch.equal(first.model.classifier.weight, classifier(bert_source, seed=8).model.classifier.weight)
 
 
+def test_a_missing_head_for_tags_is_fresh(save):
+    names = ("O", "B-x", "I-x")
+    source = save(BertModel(BertConfig(**SMALL)))
+    base = load_model(source, task_named("TokenClassification", labels=3, label_names=names), init_seed=7)
+    assert base.fresh == ("classifier",)
+    assert base.model.config.id2label == dict(enumerate(names))
+    assert base.model(torch.zeros(2, 4, dtype=torch.long)).logits.shape == (2, 4, 3)
+
+
 def test_every_module_the_checkpoint_lacks_counts_as_fresh(save):
     assert classifier(save(BertModel(BertConfig(**SMALL), add_pooling_layer=False))).fresh == (
         "bert.pooler",

@@ -11,6 +11,7 @@ from tensorguard.models.losses import (
     classification_losses,
     evaluate,
     record_loss,
+    token_classification_losses,
 )
 from tensorguard.models.tasks import task_named
 
@@ -80,12 +81,38 @@ def test_one_label_is_refused():
         classification_losses(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
 
 
-@pytest.mark.parametrize("kind", ("bert", "llama"))
+def test_tag_loss_is_the_mean_over_the_records_own_labelled_tokens(logits, labels):
+    found = token_classification_losses(logits, labels)
+    for record in (0, 2):
+        learned = labels[record] != IGNORE_INDEX
+        each = functional.cross_entropy(logits[record][learned], labels[record][learned], reduction="none")
+        torch.testing.assert_close(found[record], each.mean())
+    assert float(found[1]) == 0.0
+    assert torch.autograd.gradcheck(lambda x: token_classification_losses(x, labels), logits.requires_grad_())
+
+
+def test_tag_loss_sees_no_neighbour(logits, labels):
+    changed, other = logits.clone(), labels.clone()
+    changed[1:], other[1:] = torch.nan, 3
+    assert torch.equal(token_classification_losses(logits, labels)[:1], token_classification_losses(changed, other)[:1])
+    for rows in (1, 2):
+        alone = token_classification_losses(logits[:rows], labels[:rows])
+        assert torch.equal(alone, token_classification_losses(logits, labels)[:rows])
+
+
+def test_tag_loss_of_a_record_without_labels_has_no_gradient(logits, labels):
+    logits.requires_grad_()
+    token_classification_losses(logits, labels).sum().backward()
+    assert not logits.grad[1].any() and not logits.grad[0, 3:].any()
+    assert logits.grad[0, :3].all()
+
+
+@pytest.mark.parametrize("kind", ("bert", "bert-tags", "llama"))
 def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
     model = trained(kind)
     batch = model.batch(0)
     batch["attention_mask"][:, :2] = 1
-    if kind == "llama":
+    if batch["labels"].ndim == 2:
         batch["labels"][:, :2] = 1
     model.model.eval()
     losses = record_loss(model.task)(model.model, batch).detach()

@@ -9,7 +9,7 @@ import torch
 from tensorguard.models.load import checkpoint_activations
 from tensorguard.models.losses import IGNORE_INDEX, forward_logits
 
-KINDS = ("bert", "llama", "gpt2")
+KINDS = ("bert", "bert-tags", "llama", "gpt2")
 SEED = 41
 
 
@@ -47,9 +47,10 @@ def test_no_bit_depends_on_slot_neighbours_or_padding(trained, kind, precision, 
         assert 1e-3 < float(rows[0].norm()) < 1e3
 
 
+@pytest.mark.parametrize("kind", ("llama", "bert-tags"))
 @pytest.mark.parametrize("neighbour", ("nan", "long", "empty"))
-def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour):
-    model = trained("llama")
+def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour, kind):
+    model = trained(kind)
     calm, hostile = model.batch(3), {name: tensor.clone() for name, tensor in model.batch(3).items()}
     if neighbour == "empty":
         hostile["attention_mask"][1] = 0

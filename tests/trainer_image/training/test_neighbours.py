@@ -61,7 +61,7 @@ def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, place: int)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(examples, max_size=9), x=examples, place=st.integers(0, 20), doubled=st.booleans())
 def test_an_example_moves_the_sum_by_at_most_one_clip_norm(
@@ -72,7 +72,7 @@ def test_an_example_moves_the_sum_by_at_most_one_clip_norm(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(users, max_size=4), x=users, place=st.integers(0, 20))
 def test_a_user_moves_the_sum_by_at_most_one_clip_norm(
@@ -81,7 +81,7 @@ def test_a_user_moves_the_sum_by_at_most_one_clip_norm(
     assert check_neighbours(pipeline(task, precision), units, x, place) <= GRID**2
 
 
-@pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 def test_the_bound_is_met_and_not_merely_kept(task: str) -> None:
     """Records whose gradients are clipped come within a tenth of it: the test looks at the right scale."""
     x: Unit = [([7, 9, 11, 13], 1)]
@@ -103,7 +103,7 @@ def test_an_empty_draw_gives_zeros() -> None:
     assert check_neighbours(pipe, [], [([7, 8, 9], 0)], 0) > 0
 
 
-@pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 def test_a_batch_may_be_worked_off_in_any_order(task: str) -> None:
     generator = np.random.default_rng(0)
     units: list[Unit] = [

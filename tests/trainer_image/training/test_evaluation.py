@@ -1,0 +1,73 @@
+"""An evaluation's figures are the same over any number of workers, and those of an independent count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from e2e.platform.trainer.entity_f1 import entity_f1
+from tensorguard.data.shard import Shard, Target, tokens_table, units_table
+from tensorguard.models.tasks import task_named
+from tensorguard.training.evaluation import evaluate_on_all_ranks
+
+NAMES = ("O", "B-x", "I-x")
+CPU = torch.device("cpu")
+
+
+class Guess(torch.nn.Module):
+    """Answers from the token alone, often rightly; the label of token t is t modulo 3."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> object:
+        guess = torch.where(input_ids % 5 == 0, input_ids + 1, input_ids) % 3
+        return type("Output", (), {"logits": torch.nn.functional.one_hot(guess, 3).float()})
+
+
+class Recorded:
+    """A channel that returns, in place of each exchange, all ranks' messages of an earlier pass."""
+
+    def __init__(self, rank: int, size: int, messages: list[bytes]) -> None:
+        self.rank, self.size, self.sent, self._messages = rank, size, b"", messages
+
+    def all_gather(self, message: bytes) -> list[bytes]:
+        self.sent = message
+        return self._messages or [message]
+
+
+def evaluate(shard: Shard, size: int) -> list[tuple[float, dict[str, float]]]:
+    """The results of all ranks."""
+    messages: list[bytes] = []
+    results = []
+    for _ in range(2):
+        channels = [Recorded(rank, size, messages) for rank in range(size)]
+        task = task_named("TokenClassification", labels=3, label_names=NAMES)
+        common = {"task": task, "batch_size": 4, "max_length": 32, "pad_id": 0, "device": CPU}
+        results = [evaluate_on_all_ranks(channel, shard, Guess(), **common) for channel in channels]
+        messages = [channel.sent for channel in channels]
+    return results
+
+
+def shard_of(records: list[list[int]]) -> Shard:
+    targets = [[-100 if i % 4 == 3 else token % 3 for i, token in enumerate(tokens)] for tokens in records]
+    return Shard(units_table(tokens_table(records, targets, Target.TOKEN_LABELS), np.arange(len(records))))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_workers_counts_add_up_to_the_entity_f1_of_the_whole_set(workers: int) -> None:
+    generator = np.random.default_rng(0)
+    records = [generator.integers(0, 200, generator.integers(1, 30)).tolist() for _ in range(25)]
+    shard = shard_of(records)
+    words = [[token for i, token in enumerate(tokens) if i % 4 != 3] for tokens in records]
+    expected = [[NAMES[token % 3] for token in tokens] for tokens in words]
+    predicted = [[NAMES[(token + 1 if token % 5 == 0 else token) % 3] for token in tokens] for tokens in words]
+    results = evaluate(shard, workers)
+    assert all(result == results[0] for result in results)
+    loss, metrics = results[0]
+    assert loss == pytest.approx(evaluate(shard, 1)[0][0])
+    assert metrics == {"f1": pytest.approx(entity_f1(expected, predicted))}
+    assert 0.2 < metrics["f1"] < 0.9
+
+
+def test_workers_without_a_batch_change_nothing() -> None:
+    shard = shard_of([[1, 2, 4]])
+    assert evaluate(shard, 5) == [(evaluate(shard, 1)[0][0], {"f1": 1.0})] * 5
