@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tensorguard.cli.main import main
+from tensorguard.cli.main import command_parser, main
 
 Write = Callable[..., str]
 ACCOUNT = ["account", "--sample-rate", "0.04", "--steps", "2250", "--delta", "1e-5"]
@@ -177,7 +177,7 @@ def test_truncated_ledger_is_refused(
     assert call("ledger", str(tmp_path / "out")) == 1
     shown = capsys.readouterr()
     assert not shown.out
-    assert "tells of 105: entries were cut off" in shown.err
+    assert "records 105: entries were removed" in shown.err
 
 
 def test_ledger_without_its_run_log_is_refused(
@@ -187,7 +187,7 @@ def test_ledger_without_its_run_log_is_refused(
     (tmp_path / "out" / "events.jsonl").unlink()
     capsys.readouterr()
     assert call("ledger", str(tmp_path / "out")) == 1
-    assert "events.jsonl is gone" in capsys.readouterr().err
+    assert "events.jsonl is missing" in capsys.readouterr().err
 
 
 def test_status_in_a_manifest_is_ignored(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,3 +230,14 @@ def test_help_needs_neither_torch_nor_ray() -> None:
         "sys.exit(bool({'torch', 'ray', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["run", "validate", "account", "ledger"])
+def test_help_of_a_verb_explains_every_option_with_examples(verb: str) -> None:
+    [subparsers] = [action.choices for action in command_parser()._actions if isinstance(action.choices, dict)]
+    parser = subparsers[verb]
+    assert all(action.help for action in parser._actions)
+    assert parser.description
+    assert "examples:" in parser.epilog
+    assert f"  tensafe {verb} " in parser.epilog
+    assert "Exit codes: 0 " in parser.epilog

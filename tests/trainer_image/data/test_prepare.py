@@ -11,7 +11,7 @@ import ray
 import torch
 
 from e2e.platform.trainer.tokenising import tokeniser
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.read import from_memory, read
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import Shard
@@ -82,6 +82,26 @@ def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, tm
     assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
 
 
+def test_compressed_files_become_the_same_shards(source, spec, tokenizer, tmp_path):
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    for path, (ending, codec) in zip(sorted(source.iterdir()), ((".gz", "gzip"), (".zst", "zstd"))):
+        (archives / f"{path.name}{ending}").write_bytes(pa.compress(path.read_bytes(), codec, asbytes=True))
+    made = [
+        prepare(read(str(uri), columns_of(spec)), spec, tokenise, workers=2, key=KEY, directory=tmp_path / uri.name)
+        for uri in (source, archives)
+    ]
+    assert made[0].digest == made[1].digest
+    for plain, compressed in zip(made[0].shards, made[1].shards):
+        assert plain.read_bytes() == compressed.read_bytes()
+
+    archive = next(archives.glob("*.zst"))
+    archive.write_bytes(archive.read_bytes()[:-2])
+    with pytest.raises(UnreadableDataError, match=r"1\.csv\.zst: the \.zst archive is truncated"):
+        prepare(read(str(archives), columns_of(spec)), spec, tokenise, workers=2, key=KEY, directory=tmp_path / "no")
+
+
 def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, tokenizer, tmp_path):
     directory = tmp_path / "shards"
     died = tmp_path / "died"
@@ -128,7 +148,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
 
     for data, sentence in (
         ({"train": records}, "not dict"),
-        ([1, 2], "its items are no dicts"),
+        ([1, 2], "its items are not dicts"),
         (7, "not int"),
         ([], "is empty"),
         (Dataset.from_dict({"text": [], "label": []}), "is empty"),
