@@ -25,10 +25,10 @@ def job(status: Status | None, **changes: Any) -> dict[str, Any]:
     """Return a job as the API server returns it."""
     metadata = {"metadata.generation": GENERATION, "metadata.namespace": "clinic", "metadata.annotations": {}}
     dotted = {path.replace("__", "."): value for path, value in changes.items()}
-    made = changed(MINIMAL, {**metadata, **dotted})
+    manifest = changed(MINIMAL, {**metadata, **dotted})
     if status is None:
-        return made
-    return {**made, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}
+        return manifest
+    return {**manifest, "status": status.model_dump(by_alias=True, mode="json", exclude_none=True)}
 
 
 def status(phase: Phase, reason: Reason, message: str = "", *, observed: int = GENERATION, **flags: bool) -> Status:

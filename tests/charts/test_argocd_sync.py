@@ -132,12 +132,12 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
+    created = Site(tmp_path)
     try:
-        made.start()
-        yield made
+        created.start()
+        yield created
     finally:
-        made.stop()
+        created.stop()
 
 
 def manifest(name: str, **changes: Any) -> str:
@@ -203,11 +203,11 @@ def test_jobs_in_git_from_first_commit_to_removal(site: Site) -> None:
     site.set_ray_job_status("triage-a1", statuses.running("triage-a1-x"))
     site.charge("triage", pod)
     site.until_application("clinic-jobs", healthy("triage", "Progressing", "Training: The job trains."))
-    made = {each for each in site.objects() if not each[1].startswith("second")}
-    assert {kind for kind, name, _ in made if name.startswith("triage")} == OF_TRIAGE
+    before = {each for each in site.objects() if not each[1].startswith("second")}
+    assert {kind for kind, name, _ in before if name.startswith("triage")} == OF_TRIAGE
     site.suspend("second", True)  # the manifest in git has no such field, so the value of the action stays
     assert {name: last_sync(argo.refresh(name)) for name in at} == at
-    assert made <= site.objects()
+    assert before <= site.objects()
     assert site.job("second")["spec"]["suspend"] is True
 
     # A commit suspends the job, and another one resumes it.

@@ -1,4 +1,4 @@
-"""The decision while it is being made: the policies of `plan` read and change one draft.
+"""A decision under construction: the policies of `plan` read and change one draft.
 
 A draft starts with the observed status. Policies set the new status, add actions, and register times at which to
 reconcile again. `finish` returns the decision.
@@ -18,7 +18,7 @@ from tensafe_operator.settings import Settings
 
 @dataclass
 class Draft:
-    """A decision under construction.
+    """The state that the policies share.
 
     Attributes:
         observed: what the reconcile observed; never changed.

@@ -141,7 +141,7 @@ def test_running_pods_are_not_blocked() -> None:
 
 
 def test_running_job_is_stalled_while_lost_workers_cannot_be_scheduled() -> None:
-    """As after a drain, where no other node has room: the ledger still says that steps are being made."""
+    """As after a drain without room on other nodes: the ledger still shows recent charges."""
     cluster, operator = running_job()
     (worker,) = (pod for name, pod in cluster.pods.items() if name.endswith("worker"))
     no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no room"}
