@@ -1,6 +1,6 @@
-// Command redis is an in-memory server that speaks enough of Redis for Argo CD's tests: nothing but Go is needed for it.
+// Command redis is an in-memory server with the part of the Redis protocol that Argo CD needs. It is built with Go alone.
 //
-// It listens on the address that is its one argument, until it is killed.
+// Its only argument is the address on which it listens. It runs until it is killed.
 package main
 
 import (
@@ -20,6 +20,6 @@ func main() {
 		log.Fatal(err)
 	}
 	for range time.Tick(time.Second) {
-		server.FastForward(time.Second) // its clock stands still by itself, and keys would never expire
+		server.FastForward(time.Second) // its clock does not advance by itself, so keys would never expire
 	}
 }
