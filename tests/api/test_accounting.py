@@ -83,7 +83,7 @@ def test_opacus_prv_is_near_and_looser(sigma: float, q: float, steps: int, delta
     )
 
 
-def test_what_was_measured_before_still_holds() -> None:
+def test_epsilon_matches_recorded_values() -> None:
     def at(steps: int, sigma: float = 0.762861) -> float:
         return epsilon(sample_rate=0.0128, noise_multiplier=sigma, steps=steps, delta=1e-6)
 
@@ -93,7 +93,7 @@ def test_what_was_measured_before_still_holds() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
-def test_the_scaled_curve_and_the_composed_events_are_one_figure(accountant: AccountantName) -> None:
+def test_scaled_curve_equals_composed_events(accountant: AccountantName) -> None:
     events = [PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=steps) for steps in (100, 0, 50)]
     direct = epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=150, delta=1e-5, accountant=accountant)
     plain: dp_accounting.PrivacyAccountant = rdp.RdpAccountant() if accountant == "RDP" else pld.PLDAccountant()
@@ -107,14 +107,14 @@ def test_the_scaled_curve_and_the_composed_events_are_one_figure(accountant: Acc
 
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
-def test_different_mechanisms_compose_to_more_than_each(accountant: AccountantName) -> None:
+def test_composition_of_different_mechanisms_exceeds_each(accountant: AccountantName) -> None:
     one = PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=100)
     other = PrivacyEvent(sample_rate="0.01", noise_multiplier="0.9", steps=40)
     both = epsilon_of_events([one, other], 1e-5, accountant)
     assert both > max(epsilon_of_events([event], 1e-5, accountant) for event in (one, other))
 
 
-def test_nothing_charged_is_nothing_spent() -> None:
+def test_zero_steps_spend_nothing() -> None:
     assert epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=0, delta=1e-5) == 0.0
     assert epsilon_of_events([], 1e-5) == 0.0
     assert epsilon_of_events([PrivacyEvent(sample_rate="0.1", noise_multiplier="1", steps=0)], 1e-5) == 0.0
@@ -127,7 +127,7 @@ deltas = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])
 
 @settings(max_examples=60)
 @given(rates, sigmas, st.integers(1, 20_000), deltas, st.integers(1, 5000), st.floats(1.001, 2.0))
-def test_more_steps_more_sampling_less_noise_and_a_smaller_delta_all_cost(
+def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta(
     q: float, sigma: float, steps: int, delta: float, more: int, factor: float
 ) -> None:
     def at(**changes: float) -> float:
@@ -145,7 +145,7 @@ def test_more_steps_more_sampling_less_noise_and_a_smaller_delta_all_cost(
 @pytest.mark.parametrize(
     ("target", "q", "steps", "delta"), [(8.0, 0.0128, 2200, 1e-6), (1.0, 0.05, 300, 1e-5), (0.1, 0.001, 50, 1e-7)]
 )
-def test_the_calibrated_sigma_is_the_least_string_within_the_target(
+def test_calibrated_sigma_is_the_smallest_string_within_the_target(
     target: float, q: float, steps: int, delta: float
 ) -> None:
     sigma = calibrate(target_epsilon=target, sample_rate=q, steps=steps, delta=delta)
@@ -171,7 +171,7 @@ def test_pld_is_never_below_the_closed_form_of_full_batches(steps: int, sigma: f
     assert exact <= found <= exact * 1.01
 
 
-def test_pld_says_nothing_where_its_rounding_counts() -> None:
+def test_pld_gives_infinity_where_its_rounding_is_not_negligible() -> None:
     figures = {"sample_rate": 0.5, "noise_multiplier": 50.0, "steps": 1000}
     assert epsilon(**figures, delta=9e-9, accountant="PLD") == math.inf
     assert epsilon_of_events([PrivacyEvent(sample_rate="0.5", noise_multiplier="50", steps=9)], 9e-9, "PLD") == math.inf
@@ -179,7 +179,7 @@ def test_pld_says_nothing_where_its_rounding_counts() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("sigma", [1e-152, 1e-155, 1e-160])
-def test_noise_so_small_that_rdp_is_no_number_is_no_privacy(sigma: float) -> None:
+def test_sigma_for_which_rdp_is_not_a_number_gives_infinity(sigma: float) -> None:
     assert epsilon(sample_rate=0.1, noise_multiplier=sigma, steps=1, delta=1e-5) > 1e3
 
 
@@ -191,11 +191,11 @@ def test_calibration_by_pld_meets_its_target_with_less_noise() -> None:
     assert float(by_pld) < float(calibrate(**asked))  # type: ignore[arg-type]
 
 
-def test_a_target_so_loose_that_it_needs_no_noise_still_gets_some() -> None:
+def test_calibration_never_returns_less_than_the_minimum_sigma() -> None:
     assert float(calibrate(target_epsilon=1e9, sample_rate=0.01, steps=10, delta=1e-5)) == MIN_CALIBRATED_SIGMA
 
 
-def test_a_target_that_no_noise_reaches_is_said() -> None:
+def test_unreachable_target_is_an_error() -> None:
     with pytest.raises(CalibrationError, match="no noise multiplier reaches ε 1e-09 over 1000 steps"):
         calibrate(target_epsilon=1e-9, sample_rate=1.0, steps=1000, delta=1e-9)
 
@@ -213,7 +213,7 @@ def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
 
 @settings(max_examples=40)
 @given(rates, sigmas, st.floats(0.01, 20.0), st.integers(0, 3000))
-def test_steps_within_is_the_last_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
+def test_steps_within_returns_the_largest_number_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
     asked = {"sample_rate": q, "noise_multiplier": sigma, "delta": 1e-6}
     steps = steps_within(target_epsilon=target, at_most=at_most, **asked)  # type: ignore[arg-type]
     assert 0 <= steps <= at_most
@@ -222,14 +222,14 @@ def test_steps_within_is_the_last_that_fits(q: float, sigma: float, target: floa
         assert epsilon(steps=steps + 1, **asked) > target  # type: ignore[arg-type]
 
 
-def test_a_jobs_delta_leaves_a_share_for_the_noise_sampler() -> None:
+def test_delta_of_a_job_leaves_a_share_for_the_noise_sampler() -> None:
     assert job_delta("0.00001") == pytest.approx(1e-5 * (1 - 1e-6), rel=1e-12)
     assert job_delta("0.00001") < 1e-5
     exact = epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5)
     assert exact < job_epsilon(MECHANISM, 2250, "0.00001") < exact + 1e-5
 
 
-def test_colluders_see_sigma_and_outsiders_more() -> None:
+def test_colluders_face_sigma_and_outsiders_face_more_noise() -> None:
     spent, outside = (figure(MECHANISM, 100, "0.00001") for figure in (job_epsilon, outsider_epsilon))
     assert outside == epsilon(
         sample_rate=0.04, noise_multiplier=1.5 * math.sqrt(4 / 3), steps=100, delta=job_delta("0.00001")
@@ -239,7 +239,7 @@ def test_colluders_see_sigma_and_outsiders_more() -> None:
     assert outsider_epsilon(alone, 100, "0.00001") == job_epsilon(alone, 100, "0.00001") == spent
 
 
-def test_an_epsilon_is_shown_rounded_up() -> None:
+def test_epsilon_is_shown_rounded_up() -> None:
     assert format_epsilon(4.9281) == "4.929"
     assert format_epsilon(0.1) == "0.101"  # the float is just above 0.1
     assert format_epsilon(8.0) == "8"

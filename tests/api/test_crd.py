@@ -33,11 +33,11 @@ def at(path: str) -> dict[str, Any]:
     return dict(nodes(SCHEMA))[path]
 
 
-def test_the_files_are_fresh() -> None:
+def test_generated_files_are_current() -> None:
     assert {path.name: path.read_text() for path in FOLDER.glob("*.yaml")} == crd.generated_files(), "run `make crds`"
 
 
-def test_check_tells_fresh_from_stale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert crd.main(["--check", str(tmp_path)]) == 1
     assert "is stale: write it again" in capsys.readouterr().err
     assert crd.main([str(tmp_path)]) == 0
@@ -47,14 +47,14 @@ def test_check_tells_fresh_from_stale(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.plural)
-def test_it_is_small_enough_for_kubectl_apply(kind: crd.ResourceKind) -> None:
+def test_crd_is_small_enough_for_kubectl_apply(kind: crd.ResourceKind) -> None:
     """`kubectl apply` keeps the object as JSON in an annotation of at most 262,144 bytes."""
     assert len(json.dumps(crd.custom_resource_definition(kind), separators=(",", ":"))) < 80_000
     assert (FOLDER / kind.file_name).stat().st_size < 120_000
 
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.plural)
-def test_every_yaml_reader_reads_the_same(kind: crd.ResourceKind) -> None:
+def test_every_yaml_reader_reads_the_same_crd(kind: crd.ResourceKind) -> None:
     assert yaml.safe_load((FOLDER / kind.file_name).read_text()) == crd.custom_resource_definition(kind)
 
 
@@ -96,7 +96,7 @@ def test_lists_of_the_status_are_keyed() -> None:
                 assert key in node["items"]["required"], path
 
 
-def test_required_and_defaulted() -> None:
+def test_required_fields_and_defaults() -> None:
     assert SCHEMA["required"] == ["metadata", "spec"]
     assert at(".spec")["required"] == ["model", "dataset", "privacy", "checkpoint", "cluster"]
     assert at(".spec.dataset.unit")["required"] == ["kind", "atLeast"]
@@ -110,12 +110,12 @@ def test_required_and_defaulted() -> None:
         assert "default" not in at(path), path
 
 
-def test_nothing_is_promised_that_is_not_built() -> None:
+def test_fields_without_an_implementation_are_absent() -> None:
     names = {path.rpartition(".")[2] for path, _ in nodes(SCHEMA)}
     assert not names & {"signing", "encryption", "budgetRef", "identity", "identities", "initFrom", "hideStepTime"}
 
 
-def test_what_kubectl_shows() -> None:
+def test_printer_columns_and_names() -> None:
     version = crd.custom_resource_definition(crd.JOBS)["spec"]["versions"][0]
     columns = version["additionalPrinterColumns"]
     assert [column["name"].upper() for column in columns] == [
@@ -145,6 +145,6 @@ def test_what_kubectl_shows() -> None:
         ({"type": "array", "prefixItems": []}, "no prefixItems"),
     ],
 )
-def test_what_a_structural_schema_cannot_say_is_refused(schema: dict[str, Any], reason: str) -> None:
+def test_schema_that_cannot_be_structural_is_refused(schema: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         structural(schema, {})

@@ -201,7 +201,7 @@ spec:
 
 
 @pytest.mark.parametrize(("changes", "problem"), INVALID_MANIFESTS, ids=str)
-def test_bad_input(changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith) -> None:
+def test_invalid_value_is_reported_at_its_field(changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith) -> None:
     """Each is refused with one sentence, at its own field."""
     with pytest.raises(ManifestError) as refusal:
         parse_job(manifest_with(changes))
@@ -230,20 +230,20 @@ def test_null_means_absent(manifest_with: ManifestWith) -> None:
         ("- a\n- b\n", "manifest: is not a mapping: write apiVersion, kind, metadata and spec"),
     ],
 )
-def test_text_that_is_no_manifest(text: str, problem: str) -> None:
+def test_text_that_is_not_a_manifest_is_refused(text: str, problem: str) -> None:
     assert problems_of(text) == [problem]
 
 
 @pytest.mark.parametrize(
     "text", ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"], ids=["half a character", "itself"]
 )
-def test_what_could_not_be_written_again_is_no_manifest(text: str) -> None:
+def test_text_that_cannot_be_written_again_is_refused(text: str) -> None:
     assert problems_of(text) == [
         "manifest: contains characters that UTF-8 cannot encode, or contains itself: give the YAML file of a job"
     ]
 
 
-def test_a_key_written_twice_is_an_error_beside_the_others() -> None:
+def test_duplicate_key_is_reported_with_other_problems() -> None:
     lines = problems_of(SHORTEST + "  suspend: false\n  suspend: maybe\n")
     assert lines == [
         'manifest: line 15: the key "suspend" is already in line 14: keep one of them',
@@ -251,7 +251,7 @@ def test_a_key_written_twice_is_an_error_beside_the_others() -> None:
     ]
 
 
-def test_a_key_written_twice_is_an_error_by_itself() -> None:
+def test_duplicate_key_alone_is_an_error() -> None:
     assert len(problems_of(SHORTEST + "  suspend: false\n  suspend: false\n")) == 1
 
 
@@ -261,7 +261,7 @@ def test_a_manifest_is_read_from_a_file(tmp_path: Path) -> None:
     assert load_manifest(path) == load_manifest(str(path)) == load_manifest(SHORTEST)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_with_its_path(tmp_path: Path) -> None:
     missing, folder, binary = tmp_path / "none.yaml", tmp_path, tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, reason in (
@@ -276,12 +276,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert reason in problem.message
 
 
-def test_the_same_problem_is_told_once() -> None:
+def test_same_problem_is_reported_once() -> None:
     error = ManifestError([Problem("a", "b"), Problem("a", "b")])
     assert str(error) == "a: b"
 
 
-def test_a_status_is_checked_when_it_is_changed() -> None:
+def test_assignment_to_a_status_is_validated() -> None:
     status = Status()
     status.phase = "Running"
     with pytest.raises(ValueError, match="decimal"):
@@ -292,7 +292,7 @@ decimals = st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,4})?(e-?[0-9])?", fullmatch
 names = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 
 
-def test_of_very_many_problems_the_first_are_told_and_soon() -> None:
+def test_only_the_first_of_very_many_problems_are_reported_and_quickly() -> None:
     manifest = yaml.safe_load(SHORTEST)
     manifest["spec"]["cluster"] |= {f"wrker{number}": 1 for number in range(64 * 1024 // 10)}
     manifest["spec"]["training"] = {"steps": 1, "epochs": "1"}
@@ -363,7 +363,7 @@ optional_fields = {
 
 @settings(max_examples=40)
 @given(changes=st.fixed_dictionaries({}, optional=optional_fields), as_json=st.booleans())
-def test_writing_and_reading_gives_the_same_job(changes: dict[str, Any], as_json: bool) -> None:
+def test_written_job_reads_as_the_same_job(changes: dict[str, Any], as_json: bool) -> None:
     manifest = yaml.safe_load(SHORTEST)
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -377,11 +377,11 @@ def test_writing_and_reading_gives_the_same_job(changes: dict[str, Any], as_json
     assert TenSafeTrainingJob.model_validate(yaml.safe_load(text)) == job, "PyYAML alone reads the same"
 
 
-def test_what_is_written_where_a_mapping_belongs_is_shown_in_one() -> None:
+def test_string_in_place_of_a_mapping_is_shown_in_a_mapping() -> None:
     with pytest.raises(ManifestError, match=r"spec\.model: must be a mapping.*: write \{name: Qwen/Qwen3-0\.6B\}"):
         parse_job(changed(MINIMAL, {"spec.model": "Qwen/Qwen3-0.6B"}))
 
 
-def test_a_bare_size_is_told_to_take_a_unit() -> None:
+def test_size_without_a_unit_is_refused_with_an_example() -> None:
     with pytest.raises(ManifestError, match="is a number without quotes: write a size such as"):
         parse_job(changed(MINIMAL, {"spec.cluster.worker": {"memory": 64}}))

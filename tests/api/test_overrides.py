@@ -37,26 +37,26 @@ def set_in(manifest: dict[str, Any], *changes: str) -> dict[str, Any]:
         ("spec.childrenTTLSeconds=5", 5),
     ],
 )
-def test_values_are_read_as_the_field_wants_them(change: str, value: object, minimal: dict[str, Any]) -> None:
+def test_value_is_read_with_the_type_of_its_field(change: str, value: object, minimal: dict[str, Any]) -> None:
     here: Any = set_in(minimal, change)
     for name in change.partition("=")[0].split("."):
         here = here[name]
     assert here == value
 
 
-def test_a_key_of_a_map_may_hold_dots(minimal: dict[str, Any]) -> None:
+def test_key_of_a_map_can_contain_dots(minimal: dict[str, Any]) -> None:
     result = set_in(minimal, "metadata.labels.tensafe.io/team=a b", "spec.cluster.podLabels.app=x")
     assert result["metadata"]["labels"] == {"tensafe.io/team": "a b"}
     assert result["spec"]["cluster"]["podLabels"] == {"app": "x"}
 
 
-def test_steps_take_the_place_of_epochs_and_the_other_way_round(minimal: dict[str, Any]) -> None:
+def test_steps_replace_epochs_and_epochs_replace_steps(minimal: dict[str, Any]) -> None:
     by_steps = set_in(minimal, "spec.training.epochs=2", "spec.training.steps=20")
     assert by_steps["spec"]["training"] == {"steps": 20}
     assert set_in(by_steps, "spec.training.epochs=1")["spec"]["training"] == {"epochs": "1"}
 
 
-def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
+def test_null_removes_a_field(minimal: dict[str, Any]) -> None:
     assert "serviceAccountName" not in set_in(minimal, "spec.cluster.serviceAccountName=null")["spec"]["cluster"]
 
 
@@ -95,21 +95,21 @@ def test_null_takes_a_field_away(minimal: dict[str, Any]) -> None:
         ("spec.privacy.targetEpsilon=nan", 'spec.privacy.targetEpsilon: "nan" is not a decimal number'),
     ],
 )
-def test_changes_that_cannot_be_made(change: str, problem: str, minimal: dict[str, Any]) -> None:
+def test_change_that_cannot_be_applied_is_reported(change: str, problem: str, minimal: dict[str, Any]) -> None:
     with pytest.raises(ManifestError) as refusal:
         load_manifest(repr(minimal), [change])
     (only,) = refusal.value.problems
     assert str(only).startswith(problem)
 
 
-def test_the_manifest_stays_as_it_was_where_a_change_fails(minimal: dict[str, Any]) -> None:
+def test_failed_change_leaves_the_manifest_unchanged(minimal: dict[str, Any]) -> None:
     before = copy.deepcopy(minimal)
     assert len(apply_overrides(minimal, ["spec.lora.rank.x=1", "spec.nothing=1", "spec.lora.layers=["])) == 3
     assert minimal["spec"].pop("lora", {}) == {}
     assert minimal == before
 
 
-def test_problems_of_changes_stand_beside_those_of_the_manifest(minimal: dict[str, Any]) -> None:
+def test_problems_of_changes_and_of_the_manifest_are_reported_together(minimal: dict[str, Any]) -> None:
     minimal["spec"]["cluster"]["workers"] = 99
     with pytest.raises(ManifestError) as refusal:
         load_manifest(repr(minimal), ["spec.trainig.steps=20", "spec.lora.rank=0"])

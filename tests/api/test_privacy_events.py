@@ -28,7 +28,7 @@ finite = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
 
 
 @given(st.one_of(finite, st.decimals(min_value=0, max_value=Decimal("1e40"), allow_nan=False)), st.integers(0, 12))
-def test_rounding_up_never_goes_down_and_never_far(value: float | Decimal, digits: int) -> None:
+def test_rounding_up_is_never_below_and_at_most_one_unit_above(value: float | Decimal, digits: int) -> None:
     text = round_up(value, digits)
     exact = Fraction(value)
     assert exact <= Fraction(text) < exact + Fraction(1, 10**digits)
@@ -38,7 +38,7 @@ def test_rounding_up_never_goes_down_and_never_far(value: float | Decimal, digit
 
 
 @given(finite, st.integers(0, 12))
-def test_what_is_rounded_stays(value: float, digits: int) -> None:
+def test_rounding_up_is_idempotent(value: float, digits: int) -> None:
     text = round_up(value, digits)
     assert round_up(Decimal(text), digits) == text
 
@@ -47,12 +47,12 @@ def test_what_is_rounded_stays(value: float, digits: int) -> None:
     ("value", "digits", "text"),
     [(0.1, 3, "0.101"), (Decimal("0.1"), 3, "0.1"), (0.0, 6, "0"), (2.0, 6, "2"), (1e-30, 10, "0.0000000001")],
 )
-def test_rounding_by_example(value: float | Decimal, digits: int, text: str) -> None:
+def test_rounding_up_examples(value: float | Decimal, digits: int, text: str) -> None:
     """0.1 is a float just above 0.1."""
     assert round_up(value, digits) == text
 
 
-def test_the_event_is_poisson_sampled_gaussian_composed() -> None:
+def test_privacy_event_is_a_composed_poisson_sampled_gaussian() -> None:
     (event,) = charged_events(MECHANISM, 7)
     assert event == PrivacyEvent(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
     assert dp_event(event) == dp_accounting.SelfComposedDpEvent(
@@ -60,7 +60,7 @@ def test_the_event_is_poisson_sampled_gaussian_composed() -> None:
     )
 
 
-def test_an_event_is_stored_as_written() -> None:
+def test_privacy_event_is_stored_as_written() -> None:
     event = PrivacyEvent(sample_rate="0.01280", noise_multiplier="8e-1", steps=7)
     stored = event.model_dump(by_alias=True, mode="json")
     assert stored == {
@@ -75,13 +75,13 @@ def test_an_event_is_stored_as_written() -> None:
 @pytest.mark.parametrize(
     "change", [{"kind": "Shuffled"}, {"steps": -1}, {"sigma": "1"}, {"sampleRate": None}, {"steps": 1.5}]
 )
-def test_an_event_that_is_none_is_refused(change: dict[str, object]) -> None:
+def test_invalid_privacy_event_is_refused(change: dict[str, object]) -> None:
     stored = {"kind": "PoissonSampledGaussian", "sampleRate": "0.1", "noiseMultiplier": "1", "steps": 7}
     with pytest.raises(ValidationError):
         PrivacyEvent.model_validate({**stored, **change})
 
 
-def test_shares_are_sized_for_those_who_may_pool_theirs() -> None:
+def test_noise_shares_are_sized_for_colluding_workers() -> None:
     assert MECHANISM.grid == 2**21
     assert MECHANISM.share_sigma == pytest.approx(0.8 * 2**21 / 2)
     assert MECHANISM.outsider_noise_multiplier == pytest.approx(0.8 * (5 / 4) ** 0.5)
@@ -90,6 +90,6 @@ def test_shares_are_sized_for_those_who_may_pool_theirs() -> None:
     assert MECHANISM.share_sigma**2 * 4 == pytest.approx((0.8 * MECHANISM.grid) ** 2)
 
 
-def test_a_mechanism_cannot_be_changed() -> None:
+def test_mechanism_is_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         MECHANISM.clip = "2.0"  # type: ignore[misc]

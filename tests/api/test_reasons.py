@@ -29,11 +29,11 @@ def test_reasons_are_explained(reason: Reason) -> None:
     assert TypeAdapter(OneLine).validate_python(str(reason)) == reason.value
 
 
-def test_no_word_has_two_meanings() -> None:
+def test_every_reason_has_its_own_sentence() -> None:
     assert len({reason.sentence for reason in Reason}) == len(Reason)
 
 
-def test_a_mend_is_right_for_a_local_run_and_in_a_cluster() -> None:
+def test_fix_covers_local_runs_and_clusters() -> None:
     """Only a local run is resumed, and knows --resume."""
     for reason in Reason:
         assert not re.search(r"\b[Rr]esumes?\b", reason.fix.replace("--resume", "")), reason
@@ -44,12 +44,12 @@ def test_final_phases() -> None:
     assert [phase.value for phase in Phase if phase.final] == ["Succeeded", "BudgetExhausted", "Failed"]
 
 
-def test_no_word_is_a_truth_value_in_yaml() -> None:
+def test_no_name_is_a_boolean_in_yaml() -> None:
     words = {word.value.lower() for kind in (Phase, ConditionType, Reason, EventReason) for word in kind}
     assert not words & {"on", "off", "yes", "no", "true", "false", "null"}
 
 
-def test_exit_codes_tell_reasons_apart_and_never_change() -> None:
+def test_exit_codes_are_unique_and_stable() -> None:
     told = [reason for reason in Reason if reason.exit_code != 1]
     assert all(reason_for_exit_code(reason.exit_code) is reason for reason in told)
     assert len({reason.exit_code for reason in told}) == len(told)

@@ -42,7 +42,7 @@ def problem(error: pytest.ExceptionInfo[ManifestError]) -> tuple[str, str]:
     return only.path, only.message
 
 
-def test_the_shortest_manifest_resolves_to_the_designs_defaults(job: Job) -> None:
+def test_shortest_manifest_resolves_to_the_documented_defaults(job: Job) -> None:
     """5,000 units, three epochs by default: B = min(512, 5000/20)."""
     completed, plan = resolve_job(job(calibrated=True))
     assert plan.mechanism.expected_batch_size == 250
@@ -77,7 +77,7 @@ def test_resolving_again_changes_nothing(job: Job) -> None:
         assert resolve_job(written) == (completed, plan)
 
 
-def test_what_is_written_is_kept(job: Job) -> None:
+def test_values_in_the_manifest_are_kept(job: Job) -> None:
     written = {
         "spec.training": {"steps": 123, "expectedBatchSize": 77, "warmupRatio": "0.1"},
         "spec.privacy.targetDelta": "1e-6",
@@ -99,7 +99,7 @@ def test_what_is_written_is_kept(job: Job) -> None:
 @pytest.mark.parametrize(
     ("at_least", "batch"), [(1, 1), (19, 1), (40, 2), (5000, 250), (10_239, 511), (10_240, 512), (10**9, 512)]
 )
-def test_the_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: int, job: Job) -> None:
+def test_default_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: int, job: Job) -> None:
     assert resolve_job(job({"spec.dataset.unit.atLeast": at_least}))[1].mechanism.expected_batch_size == batch
 
 
@@ -113,7 +113,7 @@ def test_the_batch_is_a_twentieth_of_the_units_up_to_512(at_least: int, batch: i
         (2**40, 1, "0.0000000001"),
     ],
 )
-def test_the_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job: Job) -> None:
+def test_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job: Job) -> None:
     changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"steps": 1, "expectedBatchSize": batch}}
     found = resolve_job(job(changes))[1].mechanism.sample_rate
     assert found == rate
@@ -133,12 +133,12 @@ def test_the_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job
         ("1e1", 30, 1, 300),
     ],
 )
-def test_epochs_are_of_the_public_bound(epochs: str, at_least: int, batch: int, steps: int, job: Job) -> None:
+def test_epochs_count_passes_over_the_public_bound(epochs: str, at_least: int, batch: int, steps: int, job: Job) -> None:
     changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"epochs": epochs, "expectedBatchSize": batch}}
     assert resolve_job(job(changes))[1].steps == steps
 
 
-def test_more_epochs_than_can_be_counted_are_refused(job: Job) -> None:
+def test_epochs_beyond_the_maximum_number_of_steps_are_refused(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
         resolve_job(job({"spec.training": {"epochs": "1e200"}}))
     path, message = problem(error)
@@ -158,7 +158,7 @@ def test_more_epochs_than_can_be_counted_are_refused(job: Job) -> None:
         (49, 1, None, (1, 1, 2)),
     ],
 )
-def test_checkpoints_chunks_and_reserve(
+def test_defaults_of_checkpoints_chunks_and_reserve(
     steps: int, attempts: int, every: int | None, expected: tuple[int, int, int], job: Job
 ) -> None:
     changes = {
@@ -170,7 +170,7 @@ def test_checkpoints_chunks_and_reserve(
     assert (plan.checkpoint_every, plan.chunk_steps, plan.reserve_steps) == expected
 
 
-def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
+def test_pld_is_refused_where_its_rounding_is_not_negligible(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
         resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.targetDelta": "9e-9"}))
     path, message = problem(error)
@@ -178,12 +178,12 @@ def test_pld_is_refused_where_its_rounding_counts(job: Job) -> None:
     assert "remove it to use RDP, or raise spec.privacy.targetDelta to 1e-08" in message
 
 
-def test_no_target_pays_for_more_steps_than_the_samplers_are_vouched_for(job: Job) -> None:
+def test_charged_steps_stay_within_the_error_bound_of_the_sampler(job: Job) -> None:
     _, plan = resolve_job(job({"spec.privacy.targetEpsilon": "1e12"}))
     assert plan.affordable_steps(0, 10**9) == plan.max_steps == 10 * (plan.steps + plan.reserve_steps)
 
 
-def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
+def test_training_takes_three_epochs_by_default(job: Job) -> None:
     for training in ({}, {"learningRate": "5e-3"}):
         plan = resolve_job(job({"spec.training": {**training, "expectedBatchSize": 100}}))[1]
         assert plan.steps == 3 * plan.steps_per_epoch
@@ -192,7 +192,7 @@ def test_without_a_length_training_takes_three_epochs(job: Job) -> None:
 @pytest.mark.parametrize(
     ("ratio", "steps", "warmup"), [("0", 100, 0), ("0.07", 100, 7), ("0.03", 10, 1), ("1", 10, 10)]
 )
-def test_warm_up_is_rounded_up_but_not_by_a_float(ratio: str, steps: int, warmup: int, job: Job) -> None:
+def test_warm_up_is_rounded_up_exactly(ratio: str, steps: int, warmup: int, job: Job) -> None:
     """0.07 x 100 is 7.000000000000001 in floats."""
     assert resolve_job(job({"spec.training": {"steps": steps, "warmupRatio": ratio}}))[1].warmup_steps == warmup
 
@@ -206,7 +206,7 @@ def test_warm_up_is_rounded_up_but_not_by_a_float(ratio: str, steps: int, warmup
         ({"text": "t", "label": "l"}, "SequenceClassification", None),
     ],
 )
-def test_what_is_learned_follows_from_the_columns(columns: dict[str, str], task: str, expected: Any, job: Job) -> None:
+def test_default_of_loss_on_follows_from_the_columns(columns: dict[str, str], task: str, expected: Any, job: Job) -> None:
     changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model.task": task}
     if task == "SequenceClassification":
         changes["spec.model.numLabels"] = 2
@@ -214,7 +214,7 @@ def test_what_is_learned_follows_from_the_columns(columns: dict[str, str], task:
 
 
 @given(st.integers(1, 2**40))
-def test_the_default_delta_is_a_tenth_of_a_unit_and_never_more(at_least: int) -> None:
+def test_default_delta_is_at_most_a_tenth_of_one_over_the_units(at_least: int) -> None:
     text = round_down_delta(Decimal(1) / (10 * at_least))
     exact = Fraction(1, 10 * at_least)
     assert exact * Fraction(99, 100) < Fraction(text) <= exact
@@ -222,12 +222,12 @@ def test_the_default_delta_is_a_tenth_of_a_unit_and_never_more(at_least: int) ->
 
 
 @pytest.mark.parametrize(("batch", "bits"), [(512, 21), (16_384, 16), (250, 22), (1, 22), (100_000, 14)])
-def test_the_grid_is_as_fine_as_an_int32_allows(batch: int, bits: int) -> None:
+def test_grid_is_the_finest_that_fits_an_int32(batch: int, bits: int) -> None:
     assert _grid_bits(batch, 1.0, 2, 0) == bits
 
 
 @given(st.integers(1, 100_000), st.floats(0.01, 50.0), st.integers(1, 16), st.data())
-def test_the_worst_case_fits_an_int32_and_no_finer_grid_would(
+def test_worst_case_fits_an_int32_and_would_not_on_a_finer_grid(
     batch: int, sigma: float, workers: int, data: st.DataObject
 ) -> None:
     colluders = data.draw(st.integers(0, workers - 1))
@@ -268,7 +268,7 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
     assert "below 64 grid steps: raise it" in message
 
 
-def test_noise_under_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
+def test_noise_with_which_no_step_fits_the_budget_is_refused(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
         resolve_job(job({"spec.privacy.noiseMultiplier": "0.2", "spec.privacy.targetEpsilon": "1"}))
     path, message = problem(error)
@@ -284,7 +284,7 @@ def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job
     assert plan.claimed_steps(plan.steps) == plan.steps, "what was charged is always claimed"
 
 
-def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> None:
+def test_unreachable_target_is_refused_at_its_field(job: Job) -> None:
     with pytest.raises(ManifestError) as error:
         resolve_job(job({"spec.privacy.targetEpsilon": "1e-9"}, calibrated=True))
     path, message = problem(error)
@@ -292,7 +292,7 @@ def test_a_target_that_no_noise_reaches_is_refused_at_its_field(job: Job) -> Non
     assert "raise it, or lower spec.training.steps" in message
 
 
-def test_colluders_are_paid_for_with_larger_shares(job: Job) -> None:
+def test_colluding_workers_make_noise_shares_larger(job: Job) -> None:
     changes = {"spec.cluster.workers": 4, "spec.aggregation.colludingWorkers": 3}
     plan = resolve_job(job(changes))[1]
     assert (plan.mechanism.workers, plan.mechanism.colluders) == (4, 3)
@@ -302,7 +302,7 @@ def test_colluders_are_paid_for_with_larger_shares(job: Job) -> None:
 
 @settings(max_examples=10)
 @given(st.sampled_from(["0.5", "1", "3", "8", "20"]), st.integers(1, 3000), st.integers(30, 100_000))
-def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, steps: int, at_least: int) -> None:
+def test_planned_and_reserved_steps_stay_within_the_target(target: str, steps: int, at_least: int) -> None:
     manifest = {
         "apiVersion": "tensafe.io/v1alpha1",
         "kind": "TenSafeTrainingJob",
@@ -329,13 +329,13 @@ def test_the_planned_and_the_reserved_steps_stay_within_the_target(target: str, 
     assert plan.affordable_steps(whole + beyond + 5, 10) == 0
 
 
-def test_a_plans_epsilon_is_of_its_strings(job: Job) -> None:
+def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:
     plan: Plan = resolve_job(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
     assert plan.epsilon(60) == epsilon(sample_rate=0.05, noise_multiplier=0.9, steps=60, delta=job_delta("0.00002"))
     assert plan.epsilon(0) == 0.0
 
 
-def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) -> None:
+def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
     """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
@@ -347,7 +347,7 @@ def test_out_of_its_reach_pld_is_left_for_rdp_which_is_never_below_it(job: Job) 
     assert rdp == spent[-1].model_copy(update={"accountant": "RDP"})
 
 
-def test_an_epsilon_out_of_its_reach_is_rdps_too(job: Job) -> None:
+def test_rdp_replaces_pld_beyond_its_epsilon(job: Job) -> None:
     plan = resolve_job(job({"spec.privacy.accountant": "PLD"}))[1]
     events = [PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier="0.3", steps=1000)]
     by_rdp = accounting.epsilon_of_events(events, 1e-5)

@@ -27,7 +27,7 @@ def all_rules(block: type[Block] = TenSafeTrainingJob) -> Iterator[Rule]:
 
 
 @pytest.mark.parametrize("example", RULE_EXAMPLES, ids=lambda example: example.field)
-def test_rule(example: RuleExample, manifest_with: ManifestWith) -> None:
+def test_rule_refuses_and_accepts_its_examples(example: RuleExample, manifest_with: ManifestWith) -> None:
     with pytest.raises(ManifestError) as refusal:
         parse_job(manifest_with(example.rejected))
     assert [str(problem) for problem in refusal.value.problems] == [f"{example.field}: {example.message}"]
@@ -35,7 +35,7 @@ def test_rule(example: RuleExample, manifest_with: ManifestWith) -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://clinic/claims/eval/", "s3://clinic/claim", "clinic/claims", "/"])
-def test_another_set_may_be_public(uri: str, manifest_with: ManifestWith) -> None:
+def test_evaluation_on_another_data_set_can_be_public(uri: str, manifest_with: ManifestWith) -> None:
     evaluation = {"uri": uri, "visibility": "Public"}
     assert parse_job(manifest_with({"spec.evaluation": evaluation})).spec.evaluation
 
@@ -45,17 +45,17 @@ def test_every_rule_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("changes", MORE_REJECTED, ids=str)
-def test_more_that_is_refused(changes: dict[str, Any], manifest_with: ManifestWith) -> None:
+def test_more_invalid_manifests_are_refused(changes: dict[str, Any], manifest_with: ManifestWith) -> None:
     with pytest.raises(ManifestError):
         parse_job(manifest_with(changes))
 
 
-def test_a_rule_holds_for_python_objects_too() -> None:
+def test_rule_applies_to_python_objects() -> None:
     with pytest.raises(ValueError, match="at most one of epochs and steps"):
         Training(epochs="1", steps=10)
 
 
-def test_every_path_of_a_rule_is_a_field() -> None:
+def test_path_of_every_rule_is_a_field() -> None:
     """The API server refuses a CRD whose `fieldPath` leads nowhere."""
     blocks = {TenSafeTrainingJob, *blocks_in(TenSafeTrainingJob)}
     for block in blocks:
@@ -76,7 +76,7 @@ def blocks_in(block: type[Block]) -> Iterator[type[Block]]:
             yield from blocks_in(inner)
 
 
-def test_every_field_of_the_spec_may_change_or_has_a_rule_against_it() -> None:
+def test_every_field_of_the_spec_can_change_or_has_a_transition_rule() -> None:
     may_change = {"suspend", "activeDeadlineSeconds", "childrenTTLSeconds"}
     guarded = {change.path.split(".")[1] for change in Spec.transitions}
     assert guarded | may_change == {field.alias for field in Spec.model_fields.values()}
@@ -95,7 +95,7 @@ def test_blocks_without_required_fields_are_never_null() -> None:
             assert demanding or name == "status", f"{block.__name__}.{name}"
 
 
-def test_the_specification_cannot_be_changed_in_place() -> None:
+def test_spec_is_immutable() -> None:
     cluster = Cluster(workers=2)
     with pytest.raises(ValueError, match="frozen"):
         cluster.workers = 3

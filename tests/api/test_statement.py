@@ -75,14 +75,14 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
 @pytest.mark.parametrize("steps", [0, 1, 300])
-def test_what_was_spent_can_be_had_again_from_the_events(steps: int, accountant: Any) -> None:
+def test_spent_epsilon_can_be_recomputed_from_the_events(steps: int, accountant: Any) -> None:
     events = charged_events(MECHANISM, steps)
     document = build_statement(replace(INPUTS, steps_charged=steps, events=events, accountant=accountant))
     document = json.loads(canonical_json(document))
     assert recompute_epsilon(document) == document["spent"]["epsilon"]
 
 
-def test_three_lines_of_dp_accounting_give_the_same() -> None:
+def test_three_lines_of_dp_accounting_give_the_same_epsilon() -> None:
     document = build_statement(INPUTS)
     accountant = rdp.RdpAccountant()
     for event in document["events"]:
@@ -92,7 +92,7 @@ def test_three_lines_of_dp_accounting_give_the_same() -> None:
     assert epsilon <= float(document["spent"]["epsilon"]) < epsilon + 2e-3
 
 
-def test_events_that_were_changed_show() -> None:
+def test_changed_events_give_another_epsilon() -> None:
     document = build_statement(INPUTS)
     document["events"] = [
         PrivacyEvent(sample_rate="0.04", noise_multiplier="1.5", steps=1000).model_dump(by_alias=True)
@@ -100,7 +100,7 @@ def test_events_that_were_changed_show() -> None:
     assert recompute_epsilon(document) != document["spent"]["epsilon"]
 
 
-def test_the_claim_is_of_the_planned_steps_at_least() -> None:
+def test_claim_covers_at_least_the_planned_steps() -> None:
     """Where a run stopped may have depended on what it showed."""
     stopped = build_statement(INPUTS)
     assert (stopped["claim"]["steps"], stopped["spent"]["stepsCharged"]) == (2250, 1234)
@@ -119,14 +119,14 @@ def test_an_outsider_faces_more_noise() -> None:
     assert alone["againstOutsider"] == alone["spent"]["epsilon"]
 
 
-def test_the_mechanism_stands_as_it_was_frozen() -> None:
+def test_statement_contains_the_frozen_mechanism() -> None:
     document = build_statement(INPUTS)
     frozen = MECHANISM.model_dump(by_alias=True)
     assert {name: document["mechanism"][name] for name in frozen} == frozen
     assert document["events"] == [event.model_dump(by_alias=True) for event in INPUTS.events]
 
 
-def test_every_fact_is_in_it() -> None:
+def test_every_input_changes_the_statement() -> None:
     """A fact that was changed changes the document."""
     changed = {
         "mechanism": MECHANISM.model_copy(update={"clip": "0.8"}),
@@ -149,7 +149,7 @@ def test_every_fact_is_in_it() -> None:
         assert build_statement(replace(INPUTS, **{field.name: other})) != whole, field.name
 
 
-def test_what_nobody_knows_is_said_to_be_not_known() -> None:
+def test_unknown_facts_are_stated_as_not_known() -> None:
     bare = build_statement(replace(INPUTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
     assert bare["hashes"]["dataset"] == bare["lineage"] == bare["model"] == NOT_KNOWN
     assert bare["hashes"]["image"] == bare["budget"] == NOT_KNOWN
@@ -164,7 +164,7 @@ def test_what_nobody_knows_is_said_to_be_not_known() -> None:
         replace(INPUTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
     ],
 )
-def test_the_page_shows_everything(inputs: StatementInputs) -> None:
+def test_page_shows_every_fact(inputs: StatementInputs) -> None:
     document = build_statement(inputs)
     text = render_markdown(document)
     del document["schema"]
@@ -181,7 +181,7 @@ def test_the_page_shows_everything(inputs: StatementInputs) -> None:
         assert f"| {name} | {figure} |" in text
 
 
-def test_the_unit_user_says_what_becomes_of_records_without_one() -> None:
+def test_definition_of_user_covers_records_without_a_user() -> None:
     assert build_statement(INPUTS)["claim"]["unitDefinition"].endswith(
         "each record without a user id (null) is a separate unit"
     )
@@ -198,6 +198,6 @@ def test_canonical_json_is_stable() -> None:
         canonical_json({"epsilon": float("nan")})
 
 
-def test_a_digest_names_its_function() -> None:
+def test_digest_names_its_hash_function() -> None:
     assert digest(b"abc") == "sha256:" + hashlib.sha256(b"abc").hexdigest()
     assert digest(b"abc") == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

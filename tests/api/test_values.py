@@ -23,7 +23,7 @@ def accepts(kind: object, value: object) -> bool:
 
 
 @pytest.mark.parametrize("text", ["8", "0.05", "2e-4", "1E+3", "10.0", "1e-06"])
-def test_decimal_strings_stay_what_they_are(text: str) -> None:
+def test_decimal_string_keeps_its_value(text: str) -> None:
     assert TypeAdapter(values.PositiveDecimal).validate_python(text) == text
     assert parse_decimal(text) == float(text)
 
@@ -49,7 +49,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("text", [*NO_NUMBERS, "1e999", "٣"])
-def test_what_is_no_finite_decimal_number_is_refused(text: str) -> None:
+def test_string_that_is_not_a_finite_decimal_is_refused(text: str) -> None:
     assert not accepts(values.NonNegativeDecimal, text)
     with pytest.raises(ValueError):
         parse_decimal(text)
@@ -92,7 +92,7 @@ def test_ranges(kind: object, inside: list[str], outside: list[str]) -> None:
         (values.PositiveDecimal, math.inf, "inf is not a decimal number"),
     ],
 )
-def test_what_is_said_of_a_wrong_decimal(kind: object, value: object, sentence: str) -> None:
+def test_message_about_an_invalid_decimal(kind: object, value: object, sentence: str) -> None:
     with pytest.raises(ValidationError) as error:
         TypeAdapter(kind).validate_python(value)
     assert error.value.errors()[0]["msg"].startswith(sentence)
@@ -112,7 +112,7 @@ def test_quantities(text: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "-1", "1 Gi", "1gi", "1e3", "١"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_quantity(text)
     assert not accepts(values.Memory, text)
@@ -203,7 +203,7 @@ def test_forms(kind: object, right: list[str], wrong: list[str]) -> None:
     assert [text for text in wrong if accepts(kind, text)] == []
 
 
-def test_the_chart_asks_for_the_same_versions_of_ray() -> None:
+def test_chart_accepts_the_same_versions_of_ray() -> None:
     schema = json.loads((Path(__file__).parents[2] / "charts/tensafe/values.schema.json").read_text())
     pattern = schema["properties"]["trainer"]["properties"]["rayVersion"]["pattern"]
     assert pattern == f"^({values.RAY_VERSION})$"

@@ -36,12 +36,12 @@ from tensafe_api import yaml_io
         ("~", None),
     ],
 )
-def test_scalars_are_what_kubernetes_takes_them_for(text: str, value: object) -> None:
+def test_scalars_are_read_as_kubernetes_reads_them(text: str, value: object) -> None:
     assert yaml_io.read_scalar(text) == value
     assert type(yaml_io.read_scalar(text)) is type(value)
 
 
-def test_keys_that_are_written_twice_or_are_no_strings_are_reported() -> None:
+def test_duplicate_keys_and_keys_that_are_not_strings_are_reported() -> None:
     documents, problems = yaml_io.read_documents("a: {b: 1, b: 2}\na: 2\n8: x\non: y\n")
     assert documents[0]["a"] == 2
     assert sorted(problems) == [
@@ -53,17 +53,17 @@ def test_keys_that_are_written_twice_or_are_no_strings_are_reported() -> None:
 
 
 @pytest.mark.parametrize("text", ["{a: 1, a: 2}", '{a: 1, "a": 1}', "[{b: {a: 1, a: 2}}]", "a: 1\na: 2"])
-def test_a_value_has_each_key_once(text: str) -> None:
+def test_value_with_a_duplicate_key_is_refused(text: str) -> None:
     with pytest.raises(yaml_io.RepeatedKeyError, match=r"^a$"):
         yaml_io.read_value(text)
     assert yaml_io.read_value("[{a: 1}, {a: 2, b: {a: 3}}]") == [{"a": "1"}, {"a": "2", "b": {"a": "3"}}]
 
 
-def test_a_scalar_is_no_collection() -> None:
+def test_scalar_that_looks_like_a_collection_stays_text() -> None:
     assert yaml_io.read_scalar("{a: 1, a: 2}") == "{a: 1, a: 2}"
 
 
-def test_documents_that_are_empty_do_not_count() -> None:
+def test_empty_documents_are_ignored() -> None:
     assert yaml_io.read_documents("---\na: 1\n---\n") == ([{"a": 1}], [])
     assert yaml_io.read_documents("# nothing\n") == ([], [])
 
@@ -83,14 +83,14 @@ def test_merged_mappings_are_read() -> None:
         'a: &a {b: "1", b: "2"}\nprivacy: {<<: *a}',
     ],
 )
-def test_a_key_that_stands_twice_in_what_is_merged_is_reported(text: str) -> None:
+def test_duplicate_key_in_a_merged_mapping_is_reported(text: str) -> None:
     _, problems = yaml_io.read_documents(text)
     assert problems
     assert all(re.search(r"is already in line \d+: keep one of them", problem) for problem in problems)
 
 
 @pytest.mark.parametrize("text", ["8", "2e-4", "0.05", "on", "No", "y", "null", "1_000", "0x1F", "12:30", "-", ""])
-def test_strings_that_look_like_something_else_are_quoted(text: str) -> None:
+def test_strings_that_look_like_another_type_are_quoted(text: str) -> None:
     assert yaml_io.write({"key": text}) == f'key: "{text}"\n'
 
 
@@ -102,14 +102,14 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
-def test_what_is_written_is_read_the_same_by_both_readers(value: dict[str, Any]) -> None:
+def test_both_yaml_readers_read_the_same(value: dict[str, Any]) -> None:
     text = yaml_io.write(value)
     assert yaml_io.read_documents(text) == ([value], [])
     assert yaml.safe_load(text) == value
 
 
 @given(st.dictionaries(st.text(), json_values, min_size=1, max_size=4))
-def test_json_is_read_the_same_by_yaml_readers(value: dict[str, Any]) -> None:
+def test_yaml_readers_read_the_same_json(value: dict[str, Any]) -> None:
     text = yaml_io.write_json(value)
     assert json.loads(text) == value
     assert yaml_io.read_documents(text) == ([value], [])

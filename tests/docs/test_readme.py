@@ -18,7 +18,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_its_manifest_is_right() -> None:
+def test_manifest_of_the_readme_is_valid() -> None:
     (manifest,) = blocks("yaml")
     job, plan = resolve_job(load_manifest(manifest))
     assert plan.steps == 60
@@ -28,14 +28,14 @@ def test_its_manifest_is_right() -> None:
 @pytest.mark.parametrize(
     "line", [line for block in blocks("sh") for line in block.splitlines() if line.startswith("tensafe account")]
 )
-def test_its_questions_about_noise_are_answered(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_the_readme_are_correct(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()[1:]) == 0
     shown = capsys.readouterr().out
     assert "epsilon" in shown or "ε" in shown
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#h][^)]*)\)", README.read_text()))
-def test_its_links_lead_somewhere(link: str) -> None:
+def test_links_of_the_readme_exist(link: str) -> None:
     page, _, section = link.partition("#")
     assert (README.parent / page).exists()
     if section:
@@ -43,7 +43,7 @@ def test_its_links_lead_somewhere(link: str) -> None:
         assert section in [heading.lower().replace(" ", "-") for heading in headings]
 
 
-def test_its_verbs_are_the_makefiles() -> None:
+def test_make_verbs_of_the_readme_exist() -> None:
     makefile = (README.parent / "Makefile").read_text()
     for verb in re.findall(r"^make ([a-z0-9-]+)", README.read_text(), re.MULTILINE):
         assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb

@@ -26,7 +26,7 @@ def test_pages_are_current(generate: ModuleType) -> None:
         assert (generate.REFERENCE / name).read_text(encoding="utf-8") == text, "run `make docs`"
 
 
-def test_check_notices_a_stale_page(generate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_reports_a_stale_page(generate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generate, "REFERENCE", tmp_path)
     assert generate.main(["--check"]) == 1
     assert generate.main([]) == 0
@@ -50,12 +50,12 @@ def test_every_field_of_a_resource_is_a_row(generate: ModuleType, page: str) -> 
     assert sorted(rows) == sorted(expected)
 
 
-def test_every_word_of_a_status_is_explained(generate: ModuleType) -> None:
+def test_every_name_of_a_status_is_explained(generate: ModuleType) -> None:
     rows = re.findall(r"^\| `(\w+)` \| .*\w", generate.pages()["conditions-and-reasons.md"], re.MULTILINE)
     assert sorted(rows) == sorted(word.value for kind in (Phase, ConditionType, Reason, EventReason) for word in kind)
 
 
-def test_links_of_the_pages_lead_somewhere() -> None:
+def test_links_of_all_pages_exist() -> None:
     pages = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md"), *(DOCS.parent / "benchmarks").glob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):

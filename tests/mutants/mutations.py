@@ -64,7 +64,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             *_NOISE_IN_SUMS,
             _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
-            "tests/api/test_privacy_events.py::test_shares_are_sized_for_those_who_may_pool_theirs",
+            "tests/api/test_privacy_events.py::test_noise_shares_are_sized_for_colluding_workers",
         ),
     ),
     Mutation(
@@ -392,14 +392,14 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "return charged",
             ),
         ),
-        ("tests/api/test_statement.py::test_the_claim_is_of_the_planned_steps_at_least",),
+        ("tests/api/test_statement.py::test_claim_covers_at_least_the_planned_steps",),
     ),
     Mutation(
         "figures are rounded to the nearest",
         (Edit(_API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (
-            "tests/api/test_privacy_events.py::test_rounding_up_never_goes_down_and_never_far",
-            "tests/api/test_resolve.py::test_the_sample_rate_is_rounded_up",
+            "tests/api/test_privacy_events.py::test_rounding_up_is_never_below_and_at_most_one_unit_above",
+            "tests/api/test_resolve.py::test_sample_rate_is_rounded_up",
         ),
     ),
 )
