@@ -1,4 +1,4 @@
-"""The shortest useful manifest, and a way to change it."""
+"""The shortest valid manifest, and a function that changes it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from e2e.platform.fixtures.manifests import MINIMAL, changed
 
 @pytest.fixture
 def minimal() -> dict[str, Any]:
-    """The shortest useful manifest, as a mapping of one's own."""
+    """A copy of the shortest valid manifest, as a mapping."""
     return copy.deepcopy(MINIMAL)
 
 
 @pytest.fixture
 def manifest_with() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Makes the shortest useful manifest with the values at these dotted paths; None takes a field away."""
+    """A function that returns the shortest valid manifest with values at dotted paths; None removes a field."""
     return lambda changes: changed(MINIMAL, changes)

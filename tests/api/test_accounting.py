@@ -1,4 +1,4 @@
-"""ε and σ: reference values, a second opinion, and directions in which no rounding may go."""
+"""ε and σ: reference values, comparison with other libraries, and the direction of each rounding."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta(
     q: float, sigma: float, steps: int, delta: float, more: int, factor: float
 ) -> None:
     def at(**changes: float) -> float:
-        asked = {"sample_rate": q, "noise_multiplier": sigma, "steps": steps, "delta": delta, **changes}
-        return epsilon(**asked)  # type: ignore[arg-type]
+        arguments = {"sample_rate": q, "noise_multiplier": sigma, "steps": steps, "delta": delta, **changes}
+        return epsilon(**arguments)  # type: ignore[arg-type]
 
-    # A relative 1e-12 for the last digits of the floats.
+    # The tolerance of 1e-12 covers the last digits of the floats.
     least = at() * (1 - 1e-12)
     assert at(steps=steps + more) >= least
     assert at(noise_multiplier=sigma / factor) >= least
@@ -159,7 +159,7 @@ def test_calibrated_sigma_is_the_smallest_string_within_the_target(
 
 @pytest.mark.parametrize(("steps", "sigma"), [(50_000, 30.0), (10_000, 33.6)])
 def test_pld_is_never_below_the_closed_form_of_full_batches(steps: int, sigma: float) -> None:
-    """Balle and Wang 2018: T steps of all records are one Gaussian with mu = sqrt(T)/sigma."""
+    """Balle and Wang 2018: T steps over all records equal one Gaussian with mu = sqrt(T)/sigma."""
     mu = math.sqrt(steps) / sigma
     delta = MIN_PLD_DELTA
 
@@ -184,11 +184,11 @@ def test_sigma_for_which_rdp_is_not_a_number_gives_infinity(sigma: float) -> Non
 
 
 def test_calibration_by_pld_meets_its_target_with_less_noise() -> None:
-    asked = {"target_epsilon": 2.0, "sample_rate": 0.05, "steps": 200, "delta": 1e-5}
-    by_pld = calibrate(**asked, accountant="PLD")  # type: ignore[arg-type]
+    arguments = {"target_epsilon": 2.0, "sample_rate": 0.05, "steps": 200, "delta": 1e-5}
+    by_pld = calibrate(**arguments, accountant="PLD")  # type: ignore[arg-type]
     spent = epsilon(sample_rate=0.05, noise_multiplier=float(by_pld), steps=200, delta=1e-5, accountant="PLD")
     assert 1.999 < spent <= 2.0
-    assert float(by_pld) < float(calibrate(**asked))  # type: ignore[arg-type]
+    assert float(by_pld) < float(calibrate(**arguments))  # type: ignore[arg-type]
 
 
 def test_calibration_never_returns_less_than_the_minimum_sigma() -> None:
@@ -202,7 +202,7 @@ def test_unreachable_target_is_an_error() -> None:
 
 @pytest.mark.parametrize(("sigma", "q"), [(1e8, 0.04), (1e6, 1e-3)])
 def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
-    """dp-accounting's curve has negative orders here, for which it says ε = 0 although something was released."""
+    """The RDP curve of dp-accounting has negative orders here. It returns ε = 0 for them, which would be too small."""
     plain = rdp.RdpAccountant()
     plain.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), 1000)
     assert plain.get_epsilon(1e-9) == 0
@@ -214,12 +214,12 @@ def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
 @settings(max_examples=40)
 @given(rates, sigmas, st.floats(0.01, 20.0), st.integers(0, 3000))
 def test_steps_within_returns_the_largest_number_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
-    asked = {"sample_rate": q, "noise_multiplier": sigma, "delta": 1e-6}
-    steps = steps_within(target_epsilon=target, at_most=at_most, **asked)  # type: ignore[arg-type]
+    arguments = {"sample_rate": q, "noise_multiplier": sigma, "delta": 1e-6}
+    steps = steps_within(target_epsilon=target, at_most=at_most, **arguments)  # type: ignore[arg-type]
     assert 0 <= steps <= at_most
-    assert epsilon(steps=steps, **asked) <= target  # type: ignore[arg-type]
+    assert epsilon(steps=steps, **arguments) <= target  # type: ignore[arg-type]
     if steps < at_most:
-        assert epsilon(steps=steps + 1, **asked) > target  # type: ignore[arg-type]
+        assert epsilon(steps=steps + 1, **arguments) > target  # type: ignore[arg-type]
 
 
 def test_delta_of_a_job_leaves_a_share_for_the_noise_sampler() -> None:

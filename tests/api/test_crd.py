@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: fresh, small, structural, and documented everywhere."""
+"""The CustomResourceDefinitions: current, small, structural, and with a description of every field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = SCHEMAS["TenSafeTrainingJob"]
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema in a schema, with its path."""
+    """All schemas inside a schema, with their paths."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}")
@@ -48,7 +48,7 @@ def test_check_reports_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("kind", crd.KINDS, ids=lambda kind: kind.plural)
 def test_crd_is_small_enough_for_kubectl_apply(kind: crd.ResourceKind) -> None:
-    """`kubectl apply` keeps the object as JSON in an annotation of at most 262,144 bytes."""
+    """`kubectl apply` stores the object as JSON in an annotation of at most 262,144 bytes."""
     assert len(json.dumps(crd.custom_resource_definition(kind), separators=(",", ":"))) < 80_000
     assert (FOLDER / kind.file_name).stat().st_size < 120_000
 
@@ -76,7 +76,7 @@ def test_the_schema_is_structural() -> None:
 
 
 def test_lists_and_strings_of_the_spec_are_bounded() -> None:
-    """Else the API server estimates the cost of the rules over them by the size of the largest request."""
+    """Without bounds the API server estimates the cost of rules over them from the size of the largest request."""
     for path, node in nodes(at(".spec"), ".spec"):
         if node["type"] == "array":
             assert "maxItems" in node, path

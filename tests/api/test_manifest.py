@@ -1,4 +1,4 @@
-"""From text to a job and back, and every error at once."""
+"""Reading and writing manifests, and reporting all problems at once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ status:
 
 
 def problems_of(manifest: str | dict[str, Any], *overrides: str) -> list[str]:
-    """The problems of a manifest, each as its line."""
+    """The problems of a manifest, one line for each."""
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     with pytest.raises(ManifestError) as refusal:
         load_manifest(text, overrides)
@@ -201,8 +201,10 @@ spec:
 
 
 @pytest.mark.parametrize(("changes", "problem"), INVALID_MANIFESTS, ids=str)
-def test_invalid_value_is_reported_at_its_field(changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith) -> None:
-    """Each is refused with one sentence, at its own field."""
+def test_invalid_value_is_reported_at_its_field(
+    changes: dict[str, Any], problem: str | None, manifest_with: ManifestWith
+) -> None:
+    """Each invalid value is refused with one sentence that names its field."""
     with pytest.raises(ManifestError) as refusal:
         parse_job(manifest_with(changes))
     (only,) = refusal.value.problems
@@ -235,7 +237,9 @@ def test_text_that_is_not_a_manifest_is_refused(text: str, problem: str) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"], ids=["half a character", "itself"]
+    "text",
+    ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"],
+    ids=["unpaired surrogate", "value that contains itself"],
 )
 def test_text_that_cannot_be_written_again_is_refused(text: str) -> None:
     assert problems_of(text) == [

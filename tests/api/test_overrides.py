@@ -1,4 +1,4 @@
-"""`--set`: each value is read as its field wants it."""
+"""`--set`: each value is read with the type of its field."""
 
 from __future__ import annotations
 

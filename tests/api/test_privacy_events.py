@@ -1,4 +1,4 @@
-"""Events and figures: strings that are run as they are claimed, and rounding that never flatters."""
+"""Privacy events and figures: strings are used as written, and rounding never makes a claim smaller."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rounding_up_is_idempotent(value: float, digits: int) -> None:
     [(0.1, 3, "0.101"), (Decimal("0.1"), 3, "0.1"), (0.0, 6, "0"), (2.0, 6, "2"), (1e-30, 10, "0.0000000001")],
 )
 def test_rounding_up_examples(value: float | Decimal, digits: int, text: str) -> None:
-    """0.1 is a float just above 0.1."""
+    """The float 0.1 is slightly above 0.1."""
     assert round_up(value, digits) == text
 
 
@@ -85,7 +85,7 @@ def test_noise_shares_are_sized_for_colluding_workers() -> None:
     assert MECHANISM.grid == 2**21
     assert MECHANISM.share_sigma == pytest.approx(0.8 * 2**21 / 2)
     assert MECHANISM.outsider_noise_multiplier == pytest.approx(0.8 * (5 / 4) ** 0.5)
-    # All N shares together are what an outsider faces, N−t of them are σ.
+    # An outsider faces the noise of all N shares; N−t shares together have a multiplier of σ.
     assert MECHANISM.share_sigma**2 * 5 == pytest.approx((MECHANISM.outsider_noise_multiplier * MECHANISM.grid) ** 2)
     assert MECHANISM.share_sigma**2 * 4 == pytest.approx((0.8 * MECHANISM.grid) ** 2)
 

@@ -1,4 +1,4 @@
-"""The words of a status are CamelCase, explained, and fit the fields that they stand in."""
+"""Phases, conditions and reasons: they are CamelCase, explained, and valid in the fields of a status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_reason_has_its_own_sentence() -> None:
 
 
 def test_fix_covers_local_runs_and_clusters() -> None:
-    """Only a local run is resumed, and knows --resume."""
+    """Only local runs have --resume, so a fix that names it also states what to do in a cluster."""
     for reason in Reason:
         assert not re.search(r"\b[Rr]esumes?\b", reason.fix.replace("--resume", "")), reason
         assert ("--resume" in reason.fix) == ("in a cluster" in reason.fix), reason
@@ -50,8 +50,8 @@ def test_no_name_is_a_boolean_in_yaml() -> None:
 
 
 def test_exit_codes_are_unique_and_stable() -> None:
-    told = [reason for reason in Reason if reason.exit_code != 1]
-    assert all(reason_for_exit_code(reason.exit_code) is reason for reason in told)
-    assert len({reason.exit_code for reason in told}) == len(told)
+    with_code = [reason for reason in Reason if reason.exit_code != 1]
+    assert all(reason_for_exit_code(reason.exit_code) is reason for reason in with_code)
+    assert len({reason.exit_code for reason in with_code}) == len(with_code)
     assert (Reason.WORKER_LOST.exit_code, Reason.LEDGER_CORRUPT.exit_code) == (64, 76)
     assert reason_for_exit_code(1) is reason_for_exit_code(0) is reason_for_exit_code(137) is None

@@ -1,4 +1,4 @@
-"""From a manifest to figures: every default of the design, and no figure that flatters."""
+"""The training plan: every default, and no figure that makes a claim too small."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Job = Callable[..., TenSafeTrainingJob]
 
 @pytest.fixture
 def job(manifest_with: ManifestWith) -> Job:
-    """The shortest manifest with changes; `noiseMultiplier` is given so that nothing needs calibrating."""
+    """A function that returns the shortest manifest with changes. It sets `noiseMultiplier` to avoid calibration."""
 
     def make(changes: Mapping[str, Any] | None = None, *, calibrated: bool = False) -> TenSafeTrainingJob:
         given_noise = {} if calibrated else {"spec.privacy.noiseMultiplier": "1"}
@@ -127,13 +127,15 @@ def test_sample_rate_is_rounded_up(at_least: int, batch: int, rate: str, job: Jo
         ("1", 1001, 100, 11),
         ("0.5", 1000, 100, 5),
         ("0.0001", 1000, 100, 1),
-        # Where floats would add a step: 1.1 x 1000 / 100 is 11.000000000000002 in them.
+        # With floats there would be one step more: 1.1 x 1000 / 100 is 11.000000000000002.
         ("1.1", 1000, 100, 11),
         ("0.1", 30, 1, 3),
         ("1e1", 30, 1, 300),
     ],
 )
-def test_epochs_count_passes_over_the_public_bound(epochs: str, at_least: int, batch: int, steps: int, job: Job) -> None:
+def test_epochs_count_passes_over_the_public_bound(
+    epochs: str, at_least: int, batch: int, steps: int, job: Job
+) -> None:
     changes = {"spec.dataset.unit.atLeast": at_least, "spec.training": {"epochs": epochs, "expectedBatchSize": batch}}
     assert resolve_job(job(changes))[1].steps == steps
 
@@ -193,7 +195,7 @@ def test_training_takes_three_epochs_by_default(job: Job) -> None:
     ("ratio", "steps", "warmup"), [("0", 100, 0), ("0.07", 100, 7), ("0.03", 10, 1), ("1", 10, 10)]
 )
 def test_warm_up_is_rounded_up_exactly(ratio: str, steps: int, warmup: int, job: Job) -> None:
-    """0.07 x 100 is 7.000000000000001 in floats."""
+    """With floats 0.07 x 100 is 7.000000000000001."""
     assert resolve_job(job({"spec.training": {"steps": steps, "warmupRatio": ratio}}))[1].warmup_steps == warmup
 
 
@@ -206,7 +208,9 @@ def test_warm_up_is_rounded_up_exactly(ratio: str, steps: int, warmup: int, job:
         ({"text": "t", "label": "l"}, "SequenceClassification", None),
     ],
 )
-def test_default_of_loss_on_follows_from_the_columns(columns: dict[str, str], task: str, expected: Any, job: Job) -> None:
+def test_default_of_loss_on_follows_from_the_columns(
+    columns: dict[str, str], task: str, expected: Any, job: Job
+) -> None:
     changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model.task": task}
     if task == "SequenceClassification":
         changes["spec.model.numLabels"] = 2
@@ -281,7 +285,7 @@ def test_a_plan_beyond_the_budget_claims_no_more_than_the_budget_allows(job: Job
     assert plan.epsilon(plan.steps) > 4
     assert 0 < plan.claimed_steps(0) < plan.steps
     assert plan.epsilon_claimed(0) <= 4
-    assert plan.claimed_steps(plan.steps) == plan.steps, "what was charged is always claimed"
+    assert plan.claimed_steps(plan.steps) == plan.steps, "the claim covers all charged steps"
 
 
 def test_unreachable_target_is_refused_at_its_field(job: Job) -> None:
@@ -336,7 +340,7 @@ def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:
 
 
 def test_rdp_replaces_pld_beyond_its_number_of_steps(job: Job) -> None:
-    """Charges are what a pod writes: 2^31 of them would have PLD take a hundred gigabytes."""
+    """A pod writes the charges. With 2^31 of them PLD would need a hundred gigabytes."""
     plan = resolve_job(job({"spec.privacy.accountant": "PLD", "spec.privacy.noiseMultiplier": "200"}))[1]
     reach, far = accounting.PLD_STEPS_LIMIT, 2**31 - 1
     spent = [privacy_status(plan, charged=charged, recharged=0) for charged in (reach, reach + 1, far)]

@@ -1,4 +1,4 @@
-"""Each rule between fields refuses what it should, accepts what it should, and says so at the right field."""
+"""Each rule between fields refuses and accepts its examples, and reports the right field."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rule_applies_to_python_objects() -> None:
 
 
 def test_path_of_every_rule_is_a_field() -> None:
-    """The API server refuses a CRD whose `fieldPath` leads nowhere."""
+    """The API server refuses a CRD with a `fieldPath` that is not a field."""
     blocks = {TenSafeTrainingJob, *blocks_in(TenSafeTrainingJob)}
     for block in blocks:
         for item in (*block.rules, *block.transitions):
@@ -85,7 +85,7 @@ def test_every_field_of_the_spec_can_change_or_has_a_transition_rule() -> None:
 
 
 def test_blocks_without_required_fields_are_never_null() -> None:
-    """Else an empty block and an absent one would be two things that mean the same."""
+    """Otherwise an empty block and an absent one would be two values with the same meaning."""
     for block in {TenSafeTrainingJob, *blocks_in(TenSafeTrainingJob)}:
         for name, field in block.model_fields.items():
             inner = block_of(field.annotation)

@@ -1,4 +1,4 @@
-"""The statement: every figure in it can be had again, and everything in it can be read."""
+"""The privacy statement: its figures can be recomputed, and its page shows every fact."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_changed_events_give_another_epsilon() -> None:
 
 
 def test_claim_covers_at_least_the_planned_steps() -> None:
-    """Where a run stopped may have depended on what it showed."""
+    """The step at which a run stopped may have depended on its results."""
     stopped = build_statement(INPUTS)
     assert (stopped["claim"]["steps"], stopped["spent"]["stepsCharged"]) == (2250, 1234)
     assert stopped["claim"]["epsilon"] == "7.33"  # 7.32936, rounded up
@@ -127,7 +127,7 @@ def test_statement_contains_the_frozen_mechanism() -> None:
 
 
 def test_every_input_changes_the_statement() -> None:
-    """A fact that was changed changes the document."""
+    """A change of any input changes the document."""
     changed = {
         "mechanism": MECHANISM.model_copy(update={"clip": "0.8"}),
         "events": (),

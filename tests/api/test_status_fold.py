@@ -1,4 +1,4 @@
-"""The fold of records into a status: what the operator and the local runner rely on."""
+"""The fold of records into a status, on which the operator and the local runner rely."""
 
 from __future__ import annotations
 

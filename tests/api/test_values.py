@@ -1,4 +1,4 @@
-"""Scalars: what a decimal string, a quantity, a name and a URI may look like."""
+"""The forms of scalar values: decimal strings, quantities, names and URIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML is read as Kubernetes reads it, and written so that every reader agrees."""
+"""YAML is read as Kubernetes reads it, and written so that all readers read the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""The commands and manifests of the README run as shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference page is what the schema says now, and says everything that the schema does."""
+"""The reference pages are current and complete."""
 
 import importlib.util
 import re
