@@ -194,7 +194,7 @@ spec:
         "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be below cluster.workers: lower it, or "
         "raise cluster.workers",
         "spec.dataset.columns: dataset.columns must name exactly one shape of data: write prompt and completion, or "
-        "messages, or text",
+        "messages, or text, or tokens and tags",
         "spec.training: training must have at most one of epochs and steps: remove one of them",
         "spec.cluster.env[0]: env must have exactly one of value and valueFrom for each variable: write one of them",
     ]
