@@ -35,7 +35,7 @@ class FileColumns:
     """The columns of one file.
 
     names: of the columns, or their positions ("0", "1"). types: Arrow types by name; None where the format has none.
-    advice: what an error about a missing column says; None where the names come from a schema, which errors may list.
+    advice: the fix in an error about a missing column; None if the names come from a schema, which errors may list.
     """
 
     names: Sequence[str]
@@ -101,7 +101,7 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
 
 def _is_text(kind: Any) -> bool:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)
+    return bool(text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind))
 
 
 def _is_scalar(kind: Any) -> bool:

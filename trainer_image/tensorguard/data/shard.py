@@ -78,24 +78,28 @@ class Shard:
         return tokens
 
     def labels(self, record: int) -> np.ndarray | int:
-        """What the loss compares the record's logits with: int64 [length], -100 where nothing is learned; or a class.
+        """The target of the loss for the record's logits: int64 [length], -100 where nothing is learned; or a class.
 
         It is a function of the record's own tokens and target alone.
         """
         if self.target is Target.RECORD_LABEL:
             return self.label(record)
         if self.target is Target.TOKEN_LABELS:
-            return self._target[self._records[record] : self._records[record + 1]]
+            return self._of_tokens(record)
         return np.where(self.learned(record), self.tokens(record), IGNORE_INDEX)
 
     def learned(self, record: int) -> np.ndarray:
         """CausalLM: 1 for each token of the record that is learned, else 0; int8 [length]."""
-        learned: np.ndarray = self._target[self._records[record] : self._records[record + 1]]
-        return learned
+        return self._of_tokens(record)
 
     def label(self, record: int) -> int:
         """Classification: the record's class."""
         return int(self._target[record])
+
+    def _of_tokens(self, record: int) -> np.ndarray:
+        """The record's targets, if the target has one number for each token."""
+        target: np.ndarray = self._target[self._records[record] : self._records[record + 1]]
+        return target
 
 
 def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
