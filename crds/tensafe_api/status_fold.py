@@ -83,7 +83,7 @@ class JobRecords:
     """What the ledger and the run of one job have recorded.
 
     Attributes:
-        steps_charged: steps charged over all attempts; None where the ledger is lost, so that nobody can know it.
+        steps_charged: steps charged over all attempts; None where the ledger is lost, so that the number is unknown.
         steps_recharged: of these, steps that were charged a second time after a crash.
         progress: how far the training is; its number of planned steps is replaced by the claim's.
         evaluations: evaluations on a public set, by step.

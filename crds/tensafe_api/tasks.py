@@ -31,7 +31,7 @@ class Shape:
     """One set of columns that can hold the records of a task.
 
     Attributes:
-        required: the columns that are always there. The first one tells this shape from those of another kind.
+        required: the columns that are always there. The first one distinguishes this shape from those of another kind.
         optional: columns that may be there too.
         loss_on: the default of `dataset.lossOn`. None: the labels are in a column, and lossOn is refused.
         noun: what the records are, for messages. Empty: the name of the first column.

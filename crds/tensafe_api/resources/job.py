@@ -78,7 +78,7 @@ def _in_suspension(name: str) -> Transition:
 
 
 def _within(inner: str, outer: str) -> bool:
-    """Whether the URI `inner` is the directory `outer` or lies in it."""
+    """Whether the URI `inner` is the directory `outer` or is inside it."""
     inner, outer = (uri.removeprefix("file://").removesuffix("/") + "/" for uri in (inner, outer))
     return inner.startswith(outer)
 
