@@ -49,7 +49,7 @@ _NEIGHBOURS = (
 _NOISE_IN_SUMS = (
     _AGGREGATION_TESTS + "test_whole_step.py::test_noise_of_all_ranks_is_in_every_sum_and_is_new_in_each_step",
 )
-_BATCH_SIZES = (_PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_empty_draws_are_among_them",)
+_BATCH_SIZES = (_PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_include_empty_draws",)
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
@@ -63,7 +63,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             *_NOISE_IN_SUMS,
-            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
+            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
             "tests/api/test_privacy_events.py::test_noise_shares_are_sized_for_colluding_workers",
         ),
     ),
@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "σ is halved in the noise sampler",
         (Edit(_NOISE, "[_Table(Fraction(sigma) ** 2)]", "[_Table(Fraction(sigma) ** 2 / 4)]"),),
         (
-            _PRIVACY_TESTS + "test_noise.py::test_a_tables_exact_distribution_is_as_near_as_it_says",
-            _PRIVACY_TESTS + "test_noise.py::test_ours_and_the_exact_sampler_cannot_be_told_apart",
+            _PRIVACY_TESTS + "test_noise.py::test_exact_distribution_of_a_table_is_within_its_bound",
+            _PRIVACY_TESTS + "test_noise.py::test_sampler_is_indistinguishable_from_the_exact_sampler",
         ),
     ),
     Mutation(
@@ -86,7 +86,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             *_NOISE_IN_SUMS,
-            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_noise_that_is_accounted",
+            _PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
         ),
     ),
     Mutation(
@@ -121,8 +121,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _PRIVACY_TESTS + "test_noise.py::test_no_noise_comes_again_after_a_resume",
-            _PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",
+            _PRIVACY_TESTS + "test_noise.py::test_resumed_run_draws_new_noise",
+            _PRIVACY_TESTS + "test_sampling.py::test_workers_with_equal_global_seeds_draw_independently",
             _AGGREGATION_TESTS + "test_whole_step.py::test_restart_draws_new_noise",
         ),
     ),
@@ -144,9 +144,9 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _PRIVACY_TESTS + "test_clipping.py::test_the_check_is_exact_at_its_edge",
-            _PRIVACY_TESTS + "test_clipping.py::test_a_unit_that_stays_too_long_is_dropped",
-            _PRIVACY_TESTS + "test_clipping.py::test_a_unit_that_rounding_made_too_long_is_rounded_toward_zero",
+            _PRIVACY_TESTS + "test_clipping.py::test_norm_check_is_exact_at_its_bound",
+            _PRIVACY_TESTS + "test_clipping.py::test_unit_whose_norm_stays_too_large_is_dropped",
+            _PRIVACY_TESTS + "test_clipping.py::test_unit_whose_norm_rounding_made_too_large_is_rounded_toward_zero",
         ),
     ),
     Mutation(
@@ -169,7 +169,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "torch.floor(rows + uniforms(list(range(len(seeds))), rows.shape[1], rows.device))",
             ),
         ),
-        (_PRIVACY_TESTS + "test_clipping.py::test_a_units_integers_are_the_same_bit_for_bit_in_any_company",),
+        (_PRIVACY_TESTS + "test_clipping.py::test_integers_of_a_unit_do_not_depend_on_its_neighbours",),
     ),
     Mutation(
         "the step skips empty draws",
@@ -202,7 +202,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "np.random.randint(0, 2**64, min(_WORDS_AT_ONCE, self._units - start), dtype=np.uint64)",
             ),
         ),
-        (_PRIVACY_TESTS + "test_sampling.py::test_two_workers_draw_independently_whatever_they_seed",),
+        (_PRIVACY_TESTS + "test_sampling.py::test_workers_with_equal_global_seeds_draw_independently",),
     ),
     Mutation(
         "batches of a fixed size are accounted as Poisson",
@@ -256,8 +256,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _LEDGER_TESTS + "test_contract.py::TestContract::test_steps_that_are_run_again_are_charged_again",
-            _LEDGER_TESTS + "test_contract.py::test_what_was_charged_never_falls_whatever_happens",
+            _LEDGER_TESTS + "test_contract.py::TestContract::test_repeated_steps_are_charged_again",
+            _LEDGER_TESTS + "test_contract.py::test_charged_steps_never_decrease_in_any_history",
         ),
     ),
     Mutation(
@@ -269,23 +269,20 @@ MUTATIONS: tuple[Mutation, ...] = (
                 'raise OSError("only a part of the entry was written")',
             ),
         ),
-        (_LEDGER_TESTS + "test_file.py::test_a_charge_is_on_the_disk_when_it_returns",),
+        (_LEDGER_TESTS + "test_file.py::test_charge_is_on_the_disk_when_it_returns",),
     ),
     Mutation(
         "all steps use the same mask",
         (Edit(_MASKS, 'modes.CTR(step.to_bytes(8, "big") + bytes(8))', "modes.CTR(bytes(16))"),),
         (
-            _AGGREGATION_TESTS + "test_masks.py::test_a_workers_mask_is_another_in_each_step_and_incarnation",
-            _AGGREGATION_TESTS + "test_masks.py::test_no_block_serves_two_steps_pairs_or_incarnations",
+            _AGGREGATION_TESTS + "test_masks.py::test_mask_is_new_in_each_step_and_incarnation",
+            _AGGREGATION_TESTS + "test_masks.py::test_no_block_is_used_for_two_steps_pairs_or_incarnations",
         ),
     ),
     Mutation(
         "the last rank adds no mask",
         (Edit(_MASKS, "            total -= stream", "            pass"),),
-        (
-            _AGGREGATION_TESTS
-            + "test_masks.py::test_every_proper_subset_sums_to_uniform_words_and_all_of_them_to_the_sum",
-        ),
+        (_AGGREGATION_TESTS + "test_masks.py::test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact",),
     ),
     Mutation(
         "records are clipped when the unit is a user",

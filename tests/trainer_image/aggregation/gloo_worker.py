@@ -1,5 +1,6 @@
-"""The workers of `test_gloo.py`, forked from one process since imports take longest: everything from keys to a verified
-sum over torch.distributed. Each writes what it got as JSON.
+"""The workers of `test_gloo.py`: every operation from key agreement to a verified sum, over torch.distributed.
+
+They are forked from one process, because imports take the longest time. Each worker writes its results as JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tensorguard.aggregation.verify import verify_sum
 DIMENSION = 10_001
 
 
-def local(rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """A worker's sum, some of it beyond an int32, and its noise."""
+def local_values(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A worker's sum, with some values beyond an int32, and its noise."""
     generator = np.random.default_rng(rank)
     values = generator.integers(-(2**31), 2**31, size=DIMENSION)
     values[:2] = (2**40, -(2**40))
@@ -46,7 +47,7 @@ def work(rendezvous: str, rank: int, size: int) -> None:
     for step in range(3):
         header = Header(agreement.session, step, 3, 20, DIMENSION, CARRIER_BITS, "0" * 64)
         stops.append(agreement.agree(header, rank == 1 and step == 2))
-        values, noise = local(rank)
+        values, noise = local_values(rank)
         masked = add_noise_and_mask(values, noise, pairwise_mask(pairs, rank, step, DIMENSION))
         total = reveal(channel, masked)
         verify_sum(channel, pairs, step, masked, total, "Strict")

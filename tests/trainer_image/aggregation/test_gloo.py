@@ -1,4 +1,4 @@
-"""Aggregation over the real thing: three processes and torch.distributed's gloo."""
+"""Aggregation with three processes over the gloo backend of torch.distributed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE, DIMENSION = 3, 10_001
 
 
 def expected() -> list[int]:
-    """The saturated sums and the noise of all workers, modulo 2^32 around zero, in Python's integers."""
+    """The saturated sums and the noise of all workers, modulo 2^32 around zero, in Python integers."""
     total = [0] * DIMENSION
     for rank in range(SIZE):
         generator = np.random.default_rng(rank)
@@ -25,7 +25,7 @@ def expected() -> list[int]:
     return [(value + 2**31) % 2**32 - 2**31 for value in total]
 
 
-def test_three_processes_add_exactly_and_agree(tmp_path: Path) -> None:
+def test_three_processes_agree_and_sum_exactly(tmp_path: Path) -> None:
     script = Path(__file__).with_name("gloo_worker.py")
     rendezvous = tmp_path / "rendezvous"
     subprocess.run([sys.executable, str(script), str(rendezvous), str(SIZE)], check=True, timeout=600)

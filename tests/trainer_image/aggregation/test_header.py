@@ -1,4 +1,4 @@
-"""The header: workers that do not mean the same step reveal nothing, and one that wants to stop stops all."""
+"""The header: workers with different headers reveal nothing, and one worker that wants to stop stops all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER = Header(
 OTHER = {"session": "ac" * 32, "ledger_head": "ce" * 32}
 
 
-def test_a_header_comes_back_as_it_went() -> None:
+def test_header_survives_packing() -> None:
     assert Header.unpack(HEADER.pack()) == HEADER
     largest = replace(HEADER, step=2**63, charged_through=2**64 - 1)
     assert Header.unpack(largest.pack()) == largest
@@ -35,7 +35,7 @@ def test_a_header_comes_back_as_it_went() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("stopping", [set(), {0}, {"last"}, {0, "last"}])
-def test_one_worker_that_stops_stops_all(size: int, stopping: set[Any], workers: Run) -> None:
+def test_stop_of_one_worker_stops_all(size: int, stopping: set[Any], workers: Run) -> None:
     session = replace(SESSION, workers=size)
 
     def work(channel: Any) -> bool:
@@ -46,7 +46,7 @@ def test_one_worker_that_stops_stops_all(size: int, stopping: set[Any], workers:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Header)])
-def test_each_difference_is_named(name: str, outcomes: Run) -> None:
+def test_each_difference_between_headers_is_named(name: str, outcomes: Run) -> None:
     strange = replace(HEADER, **{name: OTHER.get(name, getattr(HEADER, name)) if name in OTHER else 99})
 
     def work(channel: Any) -> bool:
@@ -59,8 +59,8 @@ def test_each_difference_is_named(name: str, outcomes: Run) -> None:
 
 
 @pytest.mark.parametrize("byte", [0, 39, 71, 103, 104, 105, -1])
-def test_a_header_that_was_changed_on_its_way_is_refused(byte: int, outcomes: Run) -> None:
-    """The stop flag (byte 104) is under the tag as well: nobody on the network can stop the job, or keep it going."""
+def test_header_that_was_changed_in_transit_is_refused(byte: int, outcomes: Run) -> None:
+    """The tag covers the stop flag (byte 104) as well: an adversary on the network cannot set or clear it."""
 
     def work(channel: Any) -> bool:
         def flip(sender: int, message: bytes) -> bytes:
@@ -75,7 +75,7 @@ def test_a_header_that_was_changed_on_its_way_is_refused(byte: int, outcomes: Ru
     assert [str(result) for result in results[:2]] == ["the header of worker 2 was changed in transit"] * 2
 
 
-def test_a_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> None:
+def test_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> None:
     def swapped(channel: Any) -> bool:
         seen: dict[int, bytes] = {}
 
@@ -97,7 +97,7 @@ def test_a_header_of_another_rank_session_or_key_is_refused(outcomes: Run) -> No
         assert "the header of worker 2 was changed" in str(outcomes(3, work)[0])
 
 
-def test_sessions_have_names_of_their_own(workers: Run) -> None:
+def test_each_session_has_its_own_identifier(workers: Run) -> None:
     names = {
         workers(1, lambda channel, session=session: HeaderAgreement(channel, session, JOB_KEY).session)[0]
         for session in (SESSION, replace(SESSION, incarnation=3), replace(SESSION, attempt=2))

@@ -1,4 +1,4 @@
-"""Pair keys: shared by two, unknown to a third, and never accepted from elsewhere or from another time."""
+"""Pair keys: two workers share one, no third worker knows it, and messages from elsewhere or earlier are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SESSION = Session(job="claims-triage", attempt=1, incarnation=1, workers=3, coll
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_each_pair_shares_keys_that_no_other_has(size: int, workers: Run) -> None:
+def test_each_pair_shares_its_own_keys(size: int, workers: Run) -> None:
     session = replace(SESSION, workers=size)
     pairs: list[dict[int, PairKey]] = workers(size, lambda channel: agree_pair_keys(channel, session, JOB_KEY))
     for rank, mine in enumerate(pairs):
@@ -32,7 +32,7 @@ def test_each_pair_shares_keys_that_no_other_has(size: int, workers: Run) -> Non
     assert len({key for pair in keys for key in (pair.mask, pair.tag)}) == 2 * len(keys)
 
 
-def test_keys_are_new_in_each_incarnation_even_of_the_same_session(workers: Run) -> None:
+def test_keys_are_new_even_for_the_same_session(workers: Run) -> None:
     drawn = {
         workers(
             2, lambda channel: agree_pair_keys(channel, replace(SESSION, workers=2), JOB_KEY)[1 - channel.rank].mask
@@ -47,7 +47,7 @@ def test_keys_are_new_in_each_incarnation_even_of_the_same_session(workers: Run)
     [{"job": "claims-triagf"}, {"attempt": 2}, {"incarnation": 2}, {"workers": 4}, {"colluders": 1}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_worker_of_another_session_is_refused(changes: dict[str, Any], outcomes: Run) -> None:
+def test_worker_of_another_session_is_refused(changes: dict[str, Any], outcomes: Run) -> None:
     results = outcomes(
         3, lambda channel: agree_pair_keys(channel, replace(SESSION, **(changes if channel.rank == 1 else {})), JOB_KEY)
     )
@@ -59,7 +59,7 @@ def test_a_worker_of_another_session_is_refused(changes: dict[str, Any], outcome
     assert "worker 1 did not prove" in str(results[0]) and "worker 0 did not prove" in str(results[1])
 
 
-def test_a_worker_without_the_job_key_is_refused(outcomes: Run) -> None:
+def test_worker_without_the_job_key_is_refused(outcomes: Run) -> None:
     results = outcomes(
         3, lambda channel: agree_pair_keys(channel, SESSION, JOB_KEY if channel.rank != 2 else bytes(32))
     )
@@ -68,7 +68,7 @@ def test_a_worker_without_the_job_key_is_refused(outcomes: Run) -> None:
 
 
 @pytest.mark.parametrize("bit", [0, 100, 255, 256, 511])
-def test_a_key_that_was_changed_on_its_way_is_refused(bit: int, outcomes: Run) -> None:
+def test_public_key_that_was_changed_in_transit_is_refused(bit: int, outcomes: Run) -> None:
     def work(channel: Any) -> Any:
         def flip(sender: int, message: bytes) -> bytes:
             changed = bytearray(message)
@@ -97,7 +97,7 @@ def recorded(workers: Run, session: Session) -> list[bytes]:
     return sent
 
 
-def test_a_message_of_an_earlier_incarnation_is_refused(workers: Run, outcomes: Run) -> None:
+def test_message_of_an_earlier_incarnation_is_refused(workers: Run, outcomes: Run) -> None:
     old = recorded(workers, SESSION)
 
     def work(channel: Any) -> Any:
@@ -107,7 +107,7 @@ def test_a_message_of_an_earlier_incarnation_is_refused(workers: Run, outcomes: 
     assert "worker 1 did not prove" in str(outcomes(3, work)[0])
 
 
-def test_a_message_of_one_rank_is_not_accepted_from_another(outcomes: Run) -> None:
+def test_message_of_one_rank_is_not_accepted_from_another(outcomes: Run) -> None:
     def work(channel: Any) -> Any:
         seen: dict[int, bytes] = {}
 
@@ -122,7 +122,7 @@ def test_a_message_of_one_rank_is_not_accepted_from_another(outcomes: Run) -> No
 
 
 @pytest.mark.parametrize(("joined", "planned"), [(2, 3), (3, 2), (17, 17)])
-def test_a_wrong_number_of_workers_is_refused(joined: int, planned: int, outcomes: Run) -> None:
+def test_wrong_number_of_workers_is_refused(joined: int, planned: int, outcomes: Run) -> None:
     results = outcomes(joined, lambda channel: agree_pair_keys(channel, replace(SESSION, workers=planned), JOB_KEY))
     assert {str(result) for result in results} == {
         f"{joined} workers joined, {planned} were planned, and at most 16 are supported"
@@ -140,7 +140,7 @@ sessions = st.builds(
 
 
 @given(sessions, sessions)
-def test_no_two_sessions_are_encoded_alike(one: Session, other: Session) -> None:
+def test_encoding_of_a_session_is_unique(one: Session, other: Session) -> None:
     assert (one.context() == other.context()) == (one == other)
 
 

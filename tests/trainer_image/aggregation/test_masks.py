@@ -1,4 +1,4 @@
-"""Masks: uniform for everybody but the whole group, exact for the whole group, never the same twice."""
+"""Masks: uniform for any proper subset of the workers, cancelled in the full sum, and never used twice."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def keys(size: int, incarnation: int = 1) -> list[dict[int, PairKey]]:
 
 
 def uniform(words: np.ndarray) -> bool:
-    """Whether all four bytes of the words, and their parity with the next word's, look uniform."""
+    """Whether each of the four bytes of the words looks uniform."""
     bytewise = words.view(np.uint8).reshape(-1, 4)
     columns = [np.bincount(bytewise[:, place], minlength=256) for place in range(4)]
     return all(stats.chisquare(counts).pvalue > 1e-6 for counts in columns)
 
 
-def test_a_stream_is_aes_256_ctr_named_by_key_and_step() -> None:
+def test_key_stream_is_aes_256_ctr_of_key_and_step() -> None:
     key = bytes(range(32))
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     counters = b"".join((5 << 64 | position).to_bytes(16, "big") for position in range(3))
@@ -44,7 +44,7 @@ def test_a_stream_is_aes_256_ctr_named_by_key_and_step() -> None:
         assert key_stream(key, 5, length).tolist() == expected[:length].tolist()
 
 
-def test_no_block_serves_two_steps_pairs_or_incarnations() -> None:
+def test_no_block_is_used_for_two_steps_pairs_or_incarnations() -> None:
     blocks: set[bytes] = set()
     count = 0
     for incarnation in (1, 2):
@@ -58,8 +58,8 @@ def test_no_block_serves_two_steps_pairs_or_incarnations() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_every_proper_subset_sums_to_uniform_words_and_all_of_them_to_the_sum(size: int) -> None:
-    """The vectors below are as far from uniform as can be: small, equal, and at the edges of the carrier."""
+def test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact(size: int) -> None:
+    """The vectors are as far from uniform as possible: small, equal, and at the limits of the carrier."""
     values = np.tile(np.array([0, 1, -1, 5, 2**31 - 1, -(2**31) + 1, 1000, -1000]), LENGTH // 8)
     pairs = keys(size)
     sent = [
@@ -76,7 +76,7 @@ def test_every_proper_subset_sums_to_uniform_words_and_all_of_them_to_the_sum(si
     assert not uniform(total)
 
 
-def test_a_workers_mask_is_another_in_each_step_and_incarnation() -> None:
+def test_mask_is_new_in_each_step_and_incarnation() -> None:
     masks = [
         pairwise_mask(keys(3, incarnation)[rank], rank, step, LENGTH)
         for incarnation in (1, 2)
@@ -84,12 +84,12 @@ def test_a_workers_mask_is_another_in_each_step_and_incarnation() -> None:
         for rank in range(3)
     ]
     for one, other in combinations(masks, 2):
-        # Masks of two ranks in one step share a pair, added here and subtracted there: their sum is not constant, and
-        # neither is their difference.
+        # Masks of two ranks in one step share a pair, which one adds and the other subtracts. Neither their sum nor
+        # their difference is constant.
         assert (one == other).mean() < 1e-3
         assert uniform(one - other)
         assert uniform(one)
 
 
-def test_without_peers_there_is_no_mask() -> None:
+def test_worker_without_peers_has_no_mask() -> None:
     assert not pairwise_mask({}, 0, 3, 10).any()

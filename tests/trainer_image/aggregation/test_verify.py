@@ -1,4 +1,4 @@
-"""Verification: a fault anywhere between the workers' vectors and the sum is noticed by everybody."""
+"""Verification: every worker detects a fault between the workers' vectors and the sum."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def vector(rank: int) -> np.ndarray:
 
 
 @pytest.fixture
-def foreseen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Fixes the randomness of the challenge, so that a test of chances cannot fail by chance."""
+def fixed_challenge(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Fixes the random challenge, so that a test of probabilities has one result."""
 
     def fix(number: int) -> None:
         fixed = SimpleNamespace(urandom=lambda count: number.to_bytes(count, "big"))
@@ -47,7 +47,7 @@ def foreseen(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def step(
     channel: Any, level: VerifyLevel = "Standard", number: int = 3, flip: Callable[[np.ndarray], None] | None = None
 ) -> None:
-    """Add and verify; `flip` changes the total that this worker received."""
+    """Sum and verify. `flip` changes the total that this worker received."""
     masked = vector(channel.rank)
     total = channel.all_reduce(masked)
     if flip is not None:
@@ -61,16 +61,16 @@ def all_refuse(results: list[Any]) -> bool:
 
 @pytest.mark.parametrize("level", ["Disabled", "Standard", "Strict"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_a_right_sum_passes(size: int, level: VerifyLevel, workers: Run) -> None:
+def test_correct_sum_passes(size: int, level: VerifyLevel, workers: Run) -> None:
     workers(size, lambda channel: step(channel, level))
 
 
 @pytest.mark.parametrize("bit", [0, 7, 20])
 @pytest.mark.parametrize("sender", [0, 1, 2])
-def test_one_bit_flipped_in_transit_is_noticed_by_all(
-    sender: int, bit: int, outcomes: Run, foreseen: Callable[[int], None]
+def test_bit_flipped_in_transit_is_detected_by_all(
+    sender: int, bit: int, outcomes: Run, fixed_challenge: Callable[[int], None]
 ) -> None:
-    foreseen(1)
+    fixed_challenge(1)
 
     def work(channel: Any) -> None:
         def flip(origin: int, words: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_one_bit_flipped_in_transit_is_noticed_by_all(
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_sum_that_differs_between_workers_is_noticed_by_all(victim: int, outcomes: Run) -> None:
+def test_sum_that_differs_between_workers_is_detected_by_all(victim: int, outcomes: Run) -> None:
     def flip(total: np.ndarray) -> None:
         total[0] ^= np.uint32(1 << 31)
 
@@ -95,11 +95,11 @@ def test_a_sum_that_differs_between_workers_is_noticed_by_all(victim: int, outco
     assert "received different sums in step 3" in str(results[(victim + 1) % 3])
 
 
-def test_a_fault_is_noticed_even_where_two_workers_faults_cancel(
-    outcomes: Run, foreseen: Callable[[int], None]
+def test_fault_that_leaves_the_total_of_the_words_unchanged_is_detected(
+    outcomes: Run, fixed_challenge: Callable[[int], None]
 ) -> None:
-    """A wrong place rather than a wrong value: the words' sum is unchanged."""
-    foreseen(1)
+    """Two words are exchanged: their positions are wrong, and the total of all words is unchanged."""
+    fixed_challenge(1)
 
     def work(channel: Any) -> None:
         def swap(origin: int, words: np.ndarray) -> np.ndarray:
@@ -114,8 +114,8 @@ def test_a_fault_is_noticed_even_where_two_workers_faults_cancel(
 
 
 @pytest.mark.parametrize("place", [0, 3, 4, 35])
-def test_an_opening_that_was_forged_is_noticed(place: int, outcomes: Run) -> None:
-    """Bytes 0 to 3 are the opening, the next 32 the digest of the sum."""
+def test_forged_opening_is_detected(place: int, outcomes: Run) -> None:
+    """Bytes 0 to 3 are the opening; the next 32 are the digest of the sum."""
 
     def work(channel: Any) -> None:
         rounds = iter(range(10_000))
@@ -134,11 +134,11 @@ def test_an_opening_that_was_forged_is_noticed(place: int, outcomes: Run) -> Non
     assert str(results[0]) == str(results[2]) == "the opening of worker 1 in step 3 is not authentic"
 
 
-def test_an_opening_of_another_step_is_not_accepted(
-    workers: Run, outcomes: Run, foreseen: Callable[[int], None]
+def test_opening_of_another_step_is_not_accepted(
+    workers: Run, outcomes: Run, fixed_challenge: Callable[[int], None]
 ) -> None:
-    """Even if the same challenge came twice, tags belong to one step."""
-    foreseen(1)
+    """Tags are bound to one step, so a replay fails even with the same challenge."""
+    fixed_challenge(1)
     kept: dict[tuple[int, int], list[bytes]] = {}
     lock = threading.Lock()
 
@@ -161,8 +161,8 @@ def test_an_opening_of_another_step_is_not_accepted(
     assert "is not authentic" in str(outcomes(2, replay)[0])
 
 
-def test_the_challenge_is_everybodys_and_new_each_time(workers: Run) -> None:
-    """Were it one worker's, or foreseen, an error could be made to fit it."""
+def test_challenge_comes_from_all_workers_and_is_new_each_time(workers: Run) -> None:
+    """If one worker chose the challenge, or could predict it, an error could be constructed to pass."""
     openings = []
     for _ in range(3):
         seen: list[bytes] = []
@@ -178,14 +178,16 @@ def test_the_challenge_is_everybodys_and_new_each_time(workers: Run) -> None:
     assert len(set(openings)) == 3
 
 
-def test_only_strict_is_sure_of_errors_in_the_highest_bit(outcomes: Run, foreseen: Callable[[int], None]) -> None:
+def test_only_strict_always_detects_errors_in_the_highest_bit(
+    outcomes: Run, fixed_challenge: Callable[[int], None]
+) -> None:
     def misses(level: VerifyLevel) -> int:
         def flip(total: np.ndarray) -> None:
             total[5] ^= np.uint32(1 << 31)
 
         count = 0
         for number in range(40):
-            foreseen(number)
+            fixed_challenge(number)
             count += not all_refuse(outcomes(2, lambda channel: step(channel, level, flip=flip)))
         return count
 

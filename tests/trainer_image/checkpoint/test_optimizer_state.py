@@ -1,4 +1,4 @@
-"""What training goes on from comes back bit for bit, and AdamW goes on as if nothing had happened."""
+"""The optimiser state and the trainer state are restored bit for bit, and AdamW continues as without a restart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorguard.checkpoint.trainer_state import TrainerState
 STATE = TrainerState(job_uid="3f2a91c0", step=40, attempt=2, incarnation=3, ledger_head="ab" * 32, ledger_length=17)
 
 
-def test_a_place_comes_back() -> None:
+def test_trainer_state_survives_dump_and_parse() -> None:
     assert TrainerState.parse(STATE.dump()) == STATE
     assert set(json.loads(STATE.dump())) == {
         "job_uid",
@@ -27,7 +27,7 @@ def test_a_place_comes_back() -> None:
 
 
 @pytest.mark.parametrize("content", [b"{}", b"{", b'{"more": 1}', b"[]"])
-def test_a_place_that_is_none_is_refused(content: bytes) -> None:
+def test_invalid_trainer_state_is_refused(content: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
         TrainerState.parse(content)
 
@@ -50,7 +50,7 @@ def step(trained: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, nu
     optimizer.zero_grad()
 
 
-def test_adamw_goes_on_bit_for_bit() -> None:
+def test_adamw_resumes_bit_for_bit() -> None:
     straight = parameters()
     optimizer = adamw(straight)
     for number in range(5):
@@ -68,7 +68,7 @@ def test_adamw_goes_on_bit_for_bit() -> None:
     assert dump_optimizer(again) == dump_optimizer(optimizer)
 
 
-def test_without_its_state_it_would_not() -> None:
+def test_adamw_without_its_state_differs() -> None:
     straight = parameters()
     optimizer = adamw(straight)
     step(straight, optimizer, 0)
@@ -78,7 +78,7 @@ def test_without_its_state_it_would_not() -> None:
     assert not torch.equal(straight[0], fresh[0])
 
 
-def test_the_settings_come_from_the_manifest_and_not_from_the_checkpoint() -> None:
+def test_settings_come_from_the_manifest_not_from_the_checkpoint() -> None:
     trained = parameters()
     optimizer = adamw(trained)
     step(trained, optimizer, 0)
@@ -87,7 +87,7 @@ def test_the_settings_come_from_the_manifest_and_not_from_the_checkpoint() -> No
     assert other.param_groups[0]["lr"] == 7e-5
 
 
-def test_an_optimiser_that_has_not_stepped_comes_back_too() -> None:
+def test_optimiser_without_a_step_can_be_restored() -> None:
     content = dump_optimizer(adamw(parameters()))
     assert load(content) == {}
     trained = parameters()

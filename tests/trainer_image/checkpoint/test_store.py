@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, on a disk and in an object store, and every changed byte is named."""
+"""Checkpoints are complete or absent, on a disk and in an object store, and each changed file is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEWER = {"adapter.safetensors": b"newer", "statement.json": b"{}"}
 
 @pytest.fixture(params=["disk", "memory", "s3"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A folder that is not there yet: on a local disk, in a file system that cannot rename, in a real object store."""
+    """An address that does not exist yet: on a local disk, in a file system without rename, in a real object store."""
     if request.param == "disk":
         yield str(tmp_path / "out" / "checkpoints")
         return
@@ -40,14 +40,14 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def raw(uri: str, name: str, file: str, content: bytes | None = None) -> bytes:
-    """A stored file's bytes, after they were changed to `content`."""
+    """The bytes of a stored file, after replacing them by `content` if given."""
     fs, root = fsspec.url_to_fs(uri)
     if content is not None:
         fs.pipe_file(f"{root}/{name}/{file}", content)
     return fs.cat_file(f"{root}/{name}/{file}")
 
 
-def test_what_was_written_is_read(uri: str) -> None:
+def test_written_files_are_read(uri: str) -> None:
     store = CheckpointStore(uri)
     written = store.write("step-1", FILES)
     assert store.read("step-1") == FILES
@@ -57,7 +57,7 @@ def test_what_was_written_is_read(uri: str) -> None:
     assert written == digest(raw(uri, "step-1", MANIFEST))
 
 
-def test_the_digest_is_of_names_and_contents_and_of_nothing_else(uri: str) -> None:
+def test_digest_depends_only_on_names_and_contents(uri: str) -> None:
     store = CheckpointStore(uri)
     first = store.write("a", FILES)
     assert store.write("b", dict(reversed(FILES.items()))) == first
@@ -69,13 +69,13 @@ def test_the_digest_is_of_names_and_contents_and_of_nothing_else(uri: str) -> No
     assert len({first, *(store.write("c", files) for files in changes)}) == 4
 
 
-def test_the_manifest_names_every_file(uri: str) -> None:
+def test_manifest_lists_every_file(uri: str) -> None:
     CheckpointStore(uri).write("a", FILES)
     listing = json.loads(raw(uri, "a", MANIFEST))["files"]
     assert listing == {name: {"sha256": digest(data), "size": len(data)} for name, data in FILES.items()}
 
 
-def test_names_are_those_of_whole_checkpoints(uri: str) -> None:
+def test_names_are_those_of_complete_checkpoints(uri: str) -> None:
     store = CheckpointStore(uri)
     assert store.names() == []
     for name in ("step-2", "step-1", "final"):
@@ -85,7 +85,7 @@ def test_names_are_those_of_whole_checkpoints(uri: str) -> None:
     assert not store.exists("half")
 
 
-def test_what_is_removed_is_gone_and_nothing_else(uri: str) -> None:
+def test_remove_deletes_only_the_named_checkpoint(uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     kept = store.write("b", NEWER)
@@ -98,7 +98,7 @@ def test_what_is_removed_is_gone_and_nothing_else(uri: str) -> None:
         store.read("a")
 
 
-def test_a_checkpoint_is_replaced_whole(uri: str) -> None:
+def test_checkpoint_is_replaced_completely(uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("final", FILES)
     assert store.read("final", store.write("final", NEWER)) == NEWER
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_replaced_whole(uri: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_changed_file_is_named(file: str, uri: str) -> None:
+def test_changed_file_is_named(file: str, uri: str) -> None:
     store = CheckpointStore(uri)
     written = store.write("a", FILES)
     raw(uri, "a", file, FILES[file] + b"x")
@@ -118,7 +118,7 @@ def test_a_changed_file_is_named(file: str, uri: str) -> None:
 
 
 @pytest.mark.parametrize("file", [*FILES, MANIFEST])
-def test_a_missing_file_is_named(file: str, uri: str) -> None:
+def test_missing_file_is_named(file: str, uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     fs, root = fsspec.url_to_fs(uri)
@@ -127,17 +127,17 @@ def test_a_missing_file_is_named(file: str, uri: str) -> None:
         store.read("a")
 
 
-def test_a_file_that_the_manifest_does_not_name_is_not_there(uri: str) -> None:
+def test_file_that_the_manifest_does_not_list_is_ignored(uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
-    raw(uri, "a", "later", b"added by somebody")
+    raw(uri, "a", "later", b"added by a user")
     assert store.read("a") == FILES
     with pytest.raises(CheckpointCorrupt, match="lacks later"):
         store.read("a", only="later")
 
 
-def test_another_checkpoint_than_the_ledger_recorded_is_refused(uri: str) -> None:
-    """Files and manifest that agree with each other, but are not what was released."""
+def test_checkpoint_other_than_the_recorded_one_is_refused(uri: str) -> None:
+    """The files match the manifest, but they are not those of the published checkpoint."""
     store = CheckpointStore(uri)
     recorded = store.write("a", FILES)
     store.write("a", NEWER)
@@ -149,7 +149,7 @@ def test_another_checkpoint_than_the_ledger_recorded_is_refused(uri: str) -> Non
     "manifest",
     [b"", b"{", b"[]", b"7", b"\xff", b"{}", b'{"files":[]}', b'{"files":{"empty":{}}}', b'{"files":{"a":1}}'],
 )
-def test_a_manifest_that_is_none_is_refused(manifest: bytes, uri: str) -> None:
+def test_invalid_manifest_is_refused(manifest: bytes, uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     raw(uri, "a", MANIFEST, manifest)
@@ -158,7 +158,7 @@ def test_a_manifest_that_is_none_is_refused(manifest: bytes, uri: str) -> None:
 
 
 class Killed(BaseException):
-    """Stands for kill -9: no handler of ours catches it."""
+    """Stands for kill -9: no exception handler catches it."""
 
 
 def killed_at_every_write(
@@ -168,9 +168,9 @@ def killed_at_every_write(
     write: Callable[[], object],
     check: Callable[[], None],
 ) -> int:
-    """Runs `write` again and again, killing it before its first, second, ... call of `names`, and checks each time.
+    """Run `write` repeatedly, kill it before its first, second, ... call of `names`, and call `check` after each kill.
 
-    Returns how many kills there were, once `write` came to its end.
+    Returns the number of kills until `write` completed.
     """
     for last in itertools.count():
         calls = 0
@@ -199,7 +199,7 @@ def killed_at_every_write(
 
 
 @pytest.mark.parametrize("calls", ["fsync", "path"])
-def test_a_writer_killed_at_any_point_leaves_the_old_checkpoints_and_no_half_one(
+def test_writer_killed_at_any_point_keeps_old_checkpoints_and_leaves_no_incomplete_one(
     calls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CheckpointStore(str(tmp_path))
@@ -208,7 +208,7 @@ def test_a_writer_killed_at_any_point_leaves_the_old_checkpoints_and_no_half_one
     def check() -> None:
         assert store.names() in (["step-1"], ["step-1", "step-2"])
         assert store.read("step-1", first) == FILES
-        if store.exists("step-2"):  # killed after the rename: whole
+        if store.exists("step-2"):  # killed after the rename: complete
             assert store.read("step-2") == NEWER
             store.remove("step-2")
         store.remove_unfinished()
@@ -220,7 +220,7 @@ def test_a_writer_killed_at_any_point_leaves_the_old_checkpoints_and_no_half_one
     assert store.names() == ["step-1", "step-2"]
 
 
-def test_in_an_object_store_the_manifest_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_gets_the_manifest_last(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = "memory://atomic/checkpoints"
     fs, root = fsspec.url_to_fs(uri)
     store = CheckpointStore(uri)
@@ -233,7 +233,7 @@ def test_in_an_object_store_the_manifest_comes_last(monkeypatch: pytest.MonkeyPa
     kills = killed_at_every_write(monkeypatch, type(fs), ["pipe_file"], lambda: store.write("step-2", NEWER), check)
     assert kills == len(NEWER) + 1
     assert store.read("step-2") == NEWER
-    # Replaced in place: from the first change until the manifest is there again, it does not count.
+    # Replacement in place: from the first change until the manifest exists again, there is no checkpoint.
     monkeypatch.setattr(type(fs), "pipe_file", lambda *_, **__: (_ for _ in ()).throw(Killed()))
     with pytest.raises(Killed):
         store.write("step-2", FILES)
@@ -242,7 +242,7 @@ def test_in_an_object_store_the_manifest_comes_last(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("call", ["rm_file", "rm"])
-def test_a_checkpoint_is_never_half_removed(call: str, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_never_removed_partly(call: str, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     fs, _ = fsspec.url_to_fs(uri)
@@ -261,7 +261,7 @@ def test_a_checkpoint_is_never_half_removed(call: str, uri: str, monkeypatch: py
     assert store.names() == []
 
 
-def test_a_place_that_can_be_written_to_is_left_empty(uri: str) -> None:
+def test_check_writable_leaves_the_folder_empty(uri: str) -> None:
     store = CheckpointStore(uri)
     store.check_writable()
     assert store.names() == []
@@ -269,7 +269,7 @@ def test_a_place_that_can_be_written_to_is_left_empty(uri: str) -> None:
     assert fs.find(root) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
         CheckpointError, match=r"file/inside cannot be written to: Not a directory; choose another place"
@@ -277,28 +277,30 @@ def test_a_place_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
         CheckpointStore(str(tmp_path / "file" / "inside")).check_writable()
 
 
-def test_an_address_can_be_used_as_it_is(uri: str) -> None:
+def test_uri_can_be_opened_with_fsspec(uri: str) -> None:
     store = CheckpointStore(uri)
     store.write("a", FILES)
     with fsspec.open(f"{store.uri('a')}/config.json", "rb") as file:
         assert file.read() == b"{}"
 
 
-def test_a_bucket_behind_tls_is_reached_by_whoever_trusts_its_authority(
-    s3_tls_bucket: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bucket_with_tls_needs_a_trusted_authority(s3_tls_bucket: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
     written = store.write("step-1", FILES)
     assert store.read("step-1", written) == FILES
     monkeypatch.delenv("AWS_CA_BUNDLE")
     S3FileSystem.clear_instance_cache()
-    stranger = CheckpointStore(f"s3://{BUCKET}/checkpoints")
-    for act in (stranger.check_writable, lambda: stranger.read("step-1"), lambda: stranger.write("step-2", FILES)):
+    untrusting = CheckpointStore(f"s3://{BUCKET}/checkpoints")
+    for act in (
+        untrusting.check_writable,
+        lambda: untrusting.read("step-1"),
+        lambda: untrusting.write("step-2", FILES),
+    ):
         with pytest.raises(CheckpointError, match=r"certificate is not trusted.*AWS_CA_BUNDLE"):
             act()
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> None:
+def test_store_waits_for_a_service_that_is_unavailable(s3_tls_bucket: S3) -> None:
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
     first = store.write("step-1", FILES)
     s3_tls_bucket.stop()
@@ -316,23 +318,23 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(s3_tls_bucket: S3) -> No
     assert store.names() == ["step-1", "step-2"]
 
 
-def test_a_large_file_goes_to_a_bucket_in_parts(s3_bucket: S3) -> None:
+def test_large_file_is_uploaded_in_parts(s3_bucket: S3) -> None:
     large = {"adapter_model.safetensors": bytes(range(256)) * (401 << 10)}  # 100 MiB and a little
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
     written = store.write("step-1", large)
     assert store.read("step-1", written) == large
     assert store.names() == ["step-1"]
     fs, root = fsspec.url_to_fs(f"s3://{BUCKET}/checkpoints/step-1/adapter_model.safetensors")
-    assert "-" in fs.info(root)["ETag"], "it went in one part"
+    assert "-" in fs.info(root)["ETag"], "it was uploaded in one part"
 
 
-def test_an_outage_is_not_taken_for_a_checkpoint_that_is_not_there(s3_tls_bucket: S3) -> None:
-    """A ledger's witness that nobody could ask is none, and training would begin again where it is not seen."""
+def test_outage_is_not_mistaken_for_an_absent_checkpoint(s3_tls_bucket: S3) -> None:
+    """Otherwise a ledger would not be checked against that checkpoint, and training would restart at step 0."""
     CheckpointStore(f"s3://{BUCKET}").write("step-1", FILES)
     s3_tls_bucket.stop()
-    for place in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
-        hasty = CheckpointStore(place)
-        hasty._fs = RetryingFileSystem(hasty._fs_without_retry, patience_seconds=0.5)
-        for ask in (hasty.names, lambda hasty=hasty: hasty.exists("step-1")):
+    for uri in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
+        impatient = CheckpointStore(uri)
+        impatient._fs = RetryingFileSystem(impatient._fs_without_retry, patience_seconds=0.5)
+        for ask in (impatient.names, lambda impatient=impatient: impatient.exists("step-1")):
             with pytest.raises(Exception, match="Could not connect"):
                 ask()

@@ -1,4 +1,4 @@
-"""A ledger's frozen facts, and the backends that keep the contract."""
+"""The specification of a ledger, and the backends that implement the contract."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NUMBERS = itertools.count(1)
 
 
 class FileBackend:
-    """Where one job's ledger is kept. `create` makes it, `open` is a further handle, as of another process."""
+    """The file ledger of one job. `create` creates it, `open` opens it again, as another process does."""
 
     knows_old_heads = True
     examples = 60
@@ -62,7 +62,7 @@ class FileBackend:
 
 
 class KubernetesBackend:
-    """A ledger on a real API server, and handles of one pod of the trainer."""
+    """A ledger on a real API server, opened from one pod of the trainer."""
 
     knows_old_heads = False
     examples = 12
@@ -70,7 +70,7 @@ class KubernetesBackend:
     def __init__(
         self, plane: ControlPlane, namespace: str, *, like: KubernetesBackend | None = None, account: str = "trainer"
     ) -> None:
-        """Args: like: whose ledger it is, when seen from another pod; account: that pod's service account."""
+        """Args: like: the backend whose ledger this is, seen from another pod; account: the pod's service account."""
         self._plane, self._namespace = plane, namespace
         self._name = like._name if like else f"ledger-{next(_NUMBERS)}"
         self._uid = like._uid if like else "none yet"
@@ -78,26 +78,26 @@ class KubernetesBackend:
         self.api = client.CustomObjectsApi(config.new_client_from_config(str(self.pod.kubeconfig)))
 
     @property
-    def handle(self) -> dict[str, Any]:
-        """What a handle is made of."""
-        place = {"namespace": self._namespace, "name": self._name, "uid": self._uid}
-        return {"api": self.api, "pod_uid": self.pod.uid, **place}
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `KubernetesLedger`."""
+        location = {"namespace": self._namespace, "name": self._name, "uid": self._uid}
+        return {"api": self.api, "pod_uid": self.pod.uid, **location}
 
     def create(self, spec: LedgerSpec) -> KubernetesLedger:
-        whose = {"serviceAccountName": "trainer", "keySecretName": "key", "keyDigest": "0" * 64}
-        fields = spec.model_dump(by_alias=True, mode="json", exclude_none=True) | whose
+        owner = {"serviceAccountName": "trainer", "keySecretName": "key", "keyDigest": "0" * 64}
+        fields = spec.model_dump(by_alias=True, mode="json", exclude_none=True) | owner
         try:
             LedgerObject(self._plane, self._namespace, name=self._name, **fields)
-        except AssertionError as error:  # the operator makes ledgers, and the API server keeps it from making one twice
+        except AssertionError as error:  # the operator creates ledgers, and the API server refuses a second one
             raise LedgerError(str(error).replace("already exists", "exists already")) from error
         self._uid = self.object()["metadata"]["uid"]
         return self.open()
 
     def open(self) -> KubernetesLedger:
-        return KubernetesLedger(**self.handle)
+        return KubernetesLedger(**self.arguments)
 
     def object(self) -> dict[str, Any]:
-        """The ledger as the API server has it."""
+        """The PrivacyLedger object."""
         found = self._plane.kubectl("-n", self._namespace, "get", "privacyledger", self._name, "-o", "json")
         return dict(json.loads(found.stdout))
 
@@ -111,7 +111,7 @@ def kubernetes_backend() -> type[KubernetesBackend]:
 def make_backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], FileBackend | KubernetesBackend]:
-    """Makes an empty place of the backend under test."""
+    """Creates instances of the backend under test, without a ledger."""
     if request.param == "file":
         return lambda: FileBackend(tmp_path_factory.mktemp("ledger"))
     plane, namespace = request.getfixturevalue("control_plane"), request.getfixturevalue("namespace")
@@ -120,7 +120,7 @@ def make_backend(
 
 @pytest.fixture
 def backend(make_backend: Callable[[], FileBackend | KubernetesBackend]) -> FileBackend | KubernetesBackend:
-    """An empty place of the backend under test."""
+    """The backend under test, without a ledger."""
     return make_backend()
 
 

@@ -1,4 +1,4 @@
-"""The file ledger alone: torn tails, edits, locks, full disks and kills."""
+"""The file ledger: interrupted writes, edits, locks, full disks and kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensorguard.ledger.file import NAME, FileLedger
 
 
 def used(directory: Path, spec: LedgerSpec) -> tuple[FileLedger, list[LedgerState]]:
-    """A ledger with a claim and three charges, and every state that it was in."""
+    """A ledger with one acquisition and three charges, and each of its states."""
     ledger = FileLedger.create(directory, spec)
     states = [ledger.read(), ledger.acquire(attempt=1, from_step=0)]
     states += [ledger.charge(steps) for steps in (1, 5, 10)]
@@ -36,7 +36,7 @@ def lines(tmp_path: Path, spec: LedgerSpec) -> list[bytes]:
     return (tmp_path / NAME).read_bytes().splitlines(keepends=True)
 
 
-def test_a_line_cut_anywhere_is_as_if_it_was_never_written(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_last_line_cut_anywhere_is_ignored(tmp_path: Path, spec: LedgerSpec) -> None:
     ledger, states = used(tmp_path, spec)
     ledger.close()
     text = (tmp_path / NAME).read_bytes()
@@ -46,8 +46,8 @@ def test_a_line_cut_anywhere_is_as_if_it_was_never_written(tmp_path: Path, spec:
         assert FileLedger(tmp_path).read() == states[-2]
 
 
-def test_an_entry_that_lacks_nothing_but_its_end_of_line_counts(tmp_path: Path, spec: LedgerSpec) -> None:
-    """Somebody may have relied on it; the next claimant ends the line."""
+def test_entry_that_lacks_only_its_newline_counts(tmp_path: Path, spec: LedgerSpec) -> None:
+    """A process may have relied on it. The next holder adds the newline."""
     ledger, states = used(tmp_path, spec)
     ledger.close()
     text = (tmp_path / NAME).read_bytes()
@@ -59,7 +59,7 @@ def test_an_entry_that_lacks_nothing_but_its_end_of_line_counts(tmp_path: Path, 
     assert (tmp_path / NAME).read_bytes().startswith(text)
 
 
-def test_a_ledger_that_is_rolled_back_in_place_while_it_is_held_is_refused(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_ledger_rolled_back_while_it_is_held_is_refused(tmp_path: Path, spec: LedgerSpec) -> None:
     ledger, _ = used(tmp_path, spec)
     text = (tmp_path / NAME).read_bytes()
     ledger.charge(3)
@@ -71,12 +71,14 @@ def test_a_ledger_that_is_rolled_back_in_place_while_it_is_held_is_refused(tmp_p
     ledger.close()
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"kind":"charge","steps":10', b"\xff\xfe", b"\0" * 100])
-def test_the_next_claimant_removes_a_torn_line_and_goes_on(torn: bytes, tmp_path: Path, spec: LedgerSpec) -> None:
+@pytest.mark.parametrize("interrupted", [b"{", b'{"kind":"charge","steps":10', b"\xff\xfe", b"\0" * 100])
+def test_next_holder_removes_an_interrupted_line_and_continues(
+    interrupted: bytes, tmp_path: Path, spec: LedgerSpec
+) -> None:
     ledger, states = used(tmp_path, spec)
     ledger.close()
     with (tmp_path / NAME).open("ab") as file:
-        file.write(torn)
+        file.write(interrupted)
     after = FileLedger(tmp_path)
     assert after.read() == states[-1]
     assert after.acquire(attempt=1, from_step=16).length == states[-1].length + 1
@@ -85,7 +87,7 @@ def test_the_next_claimant_removes_a_torn_line_and_goes_on(torn: bytes, tmp_path
     assert FileLedger(tmp_path).read().steps_charged == 17
 
 
-def test_every_change_of_a_byte_in_the_middle_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+def test_every_changed_byte_in_the_middle_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
     text = b"".join(lines)
     ledger = FileLedger(tmp_path)
     for place in range(len(text) - len(lines[-1])):
@@ -97,8 +99,8 @@ def test_every_change_of_a_byte_in_the_middle_is_refused(tmp_path: Path, lines: 
                 ledger.read()
 
 
-def test_every_change_of_a_byte_in_the_last_line_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
-    """But for its line feed: without it the line is torn, as a crash leaves it, and `extends` notices."""
+def test_every_changed_byte_in_the_last_line_is_refused(tmp_path: Path, lines: list[bytes]) -> None:
+    """Its newline is excepted: without it the line counts as interrupted by a crash, and `extends` detects this."""
     start = len(b"".join(lines[:-1]))
     text = b"".join(lines)
     for place in range(start, len(text) - 1):
@@ -116,11 +118,11 @@ def rewritten(lines: list[bytes], number: int, change: Callable[[dict[str, Any]]
 
 
 EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
-    "two lines change places": lambda lines: [*lines[:2], lines[3], lines[2], lines[4]],
-    "a line is gone": lambda lines: [*lines[:2], *lines[3:]],
-    "the first line is gone": lambda lines: lines[1:],
-    "a line comes twice": lambda lines: [*lines[:3], lines[2], *lines[3:]],
-    "a line is appended again": lambda lines: [*lines, lines[-1]],
+    "two lines exchanged": lambda lines: [*lines[:2], lines[3], lines[2], lines[4]],
+    "a line missing": lambda lines: [*lines[:2], *lines[3:]],
+    "the first line missing": lambda lines: lines[1:],
+    "a line repeated": lambda lines: [*lines[:3], lines[2], *lines[3:]],
+    "the last line repeated": lambda lines: [*lines, lines[-1]],
     "an empty line": lambda lines: [*lines[:2], b"\n", *lines[2:]],
     "a space": lambda lines: [*lines[:2], b" " + lines[2], *lines[3:]],
     "a carriage return": lambda lines: [*lines[:2], lines[2].replace(b"\n", b"\r\n"), *lines[3:]],
@@ -129,14 +131,14 @@ EDITS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "no hash": lambda lines: rewritten(lines, 3, lambda entry: entry.pop("hash")) + lines[4:],
     "a list": lambda lines: [*lines, b"[]\n"],
     "a number": lambda lines: [*lines, b"7\n"],
-    "not a number": lambda lines: [*lines, b'{"hash":NaN}\n'],
-    "no text": lambda lines: [*lines, b"\xff\xfe\n"],
-    "half a character": lambda lines: [*lines, b'{"hash":"\\ud800","previous":"","number":6}\n'],
+    "NaN": lambda lines: [*lines, b'{"hash":NaN}\n'],
+    "bytes that are not UTF-8": lambda lines: [*lines, b"\xff\xfe\n"],
+    "half a surrogate pair": lambda lines: [*lines, b'{"hash":"\\ud800","previous":"","number":6}\n'],
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[bytes]) -> None:
+def test_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[bytes]) -> None:
     (tmp_path / NAME).write_bytes(b"".join(EDITS[edit](lines)))
     ledger = FileLedger(tmp_path)
     for use in (
@@ -146,24 +148,22 @@ def test_an_edited_ledger_is_refused(edit: str, tmp_path: Path, lines: list[byte
     ):
         with pytest.raises(LedgerCorrupt, match="was edited"):
             use()
-    FileLedger(tmp_path).wait_until_free()  # a refused claim keeps no lock
+    FileLedger(tmp_path).wait_until_free()  # a refused acquisition keeps no lock
 
 
 @pytest.mark.parametrize("text", [b"", b"{"])
-def test_an_empty_ledger_is_refused(text: bytes, tmp_path: Path) -> None:
+def test_empty_ledger_is_refused(text: bytes, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(text)
     with pytest.raises(LedgerCorrupt, match="has no entry"):
         FileLedger(tmp_path).read()
 
 
-def test_a_tail_that_was_cut_off_shows_against_what_was_seen(
-    tmp_path: Path, spec: LedgerSpec, lines: list[bytes]
-) -> None:
+def test_extends_detects_a_tail_that_was_cut_off(tmp_path: Path, spec: LedgerSpec, lines: list[bytes]) -> None:
     seen = FileLedger(tmp_path).read()
     for kept in range(1, len(lines)):
         (tmp_path / NAME).write_bytes(b"".join(lines[:kept]))
         ledger = FileLedger(tmp_path)
-        ledger.read()  # the chain alone cannot tell
+        ledger.read()  # the chain alone does not show it
         assert not ledger.extends(seen.head, seen.length)
     ledger.acquire(attempt=1, from_step=0)
     while ledger.read().length < seen.length + 2:
@@ -174,7 +174,7 @@ def test_a_tail_that_was_cut_off_shows_against_what_was_seen(
 @pytest.mark.parametrize(
     "body", [{"kind": "refund", "steps": 3}, {"kind": "charge", "steps": -3}, {"kind": "charge"}, {}]
 )
-def test_an_entry_that_is_none_is_refused_though_its_chain_is_whole(
+def test_invalid_entry_is_refused_even_with_a_valid_chain(
     body: dict[str, Any], tmp_path: Path, lines: list[bytes]
 ) -> None:
     head = json.loads(lines[-1])["hash"]
@@ -187,26 +187,26 @@ def test_an_entry_that_is_none_is_refused_though_its_chain_is_whole(
         FileLedger(tmp_path).read()
 
 
-def held_by_a_child(directory: Path) -> int:
-    """A forked process that has claimed the ledger and waits to be killed."""
-    told, tell = os.pipe()
+def acquire_in_child(directory: Path) -> int:
+    """Fork a process that acquires the ledger and waits to be killed. Returns its process id."""
+    receiver, sender = os.pipe()
     child = os.fork()
     if not child:
         try:
             FileLedger(directory).acquire(attempt=1, from_step=0)
-            os.write(tell, b"x")
+            os.write(sender, b"x")
             signal.pause()
         finally:
             os._exit(1)
-    os.close(tell)
-    assert os.read(told, 1) == b"x"
-    os.close(told)
+    os.close(sender)
+    assert os.read(receiver, 1) == b"x"
+    os.close(receiver)
     return child
 
 
-def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_second_process_is_locked_out_until_the_first_ends(tmp_path: Path, spec: LedgerSpec) -> None:
     FileLedger.create(tmp_path, spec)
-    child = held_by_a_child(tmp_path)
+    child = acquire_in_child(tmp_path)
     ledger = FileLedger(tmp_path)
     try:
         with pytest.raises(LedgerBusy, match="another run is using"):
@@ -221,29 +221,29 @@ def test_a_second_process_is_kept_out_until_the_first_is_dead(tmp_path: Path, sp
     assert ledger.acquire(attempt=1, from_step=0).incarnation == 2
 
 
-def test_a_claim_waits_for_a_holder_that_is_about_to_die(
+def test_acquire_waits_for_a_holder_that_is_terminating(
     tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = FileLedger.create(tmp_path, spec)
     holder.acquire(attempt=1, from_step=0)
-    naps: list[float] = []
+    waits: list[float] = []
 
     def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
+        waits.append(seconds)
+        if len(waits) == 3:
             holder.close()
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps), time=lambda: 0.0))
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(waits), time=lambda: 0.0))
     waiting = FileLedger(tmp_path, lock_wait_seconds=1.0)
     waiting.wait_until_free()
     assert waiting.acquire(attempt=1, from_step=0).incarnation == 2
-    assert len(naps) == 3
+    assert len(waits) == 3
     with pytest.raises(LedgerBusy):
         FileLedger(tmp_path, lock_wait_seconds=0.2).wait_until_free()
 
 
-def test_there_is_no_lock_file_to_tidy_away(tmp_path: Path, spec: LedgerSpec) -> None:
-    """The lock is the ledger's own: to get round it is to move the ledger away, which its holder notices."""
+def test_lock_is_on_the_ledger_file_itself(tmp_path: Path, spec: LedgerSpec) -> None:
+    """The lock cannot be removed separately. A user who replaces the ledger to avoid it is detected by the holder."""
     first, _ = used(tmp_path, spec)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger.jsonl"]
     copy = tmp_path / "copy"
@@ -253,30 +253,30 @@ def test_there_is_no_lock_file_to_tidy_away(tmp_path: Path, spec: LedgerSpec) ->
         first.charge(1)
 
 
-def test_a_claim_cuts_off_no_line_that_was_written_whole(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_acquire_removes_no_complete_line(tmp_path: Path, spec: LedgerSpec) -> None:
     first, _ = used(tmp_path, spec)
     before = first.read().steps_charged
     first.close()
     size = (tmp_path / "ledger.jsonl").stat().st_size
     with (tmp_path / "ledger.jsonl").open("ab") as file:
-        file.write(b'{"torn')
+        file.write(b'{"interrupted')
     second = FileLedger(tmp_path)
     assert second.acquire(attempt=1, from_step=0).steps_charged == before
     assert (tmp_path / "ledger.jsonl").read_bytes()[:size].endswith(b"\n")
     assert second.charge(1).steps_charged == before + 1
 
 
-def test_only_the_owner_may_read_it(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_only_the_owner_may_read_the_ledger(tmp_path: Path, spec: LedgerSpec) -> None:
     FileLedger.create(tmp_path, spec).acquire(attempt=1, from_step=0)
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
 
 
 class Killed(BaseException):
-    """Stands for kill -9: no handler of ours catches it."""
+    """Stands for kill -9: no exception handler catches it."""
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_a_ledger_that_was_killed_while_made_is_not_there(
+def test_process_killed_while_creating_leaves_no_ledger(
     call: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(*_: object) -> None:
@@ -291,19 +291,19 @@ def test_a_ledger_that_was_killed_while_made_is_not_there(
 
 
 @pytest.mark.parametrize("call", ["fsync", "link"])
-def test_a_ledger_that_cannot_be_made_is_a_sentence_and_leaves_nothing(
+def test_failed_creation_is_reported_and_leaves_no_file(
     call: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def no_space_left(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, no_space_left)
     with pytest.raises(LedgerError, match=r"cannot be created: .*No space left"):
         FileLedger.create(tmp_path, spec)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_ledger_is_made_in_a_directory_that_is_not_there(tmp_path: Path, spec: LedgerSpec) -> None:
+def test_creation_in_an_absent_directory_is_reported(tmp_path: Path, spec: LedgerSpec) -> None:
     with pytest.raises(LedgerError, match="cannot be created"):
         FileLedger.create(tmp_path / "absent", spec)
 
@@ -321,7 +321,7 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_charge_that_does_not_reach_the_disk_fails_and_leaves_the_ledger_as_it_was(
+def test_charge_that_does_not_reach_the_disk_fails_without_a_trace(
     fault: str, tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, states = used(tmp_path, spec)
@@ -333,10 +333,10 @@ def test_a_charge_that_does_not_reach_the_disk_fails_and_leaves_the_ledger_as_it
     assert ledger.charge(2).steps_charged == 18
 
 
-def test_a_process_killed_while_it_charged_leaves_the_charge_or_no_trace(
+def test_process_killed_while_charging_leaves_the_charge_or_no_trace(
     tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before the sync the line may be there: then it counts, though its steps were never revealed."""
+    """If the process is killed before the sync, the line may exist. Then it counts, though no step was revealed."""
     ledger, states = used(tmp_path, spec)
 
     def kill(*_: object) -> None:
@@ -351,7 +351,7 @@ def test_a_process_killed_while_it_charged_leaves_the_charge_or_no_trace(
     assert FileLedger(tmp_path).extends(states[-1].head, states[-1].length)
 
 
-def test_a_charge_is_on_the_disk_when_it_returns(
+def test_charge_is_on_the_disk_when_it_returns(
     tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, _ = used(tmp_path, spec)

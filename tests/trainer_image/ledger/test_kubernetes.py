@@ -1,4 +1,4 @@
-"""What only a ledger in a cluster can meet: an API server that goes away, lost answers, others' pods, a new ledger."""
+"""Situations that only a ledger in a cluster has: outages, lost answers, other pods, a recreated ledger."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make_backend(control_plane: ControlPlane, namespace: str, kubernetes_backend
     return lambda: kubernetes_backend(control_plane, namespace)
 
 
-class Wire:
-    """The API as a handle sees it, with answers that get lost: `after` the request was taken in, or `before`."""
+class LossyApi:
+    """An API client that loses requests (`before` the server gets them) or answers (`after` the server has written)."""
 
     def __init__(self, api: client.CustomObjectsApi, *, before: int = 0, after: int = 0) -> None:
         self._api, self.before, self.after = api, before, after
@@ -59,18 +59,16 @@ class Wire:
 
 
 @pytest.mark.parametrize("lost", [{"before": 2}, {"after": 1}, {"before": 1, "after": 1}], ids=str)
-def test_a_lost_answer_neither_loses_a_charge_nor_makes_it_twice(
-    lost: dict[str, int], backend: Any, spec: LedgerSpec
-) -> None:
+def test_lost_answer_neither_loses_nor_repeats_a_charge(lost: dict[str, int], backend: Any, spec: LedgerSpec) -> None:
     ledger = backend.create(spec)
-    ledger._api = Wire(backend.api, **lost)
+    ledger._api = LossyApi(backend.api, **lost)
     assert ledger.acquire(attempt=1, from_step=0).incarnation == 1
-    ledger._api = Wire(backend.api, **lost)
+    ledger._api = LossyApi(backend.api, **lost)
     assert ledger.charge(7).steps_charged == 7
     assert backend.open().read().length == 3
 
 
-def test_two_pods_of_one_service_account_cannot_write_under_each_others_claim(
+def test_pods_of_one_service_account_cannot_write_under_each_others_acquisition(
     backend: Any, spec: LedgerSpec, kubernetes_backend: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     first = backend.create(spec)
@@ -83,7 +81,7 @@ def test_two_pods_of_one_service_account_cannot_write_under_each_others_claim(
     assert second.charge(2).steps_charged == 2
 
 
-def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
+def test_api_server_refuses_a_pod_of_another_service_account(
     backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str, kubernetes_backend: Any
 ) -> None:
     backend.create(spec)
@@ -91,17 +89,17 @@ def test_a_pod_that_is_not_the_jobs_is_refused_by_the_api_server(
     timer = Timer()
     with pytest.raises(Fenced, match="only the service account that"):
         stranger.acquire(attempt=1, from_step=0)
-    assert timer.elapsed_with_cpu < 10, "a policy's word is final"
+    assert timer.elapsed_with_cpu < 10, "the refusal of a policy is final"
 
 
-def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
+def test_charge_waits_until_the_api_server_has_loaded_its_roles(
     backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """One that has just started refuses for a moment whom it then lets in, which ended an incarnation on real pods."""
+    """An API server that has just started refuses requests that it accepts later. This ended incarnations on pods."""
     ledger = backend.create(spec)
     ledger.acquire(attempt=1, from_step=0)
     control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
-    until_it_may(control_plane, namespace, "get", "no")
+    wait_for_access(control_plane, namespace, "get", "no")
     with ThreadPoolExecutor(1) as other:
         charging = other.submit(ledger.charge, 3)
         with pytest.raises(TimeoutError):
@@ -110,32 +108,32 @@ def test_an_api_server_that_does_not_know_its_roles_yet_is_waited_for(
         assert charging.result(TIMEOUT_SECONDS).steps_charged == 3
 
 
-def until_it_may(plane: ControlPlane, namespace: str, verb: str, answer: str) -> None:
-    """Return once the API server knows whether the trainer may do something with ledgers."""
-    asked = ("auth", "can-i", verb, "privacyledgers.tensafe.io", f"--as=system:serviceaccount:{namespace}:trainer")
-    wait_until(lambda: plane.kubectl("-n", namespace, *asked, check=False).stdout.strip() == answer)
+def wait_for_access(plane: ControlPlane, namespace: str, verb: str, answer: str) -> None:
+    """Wait until the API server answers `answer` to the question whether the trainer may `verb` ledgers."""
+    question = ("auth", "can-i", verb, "privacyledgers.tensafe.io", f"--as=system:serviceaccount:{namespace}:trainer")
+    wait_until(lambda: plane.kubectl("-n", namespace, *question, check=False).stdout.strip() == answer)
 
 
-def test_who_may_not_read_or_write_hears_so_when_the_api_server_had_time_to_learn_it(
+def test_missing_rights_are_reported_after_the_time_to_load_roles(
     backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "STARTING_SECONDS", 1.0)
     ledger = backend.create(spec)
     ledger.acquire(attempt=1, from_step=0)
     control_plane.kubectl("-n", namespace, "delete", "rolebinding", "trainer")
-    until_it_may(control_plane, namespace, "get", "no")
+    wait_for_access(control_plane, namespace, "get", "no")
     with pytest.raises(LedgerForbidden, match="cannot get resource"):
         ledger.charge(3)
     reader = ("--verb=get", "--resource=privacyledgers.tensafe.io")
     control_plane.kubectl("-n", namespace, "create", "role", "reader", *reader)
     account = f"--serviceaccount={namespace}:trainer"
     control_plane.kubectl("-n", namespace, "create", "rolebinding", "reader", "--role=reader", account)
-    until_it_may(control_plane, namespace, "get", "yes")
+    wait_for_access(control_plane, namespace, "get", "yes")
     with pytest.raises(Fenced, match="cannot update resource"):
         ledger.charge(3)
 
 
-def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
+def test_deleted_or_recreated_ledger_is_refused(
     backend: Any, spec: LedgerSpec, control_plane: ControlPlane, namespace: str
 ) -> None:
     ledger = backend.create(spec)
@@ -150,7 +148,7 @@ def test_a_ledger_that_was_deleted_or_made_anew_is_not_the_jobs(
         ledger.charge(1)
 
 
-def test_progress_and_public_evaluations_travel_with_the_next_write(backend: Any, spec: LedgerSpec) -> None:
+def test_progress_and_public_evaluations_are_part_of_the_next_write(backend: Any, spec: LedgerSpec) -> None:
     ledger = backend.create(spec)
     ledger.acquire(attempt=1, from_step=0)
     ledger.set_progress(Progress(step=3, total_steps=2250), EvaluationResult(step=3, loss="0.5", accuracy="0.75"))
@@ -162,15 +160,15 @@ def test_progress_and_public_evaluations_travel_with_the_next_write(backend: Any
     assert status["evaluations"] == [{"step": 3, "loss": "0.5", "accuracy": "0.75"}]
 
 
-def test_it_holds_as_many_releases_as_it_says(backend: Any, spec: LedgerSpec) -> None:
+def test_ledger_holds_max_checkpoints(backend: Any, spec: LedgerSpec) -> None:
     ledger = backend.create(spec)
     ledger.acquire(attempt=1, from_step=0)
     ledger.charge(1)
     for number in range(MAX_PUBLISHED_CHECKPOINTS):
-        release = PublishedCheckpoint(
+        checkpoint = PublishedCheckpoint(
             number, 1, f"s3://m/step-{number}", "sha256:a", "sha256:b", number == MAX_PUBLISHED_CHECKPOINTS - 1
         )
-        ledger.record_checkpoint(release)
+        ledger.record_checkpoint(checkpoint)
     assert len(ledger.read().checkpoints) == ledger.max_checkpoints
     assert {record["stepsCharged"] for record in backend.object()["status"]["releases"]} == {1}
 
@@ -190,17 +188,17 @@ def own_plane(tmp_path: Path) -> Iterator[ControlPlane]:
         plane.stop()
 
 
-def test_a_charge_waits_while_the_api_server_is_away(
+def test_charge_waits_while_the_api_server_is_unavailable(
     own_plane: ControlPlane, spec: LedgerSpec, kubernetes_backend: Any
 ) -> None:
-    """Killed and started again, then frozen past every time-out: nothing is lost, and nothing goes on unpaid."""
+    """The API server is killed and restarted, then stopped past all timeouts: no charge is lost, none is skipped."""
     backend = kubernetes_backend(own_plane, "clinic")
     ledger = backend.create(spec)
     ledger.acquire(attempt=1, from_step=0)
     ledger.charge(1)
 
-    def charge_while(away: Callable[[], None], back: Callable[[], None], steps: int) -> None:
-        away()
+    def charge_while(stop: Callable[[], None], start: Callable[[], None], steps: int) -> None:
+        stop()
         done = threading.Event()
 
         def charge() -> None:
@@ -210,21 +208,21 @@ def test_a_charge_waits_while_the_api_server_is_away(
         thread = threading.Thread(target=charge)
         thread.start()
         assert not done.wait(3)
-        back()
+        start()
         thread.join(TIMEOUT_SECONDS)
         assert done.is_set()
 
     charge_while(lambda: own_plane.kill("apiserver"), own_plane.start_api_server, 10)
     assert ledger.read().steps_charged == 11
-    freeze, thaw = (
+    pause, resume = (
         lambda number=number: own_plane.kill("apiserver", number) for number in (signal.SIGSTOP, signal.SIGCONT)
     )
-    charge_while(freeze, thaw, 100)
+    charge_while(pause, resume, 100)
     assert ledger.read().steps_charged == 111
 
     own_plane.kill("apiserver")
     timer = Timer()
-    hasty = KubernetesLedger(**{**backend.handle, "retry_seconds": 1.0})
+    impatient = KubernetesLedger(**{**backend.arguments, "retry_seconds": 1.0})
     with pytest.raises(LedgerUnreachable, match="has not answered for 1 seconds"):
-        hasty.read()
+        impatient.read()
     assert timer.elapsed_with_cpu < 10

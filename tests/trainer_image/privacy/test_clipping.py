@@ -1,6 +1,4 @@
-"""The sensitivity bound, exactly: what one unit adds to the sum is an integer vector of norm at most S, whoever else is
-there.
-"""
+"""The exact sensitivity bound: one unit adds an integer vector of norm at most S, whatever other units join."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ def clipper(dimension: int, grid: int = GRID, clip: float = 1.0) -> GridClipper:
 
 
 def square(row: torch.Tensor) -> int:
-    """Σk², in Python's own integers."""
+    """Σk², in Python integers, which do not overflow."""
     return sum(k * k for k in row.tolist())
 
 
@@ -36,7 +34,7 @@ spans = st.sampled_from([1e-45, 1e-38, 1e-6, 0.01, 1.0, 30.0, 1e6, 1e30, 3e38])
 
 @st.composite
 def rows(draw: st.DrawFn, dimension: int) -> list[float]:
-    """A unit's gradient, as bad as it gets."""
+    """A unit's gradient, extreme values included."""
     kind = draw(st.sampled_from(["any", "constant", "gauss", "spike", "poisoned", "bf16"]))
     if kind == "any":
         return draw(st.lists(floats, min_size=dimension, max_size=dimension))
@@ -54,7 +52,7 @@ def rows(draw: st.DrawFn, dimension: int) -> list[float]:
 
 @st.composite
 def neighbours(draw: st.DrawFn) -> tuple[int, float, list[tuple[list[float], int]], tuple[list[float], int], int, int]:
-    """d, C, the units of D with their rounding seeds, x with its own, x's place, and how many rows go at once."""
+    """d, C, the units of D with their rounding seeds, x with its seed, the position of x, and the rows per block."""
     dimension = draw(st.sampled_from([1, 2, 3, 17, 64, 129]))
     units = draw(st.lists(rows(dimension), max_size=5))
     if units and draw(st.booleans()):
@@ -94,11 +92,11 @@ def test_neighbouring_sums_differ_by_at_most_the_grid(
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40), st.sampled_from([1.0, 1.01, 1.5]))
-def test_a_unit_just_past_the_clip_norm_stays_within_the_grid(seed: int, dimension: int, factor: float) -> None:
+def test_unit_just_above_the_clip_norm_stays_within_the_grid(seed: int, dimension: int, factor: float) -> None:
     row = torch.randn(dimension, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     row *= factor / row.norm()
-    made = clipper(dimension).to_grid(row.to(torch.float32).unsqueeze(0), [seed])[0]
-    assert (GRID - 8 - dimension) ** 2 <= square(made) <= GRID**2
+    rounded = clipper(dimension).to_grid(row.to(torch.float32).unsqueeze(0), [seed])[0]
+    assert (GRID - 8 - dimension) ** 2 <= square(rounded) <= GRID**2
 
 
 @pytest.mark.parametrize("norm", [0.25, 0.999, 1.001, 4.0, 1e20])
@@ -106,35 +104,35 @@ def test_a_unit_just_past_the_clip_norm_stays_within_the_grid(seed: int, dimensi
 def test_clipping_keeps_the_direction_and_bounds_the_norm(norm: float, bound: float) -> None:
     row = torch.randn(500, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     row *= norm * bound / row.norm()
-    made = clipper(500, 1 << 20, bound).to_grid(row.to(torch.float32).unsqueeze(0), [1])[0].double()
-    decoded = made * bound / (1 << 20)
+    rounded = clipper(500, 1 << 20, bound).to_grid(row.to(torch.float32).unsqueeze(0), [1])[0].double()
+    decoded = rounded * bound / (1 << 20)
     expected = row * min(1.0, bound / float(row.norm()))
-    # Rounding moves each coordinate by less than a step of 2^-20 C, and the room takes 4 of 2^20 parts.
+    # Rounding moves each coordinate by less than a step of 2^-20 C, and the margin takes 4 of 2^20 parts.
     assert torch.allclose(decoded, expected, rtol=1e-5, atol=2 * bound / (1 << 20))
     assert float(decoded.norm()) <= bound
 
 
-def test_what_add_takes_is_summed_until_it_is_taken() -> None:
+def test_added_units_are_summed_until_take() -> None:
     one, seeds = torch.eye(3, dtype=torch.float32) / 2, [1, 2, 3]
-    together, apart = clipper(3), clipper(3)
-    together.add(one.clone(), seeds)
+    joint, separate = clipper(3), clipper(3)
+    joint.add(one.clone(), seeds)
     for row, seed in zip(one.clone(), seeds):
-        apart.add(row.unsqueeze(0), [seed])
-    summed = together.take()
-    assert torch.equal(summed, apart.take())
+        separate.add(row.unsqueeze(0), [seed])
+    summed = joint.take()
+    assert torch.equal(summed, separate.take())
     assert summed.dtype == torch.int64
-    assert not together.take().any()
+    assert not joint.take().any()
 
 
-def test_norms_are_kept_only_where_asked_for_and_are_those_before_clipping() -> None:
+def test_norms_before_clipping_are_kept_only_if_requested() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    plain, telling = clipper(2), GridClipper(2, GRID, 1.0, CPU, keep_norms=True)
-    for one in (plain, telling):
+    plain, with_norms = clipper(2), GridClipper(2, GRID, 1.0, CPU, keep_norms=True)
+    for one in (plain, with_norms):
         one.add(rows.clone(), [1, 2])
     assert plain.take_norms() == []
-    assert telling.take_norms() == pytest.approx([5.0, 0.5])
-    assert telling.take_norms() == []
-    assert torch.equal(plain.take(), telling.take())
+    assert with_norms.take_norms() == pytest.approx([5.0, 0.5])
+    assert with_norms.take_norms() == []
+    assert torch.equal(plain.take(), with_norms.take())
 
 
 def test_no_units_add_nothing() -> None:
@@ -145,11 +143,11 @@ def test_no_units_add_nothing() -> None:
 
 @pytest.mark.parametrize("steps", [0.3, -0.3, 10.75, -1000.5])
 def test_rounding_is_unbiased(steps: float) -> None:
-    """The mean over many seeds is the value itself; 16 bits of fraction leave a bias below 2^-16."""
+    """The mean over many seeds equals the value. Fractions of 16 bits leave a bias below 2^-16."""
     dimension, seeds = 64, list(range(3000))
-    made = clipper(dimension)
-    value = steps / made._scaled_norm
-    drawn = made.to_grid(torch.full((len(seeds), dimension), value, dtype=torch.float32), seeds).double()
+    grid_clipper = clipper(dimension)
+    value = steps / grid_clipper._scaled_norm
+    drawn = grid_clipper.to_grid(torch.full((len(seeds), dimension), value, dtype=torch.float32), seeds).double()
     fraction = steps - math.floor(steps)
     assert set(drawn.unique().tolist()) == {math.floor(steps), math.floor(steps) + 1}
     error = math.sqrt(fraction * (1 - fraction) / drawn.numel())
@@ -161,7 +159,7 @@ def test_rounding_is_unbiased(steps: float) -> None:
         assert 1e-6 < stats.chi2(len(spread)).sf(statistic) < 1 - 1e-6
 
 
-def test_uniforms_are_uniform_and_belong_to_their_seed() -> None:
+def test_uniforms_are_uniform_and_depend_only_on_their_seed() -> None:
     drawn = uniforms([1, 2, 1], 40_000, CPU)
     assert torch.equal(drawn[0], drawn[2])
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
@@ -171,43 +169,43 @@ def test_uniforms_are_uniform_and_belong_to_their_seed() -> None:
 
 
 @pytest.mark.parametrize(("sign", "fraction"), [(1.0, 1 - 2.0**-16), (-1.0, 0.0)])
-def test_a_unit_that_rounding_made_too_long_is_rounded_toward_zero(
+def test_unit_whose_norm_rounding_made_too_large_is_rounded_toward_zero(
     sign: float, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10,000 coordinates of 163.8 steps, each rounded away from zero by bad luck, would be 16,400 > S long."""
+    """10,000 coordinates of 163.8 steps, all rounded away from zero, would have the norm 16,400 > S."""
     monkeypatch.setattr(clipping, "uniforms", lambda seeds, d, _: torch.full((len(seeds), d), fraction))
     dimension = 10_000
-    made = clipper(dimension)
-    assert 163 < made._scaled_norm / 100 < 164 and GRID < 164 * 100
+    grid_clipper = clipper(dimension)
+    assert 163 < grid_clipper._scaled_norm / 100 < 164 and GRID < 164 * 100
     rows = torch.full((2, dimension), sign, dtype=torch.float32)
-    rows[1] = sign * 1e-9  # a neighbour that needs no second rounding keeps its first
-    rounded = made.to_grid(rows, [0, 0])
+    rows[1] = sign * 1e-9  # another row, within the bound, keeps its first rounding
+    rounded = grid_clipper.to_grid(rows, [0, 0])
     assert rounded[0].unique().tolist() == [sign * 163]
     assert rounded[1].unique().tolist() == [1 if sign > 0 else -1]
 
 
 @pytest.mark.parametrize("row", [[1.0] * 16, [3e38] + [0.0] * 15, [1.0] + [0.0] * 15])
-def test_a_unit_that_stays_too_long_is_dropped(row: list[float]) -> None:
-    """The check does not trust the scaling: were the scale twice what it should be, nothing longer than S is added.
+def test_unit_whose_norm_stays_too_large_is_dropped(row: list[float]) -> None:
+    """The check does not rely on the scaling: with a scale twice too large, no vector of a norm above S is added.
 
-    In the first row each coordinate is within S, and only the norm is not.
+    In the first row each coordinate is within S, and only the norm is too large.
     """
-    made = clipper(16)
-    made._scaled_norm *= 2.0
+    grid_clipper = clipper(16)
+    grid_clipper._scaled_norm *= 2.0
     kept = [0.25] + [0.0] * 15
-    assert not made.to_grid(torch.tensor([row, kept]), [1, 2])[0].any()
-    made.add(torch.tensor([row, kept]), [1, 2])
-    assert square(made.take()) > 0
+    assert not grid_clipper.to_grid(torch.tensor([row, kept]), [1, 2])[0].any()
+    grid_clipper.add(torch.tensor([row, kept]), [1, 2])
+    assert square(grid_clipper.take()) > 0
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, math.nan, math.inf, 2.0**62, GRID + 1.0])
-def test_a_coordinate_beyond_the_grid_is_seen_before_it_wraps(value: float) -> None:
+def test_coordinate_beyond_the_grid_is_detected_before_it_wraps(value: float) -> None:
     whole, within = clipper(2)._checked(torch.tensor([[value, 0.0], [1.0, 2.0]]))
     assert within.tolist() == [False, True]
     assert whole[1].tolist() == [1, 2]
 
 
-def test_the_check_is_exact_at_its_edge() -> None:
+def test_norm_check_is_exact_at_its_bound() -> None:
     whole = torch.zeros(3, 2)
     whole[0] = torch.tensor([GRID, 0])
     whole[1] = torch.tensor([GRID, 1])
@@ -215,35 +213,35 @@ def test_the_check_is_exact_at_its_edge() -> None:
     assert clipper(2)._checked(whole)[1].tolist() == [True, False, True]
 
 
-def test_squares_that_would_wrap_an_int64_are_added_in_pieces() -> None:
+def test_squares_that_would_overflow_an_int64_are_added_in_pieces() -> None:
     """2^20 coordinates of S = 2^22 square to 2^64, which is 0 in an int64."""
     grid, dimension = 1 << 22, 1 << 20
-    made = clipper(dimension, grid)
+    grid_clipper = clipper(dimension, grid)
     rows = torch.full((1, dimension), float(grid))
     assert int((rows.long() ** 2).sum()) == 0
-    assert made._checked(rows)[1].tolist() == [False]
-    assert made._checked(torch.full((1, dimension), 4096.0))[1].tolist() == [True]
+    assert grid_clipper._checked(rows)[1].tolist() == [False]
+    assert grid_clipper._checked(torch.full((1, dimension), 4096.0))[1].tolist() == [True]
     one_more = torch.full((1, dimension), 4096.0)
     one_more[0, -1] = 4097.0
-    assert made._checked(one_more)[1].tolist() == [False]
+    assert grid_clipper._checked(one_more)[1].tolist() == [False]
 
 
 @pytest.mark.parametrize(
-    ("dimension", "grid", "says"),
+    ("dimension", "grid", "message"),
     [(10**9, 1 << 14, "too many for a grid"), (100, 16, "too many for a grid"), (1 << 39, 1 << 22, "overflow 64-bit")],
 )
-def test_what_the_grid_cannot_hold_is_refused(dimension: int, grid: int, says: str) -> None:
-    with pytest.raises(GridTooCoarse, match=says):
+def test_gradient_that_the_grid_cannot_hold_is_refused(dimension: int, grid: int, message: str) -> None:
+    with pytest.raises(GridTooCoarse, match=message):
         clipper(dimension, grid)
 
 
 @pytest.mark.parametrize("dimension", [1, 7, 129, 4099, 65_537, 131_073])
-def test_a_units_integers_are_the_same_bit_for_bit_in_any_company(dimension: int) -> None:
-    """Whatever slot, neighbours, row count or alignment (d is odd): the same row and seed give the same integers."""
+def test_integers_of_a_unit_do_not_depend_on_its_neighbours(dimension: int) -> None:
+    """The same row and seed give the same integers in any slot, neighbours, row count and alignment (odd d)."""
     generator = torch.Generator().manual_seed(dimension)
     row = torch.randn(dimension, generator=generator) / math.sqrt(dimension) * 1.7
-    made = clipper(dimension, 1 << 18)
-    alone = made.to_grid(row.clone().unsqueeze(0), [99])[0]
+    grid_clipper = clipper(dimension, 1 << 18)
+    alone = grid_clipper.to_grid(row.clone().unsqueeze(0), [99])[0]
     others: list[Callable[[], torch.Tensor]] = [
         lambda: torch.randn(dimension, generator=generator),
         lambda: torch.full((dimension,), math.nan),
@@ -255,6 +253,6 @@ def test_a_units_integers_are_the_same_bit_for_bit_in_any_company(dimension: int
             block = torch.stack([others[(slot + i) % 4]() for i in range(count)])
             block[slot] = row
             seeds = [*range(slot), 99, *range(slot + 1, count)]
-            assert torch.equal(made.to_grid(block, seeds)[slot], alone)
+            assert torch.equal(grid_clipper.to_grid(block, seeds)[slot], alone)
     shifted = torch.cat([torch.zeros(1), row]).unsqueeze(0)[:, 1:]
-    assert torch.equal(made.to_grid(shifted, [99])[0], alone)
+    assert torch.equal(grid_clipper.to_grid(shifted, [99])[0], alone)

@@ -1,4 +1,4 @@
-"""Per-example gradients on plain torch modules: what is computed, what is undone, what is refused."""
+"""Per-example gradients of plain PyTorch modules: their values, the loss scale, and models that are refused."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def batch():
 
 
 def one_by_one(model, batch):
-    """What the rows must be: an ordinary backward pass for each record, before any hook is there."""
+    """The expected rows: an ordinary backward pass for each record, before any hook is installed."""
     rows = []
     for i in range(len(batch["x"])):
         squares(model, {name: tensor[i : i + 1].clone() for name, tensor in batch.items()}).sum().backward()
@@ -62,12 +62,12 @@ def test_dummy_rows_are_left_out(model, batch):
     assert torch.equal(gradients.compute(batch, 2), full[:2])
 
 
-def test_an_empty_draw_leaves_the_model_alone(model):
+def test_empty_draw_does_not_run_the_model(model):
     gradients = PerExampleGradients(model.eval(), parameters(model), squares)
     assert gradients.compute({}, 0).shape == (0, gradients.dimension)
 
 
-def test_calls_do_not_add_up_and_share_their_memory(model, batch):
+def test_calls_do_not_accumulate_and_share_one_buffer(model, batch):
     gradients = PerExampleGradients(model, parameters(model), squares)
     first = gradients.compute(batch, 4)
     kept = first.clone()
@@ -76,7 +76,7 @@ def test_calls_do_not_add_up_and_share_their_memory(model, batch):
 
 
 @pytest.mark.parametrize("scale", (2.0**14, 3.7))
-def test_loss_scale_is_undone(model, batch, scale):
+def test_loss_scale_is_divided_out(model, batch, scale):
     plain = PerExampleGradients(model, parameters(model), squares)
     expected = plain.compute(batch, 4).clone()
     plain.close()
@@ -88,17 +88,17 @@ def test_loss_scale_is_undone(model, batch, scale):
     torch.testing.assert_close(scaled.summed_gradient(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
 
 
-def test_an_overflow_stays_in_its_own_row(model, batch):
+def test_overflow_stays_in_its_own_row(model, batch):
     gradients = PerExampleGradients(model, parameters(model), squares)
-    calm = gradients.compute(batch, 4).clone()
+    before = gradients.compute(batch, 4).clone()
     batch["y"][2] = 1e38
-    loud = gradients.compute(batch, 4)
-    assert not loud[2].isfinite().all()
-    assert torch.equal(loud[[0, 1, 3]], calm[[0, 1, 3]])
+    after = gradients.compute(batch, 4)
+    assert not after[2].isfinite().all()
+    assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
 
 
 class Shared(nn.Module):
-    """One layer, applied twice, each time recomputed: Opacus alone leaves a list of gradients behind."""
+    """One layer, applied twice, recomputed each time. Opacus without our hooks leaves a list of gradients."""
 
     def __init__(self):
         super().__init__()
@@ -111,14 +111,14 @@ class Shared(nn.Module):
         return x[..., :2]
 
 
-def test_a_layer_used_twice_adds_up_also_when_recomputed(batch):
+def test_gradients_of_a_layer_used_twice_are_added_even_with_recomputation(batch):
     model = Shared().train()
     expected = one_by_one(model, batch)
     gradients = PerExampleGradients(model, parameters(model), squares)
     torch.testing.assert_close(gradients.compute(batch, 4), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_pass_that_broke_off_leaves_nothing_behind(model, batch):
+def test_incomplete_pass_leaves_nothing_behind(model, batch):
     gradients = PerExampleGradients(model, parameters(model), squares)
     expected = gradients.compute(batch, 4).clone()
     gradients.losses(batch)  # a forward pass in train mode without a backward pass
@@ -127,7 +127,7 @@ def test_a_pass_that_broke_off_leaves_nothing_behind(model, batch):
     assert torch.equal(gradients.compute(batch, 4), expected)
 
 
-def test_close_takes_everything_off(model, batch):
+def test_close_removes_hooks_and_attributes(model, batch):
     gradients = PerExampleGradients(model, parameters(model), squares)
     gradients.compute(batch, 4)
     gradients.close()
@@ -138,7 +138,7 @@ def test_close_takes_everything_off(model, batch):
 
 
 class Positions(nn.Module):
-    """Adds a learned table that every record shares; its activations have one row whatever the batch."""
+    """Adds a learned table that all records share. Its activations have one row for any batch size."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ class Positions(nn.Module):
         return self.layer(x + self.table(torch.arange(3)[None]))
 
 
-def test_a_layer_whose_rows_are_not_records_is_refused(batch):
+def test_layer_whose_rows_are_not_records_is_refused(batch):
     model = Positions().train()
     gradients = PerExampleGradients(model, parameters(model), squares)
     with pytest.raises(ValueError, match=r"'table' sees \[1\] rows in a batch of 4 records"):
@@ -157,7 +157,7 @@ def test_a_layer_whose_rows_are_not_records_is_refused(batch):
 
 
 class Mixed(nn.Module):
-    """One layer for the records and for something shared: Opacus alone adds the shared part to record 0."""
+    """One layer for the records and for a shared input. Opacus without our hooks adds the shared part to record 0."""
 
     def __init__(self):
         super().__init__()
@@ -167,21 +167,21 @@ class Mixed(nn.Module):
         return self.layer(x) + self.layer(torch.ones(1, 3, 6))
 
 
-def test_a_layer_with_some_rows_that_are_not_records_is_refused(batch):
+def test_layer_with_some_rows_that_are_not_records_is_refused(batch):
     model = Mixed().train()
     gradients = PerExampleGradients(model, parameters(model), squares)
     with pytest.raises(ValueError, match="cannot be separated by record"):
         gradients.compute(batch, 4)
 
 
-def test_a_parameter_without_a_part_in_the_loss_is_refused_by_name(model, batch):
+def test_parameter_that_takes_no_part_in_the_loss_is_named(model, batch):
     wider = nn.ModuleDict({"used": model, "unused": nn.Linear(2, 2)}).train()
     gradients = PerExampleGradients(wider, parameters(wider), lambda m, b: squares(m["used"], b))
     with pytest.raises(RuntimeError, match=r"'unused.weight' got no gradient"):
         gradients.compute(batch, 4)
 
 
-def test_checkpointing_that_is_not_re_entrant_is_refused(model, batch):
+def test_non_reentrant_checkpointing_is_refused(model, batch):
     def recomputed(module, inputs):
         return (checkpoint(module, inputs["x"], use_reentrant=False) - inputs["y"]).square().sum(dim=(1, 2))
 
@@ -191,7 +191,7 @@ def test_checkpointing_that_is_not_re_entrant_is_refused(model, batch):
 
 
 @pytest.mark.parametrize("loss", (lambda m, b: squares(m, b).mean(), lambda m, b: squares(m, b)[:2]))
-def test_a_loss_that_is_not_one_number_a_record_is_refused(model, batch, loss):
+def test_loss_that_is_not_one_number_per_record_is_refused(model, batch, loss):
     gradients = PerExampleGradients(model, parameters(model), loss)
     with pytest.raises(ValueError, match="one number for each record"):
         gradients.compute(batch, 4)
@@ -221,6 +221,6 @@ def test_half_precision_parameters_are_refused(model):
         PerExampleGradients(model, parameters(model), squares)
 
 
-def test_the_list_of_parameters_must_be_all_of_the_trainable_ones(model):
+def test_parameters_must_be_exactly_the_trainable_ones(model):
     with pytest.raises(ValueError, match="exactly the trainable parameters"):
         PerExampleGradients(model, parameters(model)[1:], squares)

@@ -23,8 +23,8 @@ def stream(number: int) -> SecretStream:
     return SecretStream(number.to_bytes(32, "big"))
 
 
-class Script(SecretStream):
-    """A stream that is read once for words and then for the bytes that decide ties."""
+class ScriptedStream(SecretStream):
+    """A stream of given values: words for one draw, then bytes that decide ties."""
 
     def __init__(self, words: list[int], ties: list[int]) -> None:
         self._words = words
@@ -39,34 +39,34 @@ class Script(SecretStream):
 
 
 def masses_of(table: noise._Table) -> tuple[dict[int, int], int]:
-    """What each value's probability is in the alias table, in whole parts of the returned total."""
+    """The probability of each value in the alias table, as integers, and their total."""
     masses: dict[int, int] = {}
     for column, (own, alias) in enumerate(zip(table._threshold, table._alias.tolist())):
-        for holder, part in ((column, own), (alias, HEIGHT - own)):
+        for value, part in ((column, own), (alias, HEIGHT - own)):
             if part:
-                masses[holder - table._offset] = masses.get(holder - table._offset, 0) + part
+                masses[value - table._offset] = masses.get(value - table._offset, 0) + part
     return masses, HEIGHT << table._bits
 
 
 def total_variation(masses: dict[int, int], total: int, variance: Fraction) -> mpmath.mpf:
-    """Half the sum of |p(x) - q(x)| over all integers, q being N_Z(0, variance), with 80 digits."""
+    """Half the sum of |p(x) - q(x)| over all integers, where q is N_Z(0, variance), with 80 digits."""
     with mpmath.workdps(80):
         double = 2 * mpmath.mpf(variance.numerator) / variance.denominator
-        # Beyond 20σ less than 10^-86 is left. Poisson summation gives the constant with no sum over weights at all.
+        # The probability beyond 20σ is below 10^-86. Poisson summation gives the constant without a sum over weights.
         reach = 20 * math.isqrt(int(variance) + 1)
         constant = mpmath.sqrt(mpmath.pi * double) * (
             1 + 2 * sum(mpmath.exp(-(mpmath.pi**2) * double * i * i) for i in (1, 2, 3))
         )
         distance = mpmath.mpf(0)
         for x in range(reach + 1):
-            true = mpmath.exp(-(x * x) / double) / constant
+            exact = mpmath.exp(-(x * x) / double) / constant
             for value in {x, -x}:
-                distance += abs(true - mpmath.mpf(masses.get(value, 0)) / total)
+                distance += abs(exact - mpmath.mpf(masses.get(value, 0)) / total)
         return distance / 2
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1.37, 3.0, 64.0, 333.3])
-def test_a_tables_exact_distribution_is_as_near_as_it_says(sigma: float) -> None:
+def test_exact_distribution_of_a_table_is_within_its_bound(sigma: float) -> None:
     sampler = DiscreteGaussian(sigma)
     (table,) = sampler._tables
     masses, total = masses_of(table)
@@ -77,7 +77,7 @@ def test_a_tables_exact_distribution_is_as_near_as_it_says(sigma: float) -> None
     assert masses_of(noise._Table(Fraction(sigma * 1.0001) ** 2))[0] != masses
 
 
-def test_the_reference_can_see_a_wrong_table() -> None:
+def test_reference_detects_a_wrong_table() -> None:
     masses, total = masses_of(DiscreteGaussian(3.0)._tables[0])
     masses[0] += total >> 70
     masses[1] -= total >> 70
@@ -85,10 +85,10 @@ def test_the_reference_can_see_a_wrong_table() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1.0, 3.0, 2896.0])
-def test_a_word_decides_by_its_threshold_and_ties_by_all_its_bits(sigma: float) -> None:
-    """Every column's own part is exactly its threshold: above, below, and in a tie of the first bits.
+def test_draw_compares_with_the_threshold_and_ties_with_all_its_bits(sigma: float) -> None:
+    """A column returns its own value exactly below its threshold: checked above, below, and with equal first bits.
 
-    2,896 is the σ of a table with 2^17 columns, where more than 64 bits are left to decide a tie.
+    2,896 is the σ of a table with 2^17 columns, where more than 64 bits remain to decide a tie.
     """
     table = noise._Table(Fraction(sigma) ** 2)
     own_bits, rest_bits = 64 - table._bits, table._rest_bits
@@ -100,7 +100,7 @@ def test_a_word_decides_by_its_threshold_and_ties_by_all_its_bits(sigma: float) 
         below, same, above = ((top << table._bits) | column for top in (first - 1, first, first + 1))
 
         def drawn(word: int, tie: int = 0, rest_bits: int = rest_bits) -> int:
-            return int(table.draw(1, Script([word], [tie << (128 - rest_bits)]))[0])
+            return int(table.draw(1, ScriptedStream([word], [tie << (128 - rest_bits)]))[0])
 
         if first:
             assert drawn(below) == column - table._offset
@@ -111,15 +111,17 @@ def test_a_word_decides_by_its_threshold_and_ties_by_all_its_bits(sigma: float) 
         assert drawn(same, rest) == alias
 
 
-def test_a_full_column_never_gives_its_draws_away() -> None:
+def test_full_column_never_returns_its_alias() -> None:
     table = noise._Table(Fraction(1))
     full = [c for c in range(1 << table._bits) if table._threshold[c] == HEIGHT]
     assert full
     top = ((1 << (64 - table._bits)) - 1) << table._bits
-    assert table.draw(len(full), Script([top | c for c in full], [])).tolist() == [c - table._offset for c in full]
+    assert table.draw(len(full), ScriptedStream([top | c for c in full], [])).tolist() == [
+        c - table._offset for c in full
+    ]
 
 
-def test_two_tables_together_are_as_near_as_they_say() -> None:
+def test_exact_distribution_of_two_tables_is_within_their_bound() -> None:
     sigma = 1025.0
     sampler = DiscreteGaussian(sigma)
     fine, coarse = sampler._tables
@@ -134,7 +136,7 @@ def test_two_tables_together_are_as_near_as_they_say() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1024.5, 1_600_000.0, 4_200_000.0, 4_200_001.7])
-def test_the_two_tables_variances_add_up_to_the_whole(sigma: float) -> None:
+def test_variances_of_two_tables_add_up_to_the_total(sigma: float) -> None:
     sampler = DiscreteGaussian(sigma)
     fine = Fraction(2 * sampler._stretch) ** 2
     coarse = (Fraction(sigma) ** 2 - fine) / sampler._stretch**2
@@ -145,7 +147,7 @@ def test_the_two_tables_variances_add_up_to_the_whole(sigma: float) -> None:
     assert sampler.total_variation <= MAX_TOTAL_VARIATION
 
 
-def test_the_convolution_bound_is_the_sum_of_its_series() -> None:
+def test_convolution_bound_is_the_sum_of_its_series() -> None:
     fine, stretch = Fraction(44) ** 2, 22
     coarse = (Fraction(1025) ** 2 - fine) / stretch**2
     with mpmath.workdps(60):
@@ -200,7 +202,7 @@ class Reference:
 
 
 @pytest.mark.parametrize(("sigma", "bins"), [(3.0, range(-9, 10)), (64.0, range(-160, 161, 8))])
-def test_ours_and_the_exact_sampler_cannot_be_told_apart(sigma: float, bins: range) -> None:
+def test_sampler_is_indistinguishable_from_the_exact_sampler(sigma: float, bins: range) -> None:
     reference = Reference(Fraction(sigma), stream(1))
     exact = np.array([reference.gaussian() for _ in range(8000)])
     ours = DiscreteGaussian(sigma).draw(200_000, stream(2))
@@ -224,7 +226,7 @@ def test_moments_and_low_bits(sigma: float) -> None:
             assert stats.chisquare(np.bincount(drawn % modulus, minlength=modulus)).pvalue > 1e-6
 
 
-def test_two_draws_from_one_stream_are_different_and_uncorrelated() -> None:
+def test_draws_from_one_stream_are_different_and_uncorrelated() -> None:
     sampler, one = DiscreteGaussian(1500.0), stream(4)
     steps = [sampler.draw(50_000, one) for _ in range(3)]
     for first, second in itertools.combinations(steps, 2):
@@ -232,8 +234,8 @@ def test_two_draws_from_one_stream_are_different_and_uncorrelated() -> None:
         assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(50_000)
 
 
-def test_no_noise_comes_again_after_a_resume() -> None:
-    """A resumed worker makes a new stream: its noise is neither what was drawn before nor another worker's."""
+def test_resumed_run_draws_new_noise() -> None:
+    """A resumed worker has a new stream: its noise differs from the earlier noise and from that of other workers."""
     sampler = DiscreteGaussian(1500.0)
     runs = [sampler.draw(20_000, SecretStream().derive("noise")) for _ in range(3)]
     for first, second in itertools.combinations(runs, 2):
@@ -242,8 +244,8 @@ def test_no_noise_comes_again_after_a_resume() -> None:
 
 
 @pytest.mark.parametrize(("workers", "colluders"), [(1, 0), (2, 0), (4, 1), (5, 3)])
-def test_shares_add_up_to_the_noise_that_is_accounted(workers: int, colluders: int) -> None:
-    """All shares: variance N/(N−t)·σ²·S². Without those of t workers who pool theirs: σ²·S²."""
+def test_shares_add_up_to_the_accounted_noise(workers: int, colluders: int) -> None:
+    """All shares have the variance N/(N−t)·σ²·S². Without the shares of t colluders it is σ²·S²."""
     mechanism = Mechanism(
         sample_rate="0.01",
         noise_multiplier="0.8",
@@ -269,12 +271,12 @@ def test_shares_add_up_to_the_noise_that_is_accounted(workers: int, colluders: i
 
 
 @pytest.mark.parametrize("sigma", [0.99, 0.0, -1.0, float("nan")])
-def test_a_sigma_below_a_grid_step_is_refused(sigma: float) -> None:
+def test_sigma_below_one_grid_step_is_refused(sigma: float) -> None:
     with pytest.raises(ValueError, match="at least one grid step"):
         DiscreteGaussian(sigma)
 
 
-def test_a_sampler_that_is_too_far_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_too_far_from_the_discrete_gaussian_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "_TAIL", 6)
     with pytest.raises(ValueError, match="too far from the discrete Gaussian"):
         DiscreteGaussian(64.0)

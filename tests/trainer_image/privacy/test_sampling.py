@@ -17,8 +17,8 @@ from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
 
 
-class Words(SecretStream):
-    """A stream whose words are given."""
+class ScriptedStream(SecretStream):
+    """A stream of given words."""
 
     def __init__(self, words: list[int]) -> None:
         self._words = words
@@ -34,7 +34,7 @@ def stream(number: int) -> SecretStream:
 
 
 @given(st.integers(1, 10**10))
-def test_a_unit_joins_exactly_when_its_word_is_below_the_threshold(numerator: int) -> None:
+def test_unit_joins_exactly_if_its_word_is_below_the_threshold(numerator: int) -> None:
     rate = f"{numerator / 10**10:.10f}"
     threshold = Fraction(rate) * 2**64 // 1
     assert Fraction(threshold, 2**64) <= Fraction(rate) < Fraction(threshold + 1, 2**64)
@@ -42,16 +42,16 @@ def test_a_unit_joins_exactly_when_its_word_is_below_the_threshold(numerator: in
         return
     words = [threshold - 1, threshold, 0, 2**64 - 1]
     expected = [0, 2]
-    assert PoissonSampler(4, rate, Words(words)).draw().tolist() == expected
+    assert PoissonSampler(4, rate, ScriptedStream(words)).draw().tolist() == expected
 
 
-def test_a_rate_just_below_one_is_not_one() -> None:
+def test_rate_just_below_one_is_not_rounded_to_one() -> None:
     words = [2**64 - 1, 2**64 - 2]
-    assert PoissonSampler(2, "0.99999999999999999999999", Words(words)).draw().tolist() == [1]
+    assert PoissonSampler(2, "0.99999999999999999999999", ScriptedStream(words)).draw().tolist() == [1]
 
 
 def draws(units: int, rate: str, steps: int, number: int = 1) -> np.ndarray:
-    """Who joined when: bool [steps, units]."""
+    """Which units joined which steps: bool [steps, units]."""
     sampler = PoissonSampler(units, rate, stream(number))
     joined = np.zeros((steps, units), dtype=bool)
     for row in joined:
@@ -66,7 +66,7 @@ def test_every_unit_joins_with_the_sampling_rate() -> None:
     assert 1e-6 < stats.chi2(300).sf(statistic) < 1 - 1e-6
 
 
-def test_batch_sizes_are_binomial_and_empty_draws_are_among_them() -> None:
+def test_batch_sizes_are_binomial_and_include_empty_draws() -> None:
     units, steps = 6, 20_000
     sizes = np.bincount(draws(units, "0.2", steps).sum(axis=1), minlength=units + 1)
     expected = stats.binom(units, 0.2).pmf(np.arange(units + 1)) * steps
@@ -88,7 +88,7 @@ def test_units_are_independent() -> None:
     assert stats.binomtest(int(neighbours), joined[:, 1:].size, 0.01).pvalue > 1e-6
 
 
-def test_two_workers_draw_independently_whatever_they_seed() -> None:
+def test_workers_with_equal_global_seeds_draw_independently() -> None:
     both = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -102,25 +102,25 @@ def test_two_workers_draw_independently_whatever_they_seed() -> None:
     assert stats.binomtest(int(joined.sum()), joined.size, 0.01).pvalue > 1e-6
 
 
-def test_an_empty_draw_is_a_draw() -> None:
+def test_empty_draw_has_the_right_type() -> None:
     drawn = PoissonSampler(100, "0.0000000001", stream(1)).draw()
     assert drawn.shape == (0,)
     assert drawn.dtype == np.int64
 
 
-def test_a_shard_without_units_draws_nobody() -> None:
+def test_shard_without_units_draws_no_unit() -> None:
     drawn = PoissonSampler(0, "0.5", stream(1)).draw()
     assert drawn.shape == (0,)
     assert drawn.dtype == np.int64
 
 
-def test_at_rate_one_everybody_joins() -> None:
+def test_all_units_join_at_rate_one() -> None:
     assert PoissonSampler(5, "1", stream(1)).draw().tolist() == [0, 1, 2, 3, 4]
     assert PoissonSampler(5, "1.0", stream(1)).draw().tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("units", [6, 7, 8, 14, 20])
-def test_a_large_shard_is_drawn_in_chunks_and_none_is_lost(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_shard_is_drawn_in_chunks_without_losing_a_unit(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def several() -> list[list[int]]:
         sampler = PoissonSampler(units, "0.5", stream(units))
         return [sampler.draw().tolist() for _ in range(20)]
@@ -132,6 +132,6 @@ def test_a_large_shard_is_drawn_in_chunks_and_none_is_lost(units: int, monkeypat
 
 
 @pytest.mark.parametrize("rate", ["0", "1.0000000001", "-0.1", "1e-30"])
-def test_a_rate_that_is_none_is_refused(rate: str) -> None:
+def test_invalid_rate_is_refused(rate: str) -> None:
     with pytest.raises(ValueError, match="sampling rate"):
         PoissonSampler(5, rate, stream(1))

@@ -12,22 +12,22 @@ from tensorguard.privacy.stream import KeyedSeeds, SecretStream
 KEY = bytes(range(32))
 
 
-def test_a_stream_is_aes_256_ctr_of_its_key() -> None:
+def test_stream_is_aes_256_ctr_of_its_key() -> None:
     # The first block is AES-256 of the zero counter under the key 00 01 .. 1f.
     assert SecretStream(KEY).bytes(16).hex() == "f29000b62a499fd0a9f39a6add2e7780"
 
 
-def test_reading_in_pieces_is_reading_at_once() -> None:
+def test_reading_in_pieces_equals_reading_at_once() -> None:
     whole, pieces = SecretStream(KEY), SecretStream(KEY)
     assert whole.bytes(100) == pieces.bytes(3) + pieces.bytes(0) + pieces.bytes(61) + pieces.bytes(36)
 
 
-def test_the_bytes_are_uniform() -> None:
+def test_bytes_are_uniform() -> None:
     counts = np.bincount(np.frombuffer(SecretStream(KEY).bytes(1 << 18), dtype=np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-6
 
 
-def test_each_purpose_has_a_stream_of_its_own() -> None:
+def test_each_purpose_has_its_own_stream() -> None:
     root = SecretStream(KEY)
     assert root.derive("noise").bytes(64) == SecretStream(KEY).derive("noise").bytes(64)
     drawn = {bytes(root.derive(purpose).bytes(64)) for purpose in ("noise", "sampling", "seeds", "")}
@@ -35,7 +35,7 @@ def test_each_purpose_has_a_stream_of_its_own() -> None:
     assert bytes(SecretStream(KEY).bytes(64)) not in drawn
 
 
-def test_a_new_stream_never_repeats_an_old_one_whatever_was_seeded() -> None:
+def test_new_stream_differs_even_with_equal_global_seeds() -> None:
     drawn = set()
     for _ in range(3):
         torch.manual_seed(0)
@@ -44,19 +44,19 @@ def test_a_new_stream_never_repeats_an_old_one_whatever_was_seeded() -> None:
     assert len(drawn) == 3
 
 
-def test_a_key_of_another_length_is_refused() -> None:
+def test_key_of_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         SecretStream(b"short")
 
 
-def test_seeds_depend_on_their_own_pair_alone() -> None:
+def test_seed_depends_only_on_its_own_pair() -> None:
     seeds = KeyedSeeds(KEY)
-    together = seeds([5, 6, 7], [0, 1, 2])
-    assert together == [seeds([unit], [record])[0] for unit, record in ((5, 0), (6, 1), (7, 2))]
-    assert all(0 <= seed < 2**63 for seed in together)
+    joint = seeds([5, 6, 7], [0, 1, 2])
+    assert joint == [seeds([unit], [record])[0] for unit, record in ((5, 0), (6, 1), (7, 2))]
+    assert all(0 <= seed < 2**63 for seed in joint)
 
 
-def test_no_two_pairs_share_a_seed_nor_do_two_steps() -> None:
+def test_seeds_differ_between_pairs_and_between_steps() -> None:
     stream = SecretStream(KEY)
     units, records = np.divmod(np.arange(10_000), 100)
     seeds = [seed for _ in range(2) for seed in stream.keyed_seeds()(units.tolist(), records.tolist())]
