@@ -50,7 +50,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 from tensorguard.aggregation.channel import AggregationError, ProcessGroupChannel
-from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.aggregation.keys import agree_pair_keys
+from tensorguard.aggregation.session import Session
 
 rank, address, key = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 group = f"tcp://{address}:29777"

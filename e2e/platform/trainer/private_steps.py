@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from tensafe_api.privacy_events import Mechanism
-from tensorguard.aggregation.keys import Session
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, create_aggregator
+from tensorguard.aggregation.session import Session
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler

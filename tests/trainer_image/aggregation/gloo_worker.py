@@ -17,9 +17,10 @@ import torch.distributed as dist
 
 from tensorguard.aggregation.channel import ProcessGroupChannel, check_all_reduce_wraps
 from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
-from tensorguard.aggregation.keys import Session, agree_pair_keys
+from tensorguard.aggregation.keys import agree_pair_keys
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.aggregation.reduce import add_noise_and_mask, reveal, to_signed
+from tensorguard.aggregation.session import Session
 from tensorguard.aggregation.verify import verify_sum
 
 DIMENSION = 10_001

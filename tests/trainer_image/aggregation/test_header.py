@@ -10,7 +10,7 @@ import pytest
 
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
-from tensorguard.aggregation.keys import Session
+from tensorguard.aggregation.session import Session
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 JOB_KEY = bytes(range(32))

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorguard.aggregation.channel import AggregationError
-from tensorguard.aggregation.keys import PairKey, Session, agree_pair_keys, derive_key, tag
+from tensorguard.aggregation.keys import PairKey, agree_pair_keys
+from tensorguard.aggregation.session import Session, derive_key, tag
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 JOB_KEY = bytes(range(32))

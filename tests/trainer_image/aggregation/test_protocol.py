@@ -14,9 +14,9 @@ from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_
 from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
 from tensorguard.aggregation.channel import AggregationError
-from tensorguard.aggregation.keys import Session
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, PROTOCOLS, create_aggregator
+from tensorguard.aggregation.session import Session
 from tensorguard.training.budget_gate import Verdict
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]

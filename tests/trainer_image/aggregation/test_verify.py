@@ -15,7 +15,8 @@ import pytest
 from tensorguard.aggregation import verify as module
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.keys import PairKey
-from tensorguard.aggregation.verify import VerifyLevel, verify_sum
+from tensorguard.aggregation.protocol import VerifyLevel
+from tensorguard.aggregation.verify import verify_sum
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
 LENGTH = 500

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, fields
 
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.aggregation.keys import TAG_BYTES, Session, derive_key, tag
+from tensorguard.aggregation.session import TAG_BYTES, Session, derive_key, tag
 
 _LAYOUT = struct.Struct(">32s5Q32s")
 CARRIER_BITS = 32

@@ -13,32 +13,12 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tensorguard.aggregation.channel import AggregationError, Channel
+from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, tag
 
-KEY_BYTES = 32
-TAG_BYTES = 32
 MAX_WORKERS = 16
 """Every worker shares a key with every other. Larger groups need a sparse graph of pairs, which is not implemented."""
-
-
-@dataclass(frozen=True)
-class Session:
-    """The facts that every worker of one incarnation must agree on before the first step."""
-
-    job: str
-    attempt: int
-    incarnation: int
-    workers: int
-    colluders: int
-
-    def context(self) -> bytes:
-        """An unambiguous encoding: the job's name is preceded by its length, the numbers have eight bytes each."""
-        job = self.job.encode()
-        numbers = (len(job), self.attempt, self.incarnation, self.workers, self.colluders)
-        return b"tensafe/1" + b"".join(value.to_bytes(8, "big") for value in numbers) + job
 
 
 @dataclass(frozen=True)
@@ -47,16 +27,6 @@ class PairKey:
 
     mask: bytes
     tag: bytes
-
-
-def derive_key(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
-    """HKDF-SHA256 of `key` for one purpose."""
-    return HKDF(algorithm=SHA256(), length=length, salt=None, info=purpose).derive(key)
-
-
-def tag(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 over the concatenated `parts`, each of which must have a fixed length."""
-    return hmac.digest(key, b"".join(parts), "sha256")
 
 
 def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairKey]:

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 
 from tensafe_api.statement import AggregationStatement
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
-from tensorguard.aggregation.keys import Session
-from tensorguard.aggregation.verify import VerifyLevel
+from tensorguard.aggregation.session import Session
+
+VerifyLevel = Literal["Disabled", "Standard", "Strict"]
+"""How thoroughly a sum is verified after the reveal: `spec.aggregation.verify` of the manifest."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class AggregationConfig:
     grid_bits: int
     """k: one clip norm is 2^k grid steps. All workers must agree on it."""
     verify: VerifyLevel
-    """How thoroughly each sum is verified: `spec.aggregation.verify` of the manifest."""
 
 
 class SecureAggregator(ABC):

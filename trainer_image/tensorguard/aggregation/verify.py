@@ -15,16 +15,16 @@ import hashlib
 import hmac
 import os
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
 from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.aggregation.header import peer_bytes
-from tensorguard.aggregation.keys import TAG_BYTES, PairKey, tag
+from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import key_stream
+from tensorguard.aggregation.protocol import VerifyLevel
+from tensorguard.aggregation.session import TAG_BYTES, tag
 
-VerifyLevel = Literal["Disabled", "Standard", "Strict"]
 CHALLENGES: dict[VerifyLevel, int] = {"Disabled": 0, "Standard": 1, "Strict": 16}
 _SEED_BYTES = 32
 

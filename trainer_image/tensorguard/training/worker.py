@@ -23,9 +23,9 @@ from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
 from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
-from tensorguard.aggregation.keys import Session
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
+from tensorguard.aggregation.session import Session
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
 from tensorguard.models.tasks import task_of
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
