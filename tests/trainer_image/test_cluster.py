@@ -38,13 +38,13 @@ from ray import cloudpickle
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from tensafe_api.reasons import Reason
 from tensorguard.runners import worker_group
-from tensorguard.runners.pod.attempt import pod_main
+from tensorguard.runners.pod.attempt import worker_function
 
 DataParallelTrainer.fit = lambda trainer: cloudpickle.loads(cloudpickle.dumps(trainer.train_loop_per_worker))
-worker_group._wait_for_room = lambda group, seconds: None
+worker_group._wait_for_resources = lambda group, seconds: None
 
 def run(mounted, stop):
-    worker_group.run_workers(pod_main, {}, worker_group.WorkerGroup(2, 1, 0, 0), mounted.root / "ray")
+    worker_group.run_workers(worker_function, {}, worker_group.WorkerGroup(2, 1, 0, 0), mounted.root / "ray")
     return Reason.COMPLETED, ", ".join({"torch", "scipy", "dp_accounting"} & set(sys.modules)) or "nothing heavy"
 """
 """All but Ray: what the driver asks Ray Train for, and that its controller unpickles the loop."""
@@ -70,7 +70,7 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 0.0)
     said: list[str] = []
-    monkeypatch.setattr(cluster, "keep_output", lambda path: said.append)
+    monkeypatch.setattr(cluster, "redirect_output", lambda path: said.append)
 
     def end(ending: tuple[Reason, str] | Exception) -> tuple[str, int]:
         def run(*_: object) -> tuple[Reason, str]:
@@ -206,7 +206,7 @@ def test_a_head_that_is_told_to_go_ends_without_a_word(
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("signal.pause", pause)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 60.0)
-    monkeypatch.setattr(cluster, "keep_output", lambda path: said.append)
+    monkeypatch.setattr(cluster, "redirect_output", lambda path: said.append)
     with pytest.raises(Killed):
         cluster.main(interrupted)
     assert said == []

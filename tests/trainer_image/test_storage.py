@@ -82,7 +82,7 @@ def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
             raise ConnectionRefusedError(path)
 
     with pytest.raises(ConnectionRefusedError):
-        RetryingFileSystem(Away(), patience_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
+        RetryingFileSystem(Away(), retry_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
     assert 2 <= len(tries) <= 5
 
 

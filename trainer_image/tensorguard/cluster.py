@@ -1,13 +1,14 @@
-"""`python -m tensorguard.cluster`: the entrypoint of the operator's RayJobs, in a cluster's head pod.
+"""`python -m tensorguard.cluster`: the entrypoint of the operator's RayJobs, in the head pod.
 
-It runs one attempt (`runners.pod.attempt`), prints one sentence that says how it ended, and exits with 0 where a ledger
-says the rest (Completed, BudgetExhausted, Suspended), else with the exit code of the reason. KubeRay copies the end of
-what it prints into the RayJob, where everybody may read it, so nothing else is printed: what libraries write, and every
-traceback, goes to a file in the run's folder.
+It runs one attempt (`runners.pod.attempt`), prints one sentence on how it ended, and exits. The exit code is 0 where
+the ledger records the outcome (Completed, BudgetExhausted, Suspended), else the exit code of the reason. KubeRay copies
+the end of the output into the RayJob, where every reader of the RayJob sees it. So nothing else is printed: the output
+of libraries and every traceback go to a file in the run's folder.
 
-SIGTERM asks the workers to seal a checkpoint and stop. So does the pod's preStop hook, by the stop flag in the run's
-folder: then nothing is said of workers that were interrupted, since KubeRay would take it for the end of the job, where
-all that ends is the pod. It submits the same attempt again, which goes on from the checkpoint (decision 0015).
+SIGTERM requests the workers to write a checkpoint and stop. The pod's preStop hook does the same, through the stop flag
+in the run's folder. After the hook, an interruption of the workers is not printed: only the pod ends, but KubeRay would
+take the sentence for the end of the job. KubeRay submits the same attempt again, which resumes from the checkpoint
+(decision 0015).
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 
 
 HOOK_SECONDS = 5.0
-"""How long the head's hook may come after those of the workers, where all are told to go."""
+"""How much later than the workers' hooks the head's hook may run when all pods are asked to terminate."""
 
 
 def main(run: Run | None = None) -> int:
-    """Run the attempt of this pod, say how it ended, and return the exit code. Keeps standard output for itself.
+    """Run the attempt of this pod, print how it ended, and return the exit code. Takes over standard output.
 
-    Args: run: takes the place of `run_attempt`.
+    Args:
+        run: called in place of `run_attempt`.
     """
     from tensorguard.runners.pod.attempt import run_attempt
     from tensorguard.runners.pod.pod_files import PodFiles
@@ -46,28 +48,31 @@ def main(run: Run | None = None) -> int:
     from tensorguard.training.config import TRACEBACKS, append_traceback
     from tensorguard.training.stop_signal import StopSignal
 
-    mounted, stop = PodFiles.here(), StopSignal()
+    files, stop = PodFiles.here(), StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.request())
-    say = keep_output(mounted.run / TRACEBACKS.format(process="driver"))
+    print_line = redirect_output(files.run / TRACEBACKS.format(process="driver"))
     try:
-        reason, message = (run or run_attempt)(mounted, stop)
+        reason, message = (run or run_attempt)(files, stop)
     except Exception as error:
         with contextlib.suppress(OSError):
-            append_traceback(mounted.run / TRACEBACKS.format(process="driver"), 0)
+            append_traceback(files.run / TRACEBACKS.format(process="driver"), 0)
         reason, message = describe_error(error)
-    told_to_go = StopSignal.of(mounted.run)
+    stop_of_hook = StopSignal.of(files.run)
     if reason is Reason.INTERRUPTED and not stop:
-        _wait_for(told_to_go, HOOK_SECONDS)
-    while told_to_go and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
-        signal.pause()  # until the pod's processes are killed
+        _wait_for(stop_of_hook, HOOK_SECONDS)
+    while stop_of_hook and reason in (Reason.INTERRUPTED, Reason.WORKER_LOST):
+        signal.pause()  # until the processes of the pod are killed
     failed = reason.phase is Phase.FAILED
-    say(f"{reason}: {message}." + (f" {reason.fix}" if failed else ""))
+    print_line(f"{reason}: {message}." + (f" {reason.fix}" if failed else ""))
     return reason.exit_code if failed else 0
 
 
-def keep_output(path: Path) -> Callable[[str], None]:
-    """Send all that is printed from now on to `path`, its owner's alone. Returns what prints a line nevertheless."""
+def redirect_output(path: Path) -> Callable[[str], None]:
+    """Redirect standard output and error to `path`, which only its owner can read.
+
+    Returns a function that prints a line to the former standard output.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -78,10 +83,10 @@ def keep_output(path: Path) -> Callable[[str], None]:
     for number in (1, 2):
         os.dup2(file, number)
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         os.write(output, (" ".join(line.split()) + "\n").encode())
 
-    return say
+    return print_line
 
 
 def _wait_for(flag: StopSignal, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""How any file system is reached, and what its errors mean: data sets and checkpoints share it.
+"""Opens file systems through fsspec, retries their calls, and explains their errors. Data and checkpoints share it.
 
-In: a URI and `spec.storage`. Out: what fsspec wants to know, and, where it fails, a few words for a person. Credentials
-never pass through here: each file system finds its own, as its environment says.
+In come a URI and `spec.storage`; out come the options of fsspec and, after a failure, a sentence for the user.
+Credentials never pass through here: each file system reads its own from the environment.
 """
 
 from __future__ import annotations
@@ -19,86 +19,89 @@ from tensafe_api.resources.training import Storage
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
 
 _CREDENTIALS = (
-    "no credentials were found: give them to the environment (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "no credentials were found: set them in the environment (for s3:// AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "AWS_PROFILE, or ~/.aws/credentials)"
 )
 _BY_NAME = {
     "NoCredentialsError": _CREDENTIALS,
     "PartialCredentialsError": _CREDENTIALS,
-    "DefaultCredentialsError": "no credentials were found: give them to the environment",
-    "EndpointConnectionError": "the service does not answer: see spec.storage.endpoint",
-    "SSLError": "the service's certificate is not trusted: name a file of its authority's in AWS_CA_BUNDLE",
-    "ConnectTimeoutError": "the service does not answer: see spec.storage.endpoint",
+    "DefaultCredentialsError": "no credentials were found: set them in the environment",
+    "EndpointConnectionError": "the service does not answer: check spec.storage.endpoint",
+    "SSLError": "the service's certificate is not trusted: set AWS_CA_BUNDLE to the file of its certificate authority",
+    "ConnectTimeoutError": "the service does not answer: check spec.storage.endpoint",
 }
-"""Errors of clients that are not ours to import: botocore's, google-auth's."""
+"""Errors by class name, because this module does not import the clients that raise them: botocore, google-auth."""
 
-_AWAY = {
+_UNAVAILABLE = {
     "ClientConnectionError",  # aiohttp's, and gcsfs' with it
     "ConnectionError",  # botocore's
     "HTTPClientError",
     "ServiceRequestError",  # azure-core's
     "ServiceResponseError",
 }
-"""Errors, and their kinds, of clients that are not ours to import, by which a service is away for a moment."""
+"""Class names of errors, and of their base classes, that a service raises while it is unavailable for a short time."""
 _BUSY = (errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT)
-"""What s3fs makes of S3's "slow down", of its internal errors and of its time-outs."""
-_SERVERS_OWN = 500
-_SHORT = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
-"""botocore's settings: a call that is not answered ends soon, since it is repeated here."""
+"""Error numbers into which s3fs converts S3's "slow down", its internal errors and its time-outs."""
+_FIRST_SERVER_ERROR = 500
+_SHORT_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
+"""botocore's settings. A call without an answer ends soon, because it is retried here."""
 
 PVC_SCHEME = "pvc://"
-"""Addresses on a cluster's claims, which are folders of the pods that mount them."""
+"""Prefix of a URI on a PVC of the cluster, which is a folder in the pods that mount it."""
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 class RetryingFileSystem:
-    """A file system of somebody else's whose calls are repeated while its service is away.
+    """A remote file system whose calls are retried while its service is unavailable.
 
     Args:
-        patience_seconds: how long after the first failure of a call a further one is begun.
+        fs: the file system.
+        retry_seconds: no retry of a call starts later than this after its first failure.
     """
 
-    def __init__(self, fs: AbstractFileSystem, patience_seconds: float = RETRY_SECONDS) -> None:
-        self._fs, self._patience = fs, patience_seconds
+    def __init__(self, fs: AbstractFileSystem, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._fs, self._retry_seconds = fs, retry_seconds
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._fs, name)
-        if not callable(found):
-            return found
-        return lambda *given, **named: self._insist(lambda: found(*given, **named))
+        attribute = getattr(self._fs, name)
+        if not callable(attribute):
+            return attribute
+        return lambda *args, **kwargs: self._retry(lambda: attribute(*args, **kwargs))
 
-    def _insist(self, call: Callable[[], _T]) -> _T:
-        deadline = time.monotonic() + self._patience
+    def _retry(self, call: Callable[[], _T]) -> _T:
+        deadline = time.monotonic() + self._retry_seconds
         for wait in retry_delays():
             try:
                 return call()
             except Exception as error:
                 if not is_unavailable(error) or time.monotonic() > deadline:
                     raise
-                log.warning("the storage does not answer (%s); waiting", type(error).__name__)
+                log.warning("the storage does not answer (%s); retrying", type(error).__name__)
             time.sleep(wait)
-        raise AssertionError("waits never end")
+        raise AssertionError("retry_delays never ends")
 
 
 def is_unavailable(error: Exception) -> bool:
-    """Whether a service that failed so may answer in a moment."""
+    """Whether the service that raised `error` may answer a retry."""
     kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
-    if any("SSL" in kind or "Certificate" in kind for kind in kinds):  # who is not trusted now will not be then
+    if any("SSL" in kind or "Certificate" in kind for kind in kinds):  # a retry does not make a certificate trusted
         return False
     if isinstance(error, OSError) and error.errno in _BUSY:
         return True
-    if isinstance(error, ConnectionError | TimeoutError) or any(kind.__name__ in _AWAY for kind in type(error).__mro__):
+    if isinstance(error, ConnectionError | TimeoutError):
         return True
-    # s3fs makes EIO of every answer that it does not know: a server's own failure passes, a refusal does not.
+    if any(kind.__name__ in _UNAVAILABLE for kind in type(error).__mro__):
+        return True
+    # s3fs converts every unknown answer into EIO. A failure of the server may pass; a refusal does not.
     answer = getattr(error.__cause__, "response", None)
     metadata = answer.get("ResponseMetadata", {}) if isinstance(answer, dict) else {}
-    return int(metadata.get("HTTPStatusCode", 0)) >= _SERVERS_OWN
+    return int(metadata.get("HTTPStatusCode", 0)) >= _FIRST_SERVER_ERROR
 
 
 def filesystem_options(uri: str, storage: Storage | None) -> tuple[str, dict[str, Any]]:
-    """The fsspec protocol of a URI and the options its file system takes."""
+    """The fsspec protocol of a URI, and the options of its file system."""
     protocol = split_protocol(uri)[0] or "file"
     if protocol != "s3":
         return protocol, {}
@@ -107,11 +110,11 @@ def filesystem_options(uri: str, storage: Storage | None) -> tuple[str, dict[str
         client["endpoint_url"] = storage.endpoint
     if storage is not None and storage.region:
         client["region_name"] = storage.region
-    return protocol, {"config_kwargs": _SHORT, **({"client_kwargs": client} if client else {})}
+    return protocol, {"config_kwargs": _SHORT_TIMEOUTS, **({"client_kwargs": client} if client else {})}
 
 
 def explain_storage_error(error: Exception) -> str | None:
-    """Why a file system failed, in words that hold nothing of a file's content; None where only `error` knows."""
+    """Why a file system failed, without any content of a file; None where only `error` itself explains it."""
     if found := _BY_NAME.get(type(error).__name__):
         return found
     if isinstance(error, FileNotFoundError):
@@ -121,5 +124,5 @@ def explain_storage_error(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
-        return "this kind of address is not known here"
+        return "this kind of URI is not supported"
     return None

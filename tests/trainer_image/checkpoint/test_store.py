@@ -334,7 +334,7 @@ def test_outage_is_not_mistaken_for_an_absent_checkpoint(s3_tls_bucket: S3) -> N
     s3_tls_bucket.stop()
     for uri in (f"s3://{BUCKET}", f"s3://{BUCKET}/checkpoints"):
         impatient = CheckpointStore(uri)
-        impatient._fs = RetryingFileSystem(impatient._fs_without_retry, patience_seconds=0.5)
+        impatient._fs = RetryingFileSystem(impatient._fs_without_retry, retry_seconds=0.5)
         for ask in (impatient.names, lambda impatient=impatient: impatient.exists("step-1")):
             with pytest.raises(Exception, match="Could not connect"):
                 ask()

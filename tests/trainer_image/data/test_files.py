@@ -213,7 +213,7 @@ def test_error_of_a_data_set_in_memory_reveals_no_record():
 
 def test_unusable_addresses_are_refused(tmp_path):
     assert refusal(tmp_path / "none.csv").endswith("there is no such file or directory")
-    assert "this kind of address is not known" in refusal("pvc://claim/d.csv", protocol="pvc")
+    assert "this kind of URI is not supported" in refusal("pvc://claim/d.csv", protocol="pvc")
     (tmp_path / "d.csv").touch()
     assert "there is no data at" in refusal(tmp_path / "d.csv")
     assert "there is no data at" in refusal(tmp_path)

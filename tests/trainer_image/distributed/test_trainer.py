@@ -72,7 +72,7 @@ def test_runner_receives_data_folder_and_timeout(fake: Any, config: Make, tmp_pa
     held_out = RECORDS[:5]
     TenSafeTrainer(config(ray_timeout=30, output_dir=tmp_path / "run")).fit(RECORDS, held_out)
     (call,) = fake.calls
-    assert call["sources"].train is RECORDS and call["sources"].evaluation is held_out
+    assert call["data"].train is RECORDS and call["data"].evaluation is held_out
     assert (call["output_dir"], call["timeout"], call["resume"]) == (tmp_path / "run", 30, False)
 
 

@@ -35,6 +35,7 @@ from tensorguard.distributed._signals import StopOnSignal
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
+from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
@@ -136,7 +137,7 @@ class TenSafeTrainer:
                     resume=resume_from_checkpoint is not None,
                     listener=listen,
                     stop=self._stop,
-                    sources=driver.InMemoryData(train=train_dataset, evaluation=eval_dataset),
+                    data=InMemoryData(train=train_dataset, evaluation=eval_dataset),
                     timeout=self.config.ray_timeout,
                 ).job
             except (ManifestError, RunRefused) as error:

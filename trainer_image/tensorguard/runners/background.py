@@ -1,7 +1,7 @@
-"""Work that must not run on the main thread, and what the main thread does meanwhile.
+"""Runs work on a background thread, while the main thread handles signals.
 
-On the main thread Ray's own Ctrl-C handler would kill the workers before they could seal a checkpoint. So Ray is
-started and waited for on a thread of its own, while the main one stays free for signals.
+If Ray started on the main thread, its own Ctrl-C handler would kill the workers before they could write a checkpoint.
+So a background thread starts Ray and waits for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _POLL_SECONDS = 0.2
 
 
 def run_in_background(work: Callable[[], None], meanwhile: Callable[[], None]) -> None:
-    """Call `work` on another thread; call `meanwhile` on this one, again and again until `work` ends, and once more.
+    """Call `work` on another thread. Call `meanwhile` on this one repeatedly until `work` has ended, then once more.
 
-    `work` handles its own exceptions.
+    `work` must not raise.
     """
     thread = threading.Thread(target=work, name="tensafe-run", daemon=True)
     thread.start()
@@ -28,10 +28,10 @@ def run_in_background(work: Callable[[], None], meanwhile: Callable[[], None]) -
 
 
 def _keep_sigterm() -> None:
-    """Put Python's own SIGTERM handler back, where there is one; does nothing off the main thread.
+    """Install Python's own SIGTERM handler again, if there is one. Does nothing on any other than the main thread.
 
-    When Ray starts it sets a handler in C++, which dumps a stack, calls Python's, and aborts the process three seconds
-    later: too soon to seal a checkpoint.
+    When Ray starts it installs a handler in C++. That handler dumps a stack, calls Python's handler, and aborts the
+    process three seconds later, which is too soon to write a checkpoint.
     """
     handler = signal.getsignal(signal.SIGTERM)
     if callable(handler) and threading.current_thread() is threading.main_thread():

@@ -1,7 +1,7 @@
-"""What is asked of a job and its machine before a run may begin: the answers cost nothing and spend nothing.
+"""Checks a job and its machine before a run starts. The checks spend nothing and change nothing.
 
-`runners.local.driver` calls these first. Whatever is refused here is a `RunRefused`: exit code 2, and nothing was
-changed.
+In comes a completed job; a job that cannot run raises `RunRefused`, for which `tensafe run` exits with code 2.
+`runners.local.driver` calls these checks first; `runners.pod.worker` calls those that apply to a pod.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from tensafe_api.resources.values import parse_quantity
 
 
 class RunRefused(Exception):
-    """The run cannot begin as asked. `path` names the manifest's field, or is empty; `str()` is a sentence with the
-    mend.
+    """The run cannot start as requested. `str()` is a sentence with the fix.
+
+    Attributes:
+        path: the field of the manifest, or empty.
     """
 
     reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
@@ -30,12 +32,12 @@ class RunRefused(Exception):
 
 
 def cpus_per_worker(job: TenSafeTrainingJob) -> float:
-    """CPU cores of one worker: a quantity such as "2" or "500m" as a number."""
+    """CPU cores of one worker, as a number: 0.5 for the quantity "500m"."""
     return parse_quantity(job.spec.cluster.worker.cpus)
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
-    """The leaves in which two JSON objects differ, each as a few words."""
+    """The leaves in which two JSON objects differ, each as "a.b was 1, is 2"."""
     found: list[str] = []
     for key in sorted(before.keys() | now.keys()):
         here, there = now.get(key), before.get(key)
@@ -47,9 +49,9 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any], path: str 
 
 
 def check_local_resources(job: TenSafeTrainingJob) -> None:
-    """Refuse workers for whom this machine has no room.
+    """Refuse more workers than this machine has CPUs or GPUs for.
 
-    A Ray cluster that the caller has joined may grow: there `runners.worker_group` waits for room instead.
+    If the caller has joined a Ray cluster, that cluster may grow. Then `runners.worker_group` waits for the resources.
     """
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -60,7 +62,7 @@ def check_local_resources(job: TenSafeTrainingJob) -> None:
     if wanted > have:
         raise RunRefused(
             "spec.cluster.workers",
-            f"{cluster.workers} workers of {cluster.worker.cpus} CPUs need {wanted:g}, and this machine has {have}; "
+            f"{cluster.workers} workers of {cluster.worker.cpus} CPUs need {wanted:g}, but this machine has {have}; "
             "lower it, or spec.cluster.worker.cpus",
         )
     if cluster.worker.gpus:
@@ -69,13 +71,16 @@ def check_local_resources(job: TenSafeTrainingJob) -> None:
         if (found := torch.cuda.device_count()) < cluster.workers * cluster.worker.gpus:
             raise RunRefused(
                 "spec.cluster.worker.gpus",
-                f"{cluster.workers * cluster.worker.gpus} GPUs are asked for, and this machine has {found}; "
+                f"{cluster.workers * cluster.worker.gpus} GPUs are requested, but this machine has {found}; "
                 "set it to 0 to train on CPUs",
             )
 
 
 def check_evaluation_is_public(job: TenSafeTrainingJob) -> None:
-    """Refuse an evaluation set that is called public and holds a file of the private one, however it is spelt."""
+    """Refuse an evaluation set that is declared public but shares a file with the private data set.
+
+    Files are compared, not names: another spelling of a path, or a hard link, is the same file.
+    """
     spec = job.spec
     if spec.evaluation is None or spec.evaluation.visibility != "Public":
         return
@@ -85,32 +90,32 @@ def check_evaluation_is_public(job: TenSafeTrainingJob) -> None:
         private = files_at(spec.dataset.uri, spec.storage, spec.dataset.format)
         public = files_at(spec.evaluation.uri, spec.storage, spec.evaluation.format)
         shared = sorted(path for file, path in public.items() if file in private)
-    except Exception:  # whoever reads the data next says why it cannot be read
+    except Exception:  # reading the data raises the same error, with its cause
         return
     if shared:
         raise RunRefused(
             "spec.evaluation.uri",
-            f"{shared[0]} is read by spec.dataset too, so it is private: name other files, or set "
+            f"{shared[0]} is also in spec.dataset, so it is private: choose other files, or set "
             "spec.evaluation.visibility to Private",
         )
 
 
 def with_absolute_paths(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:
-    """`job` with its relative paths made absolute, so that it means the same from anywhere."""
+    """`job` with its relative paths made absolute, so that it does not depend on the current folder."""
 
-    def place(uri: str) -> str:
+    def absolute(uri: str) -> str:
         if "://" in uri:
             return uri
         return str((base_dir / Path(uri).expanduser()).absolute())
 
     spec = job.spec
     update: dict[str, Any] = {
-        "dataset": spec.dataset.model_copy(update={"uri": place(spec.dataset.uri)}),
-        "checkpoint": spec.checkpoint.model_copy(update={"uri": place(spec.checkpoint.uri)}),
+        "dataset": spec.dataset.model_copy(update={"uri": absolute(spec.dataset.uri)}),
+        "checkpoint": spec.checkpoint.model_copy(update={"uri": absolute(spec.checkpoint.uri)}),
     }
     if spec.evaluation:
-        update["evaluation"] = spec.evaluation.model_copy(update={"uri": place(spec.evaluation.uri)})
+        update["evaluation"] = spec.evaluation.model_copy(update={"uri": absolute(spec.evaluation.uri)})
     name = spec.model.name
     if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
-        update["model"] = spec.model.model_copy(update={"name": place(name)})
+        update["model"] = spec.model.model_copy(update={"name": absolute(name)})
     return job.model_copy(update={"spec": spec.model_copy(update=update)})

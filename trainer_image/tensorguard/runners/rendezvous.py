@@ -1,7 +1,8 @@
-"""How the workers of one attempt find each other: rank 0 opens a store, Ray tells the others where, and all join.
+"""Forms the torch.distributed group of the workers of one incarnation.
 
-Ray Train's `TorchTrainer` would do it from its controller, and bring PyTorch into that and into the driver, one after
-the other, before a worker is even asked for. `docs/decisions/0016-worker-rendezvous.md` has what that costs.
+Rank 0 opens a store, Ray sends its address to the other ranks, and all join. Ray Train's `TorchTrainer` would do this
+from its controller. It would load PyTorch first in the controller and then in the driver, before a worker is even
+requested. `docs/decisions/0016-worker-rendezvous.md` gives the costs of both.
 """
 
 from __future__ import annotations
@@ -17,29 +18,30 @@ from ray.train import get_context
 from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.torch import get_device
 from ray.util import get_node_ip_address
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tensafe_api.reasons import Reason
 
 
 class RendezvousError(RuntimeError):
-    """The workers could not form a group. `str()` is a sentence; no record was read before."""
+    """The workers could not form a group. `str()` is a sentence. No record was read before."""
 
     reason: ClassVar[Reason] = Reason.WORKER_LOST
 
 
 @contextmanager
 def process_group(backend: str, seconds: float) -> Iterator[None]:
-    """The default torch.distributed group of all workers inside the with block. All of Ray Train's workers call this.
+    """Create the default torch.distributed group for the with block. Every worker of Ray Train calls this.
 
-    One that fails in the block leaves nothing: its peers learn of it from Ray Train, which ends them.
+    A worker that fails inside the block does not destroy the group: Ray Train ends its peers.
 
     Args:
         backend: "gloo" or "nccl".
-        seconds: how long ranks wait for each other in each collective, and to join once all are told where: for that
-            they wait as long as Ray says that all are alive.
+        seconds: how long ranks wait for each other in each collective, and to join once they have the address. For the
+            address they wait as long as Ray reports all of them alive.
 
     Raises:
-        RendezvousError: where not all came in time, or cannot reach each other.
+        RendezvousError: a worker did not join in time, or the workers cannot reach each other.
     """
     device = get_device()
     if device.type == "cuda":
@@ -47,11 +49,11 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
     rank, size, timeout = get_context().get_world_rank(), get_context().get_world_size(), timedelta(seconds=seconds)
     host, port, store = get_node_ip_address(), 0, None
     try:
-        if rank == 0:  # it is given a free port, so that nobody else can have taken it meanwhile
-            store = dist.TCPStore(host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        if rank == 0:  # the system assigns a free port: no other process can take it in between
+            store = TCPStore(host, port, size, is_master=True, timeout=timeout, wait_for_workers=False)
             port = store.port
         host, port = broadcast_from_rank_zero((host, port))
-        store = store or dist.TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
+        store = store or TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, OSError) as error:
         raise RendezvousError(

@@ -1,9 +1,9 @@
-"""The run's folder: what lies in it under which name, and who is at work there.
+"""The run's folder: the names of its entries, and the lock that shows that a run uses it.
 
-The lock is the operating system's (flock), so it dies with its process and needs no clearing away after a kill. It is
-apart from the ledger's own. On one's own machine the driver holds it: two in one folder would remove each other's Ray
-session and shards. In a cluster each pod has a folder, whose lock keeps the pod: its preStop hook raises the stop flag,
-and waits until nobody is at work (`children.rayjob` of the operator).
+The lock is an flock of the operating system, so it ends with its process and needs no cleanup after a kill. It is
+separate from the lock of the ledger. On one machine the driver holds it: two runs in one folder would remove each
+other's Ray session and shards. In a cluster each pod has its own folder, and the lock delays the pod's termination: the
+pod's preStop hook sets the stop flag and waits until no process holds the lock (`children.rayjob` of the operator).
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ from pathlib import Path
 
 LOCK_FILE = ".run.lock"
 WORK_FOLDER = ".work"
-"""Shards, and what Ray Train keeps; it goes when the run ends."""
+"""Folder of the shards and of Ray Train's files; it is removed when the run ends."""
 RAY_TRAIN_FOLDER = "ray-train"
-"""In it: Ray Train's own."""
+"""Folder of Ray Train's files, inside `WORK_FOLDER`."""
 
 
 class RunFolderError(Exception):
-    """The folder cannot be written to, or another run is at work in it. `str()` is a sentence."""
+    """The folder is not writable, or another run uses it. `str()` is a sentence."""
 
 
 @contextmanager
 def lock_run_folder(directory: Path) -> Iterator[None]:
-    """Hold the folder, which is made where it does not exist. Raises RunFolderError."""
+    """Hold the lock of the folder inside the with block. Creates the folder if it does not exist.
+
+    Raises:
+        RunFolderError: the folder is not writable, or another run holds the lock.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = _open(directory)
     except OSError as error:
         raise RunFolderError(
-            f"{directory} cannot be written to: {error.strerror}; name another --output-dir, or mend its permissions"
+            f"{directory} is not writable: {error.strerror}; choose another --output-dir, or fix its permissions"
         ) from error
     try:
-        if not _taken(descriptor):
+        if not _try_lock(descriptor):
             raise RunFolderError(
-                f"another run is at work in {directory}; wait for its end, or name another --output-dir"
+                f"another run uses {directory}; wait until it has ended, or choose another --output-dir"
             )
         yield
     finally:
@@ -46,27 +50,28 @@ def lock_run_folder(directory: Path) -> Iterator[None]:
 
 
 def hold_run_lock(directory: Path) -> Callable[[], None]:
-    """Keep this process's pod from going, until the process has ended or has called what is returned. To be called in
-    each process once.
+    """Hold the lock, so that this pod is not terminated, until the process ends or calls the returned function.
+
+    Call this once in a process.
     """
     held = ExitStack()
     descriptor = _open(directory)
     held.callback(os.close, descriptor)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # whoever held it before is about to end
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for an earlier holder, which is about to end
     return held.close
 
 
 def is_run_locked(directory: Path) -> bool:
-    """Whether anybody holds the folder."""
+    """Whether a process holds the lock of the folder."""
     descriptor = _open(directory)
     try:
-        return not _taken(descriptor)
+        return not _try_lock(descriptor)
     finally:
         os.close(descriptor)
 
 
 def write_owner_only(path: Path, content: bytes) -> None:
-    """A new file that its owner alone can read."""
+    """Create a file that only its owner can read. Raises FileExistsError if it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
@@ -75,8 +80,8 @@ def _open(directory: Path) -> int:
     return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
 
 
-def _taken(descriptor: int) -> bool:
-    """Whether the lock could be had."""
+def _try_lock(descriptor: int) -> bool:
+    """Take the lock if no process holds it; return whether it was taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

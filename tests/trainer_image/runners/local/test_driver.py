@@ -256,7 +256,7 @@ def test_an_edited_ledger_is_refused(folder: Folder) -> None:
 def test_a_missing_job_key_is_refused(folder: Folder) -> None:
     stopped(folder)
     (folder.output / JOB_KEY).unlink()
-    assert "job.key is gone; put it back" in str(refusal(folder, resume=True))
+    assert "job.key is missing; restore it" in str(refusal(folder, resume=True))
 
 
 def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -> None:
@@ -298,7 +298,7 @@ def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(fol
     evaluation = f"spec.evaluation={{uri: '{uri}', visibility: Public}}"
     refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
     assert refused.path == "spec.evaluation.uri"
-    assert "data.jsonl is read by spec.dataset too, so it is private" in str(refused)
+    assert "data.jsonl is also in spec.dataset, so it is private" in str(refused)
 
 
 @pytest.mark.parametrize("private", ["part", "part/part-0000", "part/part-*", "x/../part"])
@@ -336,12 +336,12 @@ def test_a_checkpoint_place_that_cannot_be_written_is_refused_before_anything_is
 
 def test_an_output_folder_that_cannot_be_written_is_refused(folder: Folder) -> None:
     (folder.place / "file").write_text("in the way")
-    assert "name another --output-dir" in str(refusal(folder, output=folder.place / "file" / "out"))
+    assert "choose another --output-dir" in str(refusal(folder, output=folder.place / "file" / "out"))
 
 
 def test_a_folder_in_which_another_run_is_at_work_is_refused(folder: Folder) -> None:
     with lock_run_folder(folder.output):
-        assert "another run is at work" in str(refusal(folder))
+        assert "another run uses" in str(refusal(folder))
     assert folder.run().exit_code == 0
 
 

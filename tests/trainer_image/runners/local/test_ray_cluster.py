@@ -1,4 +1,4 @@
-"""A Ray that is slow to start, on a machine that is busy with something else."""
+"""A Ray that is slow to start, on a machine that is other processes use this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def test_a_slow_start_is_tried_again(slow: int, starts: int, tmp_path: Path, mon
         with local_ray(tmp_path, cpus=1, gpus=0):
             assert len(set(folders)) == starts
     else:
-        with pytest.raises(RayNotStarted, match="busy with something else"), local_ray(tmp_path, cpus=1, gpus=0):
+        with (
+            pytest.raises(RayNotStarted, match="other processes use this machine"),
+            local_ray(tmp_path, cpus=1, gpus=0),
+        ):
             pass
     assert len(folders) == starts
 

@@ -19,7 +19,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.runners.pod import attempt as module
-from tensorguard.runners.pod.attempt import RayUnavailable, joined_ray, raise_stop_flag, read_result, run_attempt
+from tensorguard.runners.pod.attempt import RayUnavailable, joined_ray, read_result, run_attempt, set_stop_flag
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
 from tensorguard.runners.run_folder import hold_run_lock, is_run_locked
 from tensorguard.runners.worker_group import WorkerGroup, WorkersFailed
@@ -77,7 +77,7 @@ def workers(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> Workers:
     monkeypatch.setattr(module, "joined_ray", no_ray)
     monkeypatch.setattr(module, "run_workers", workers.fit)
     monkeypatch.setattr(module, "_workers", lambda: ["worker"])
-    monkeypatch.setattr(module, "_answers", lambda act: [act()])
+    monkeypatch.setattr(module, "_run_on_workers", lambda act: [act()])
     return workers
 
 
@@ -139,9 +139,9 @@ def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
         wait_until(lambda: len(asked) > 2)
         assert is_run_locked(head.run)
 
-    monkeypatch.setattr(module, "_ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_STOP_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(module, "_workers", lambda: ["one", "other"])
-    monkeypatch.setattr(module, "_answers", answer)
+    monkeypatch.setattr(module, "_run_on_workers", answer)
     workers.meanwhile = asked_again
     StopSignal.of(head.run).request()
     assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
@@ -155,7 +155,7 @@ def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
     end(head, Reason.INTERRUPTED, "stopped on request")
     monkeypatch.setattr(module, "_workers", lambda: pods)
     monkeypatch.setattr(
-        module, "_answers", lambda act: [read_result()] if act is read_result else [False for _ in pods]
+        module, "_run_on_workers", lambda act: [read_result()] if act is read_result else [False for _ in pods]
     )
     workers.meanwhile = lambda: wait_until(lambda: not is_run_locked(head.run))
     StopSignal.of(head.run).request()
@@ -179,7 +179,7 @@ def test_ray_is_not_left_while_it_is_being_asked(
     monkeypatch.setattr(module, "joined_ray", joined_ray)
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", left.set)
-    monkeypatch.setattr(module, "_answers", answer)
+    monkeypatch.setattr(module, "_run_on_workers", answer)
     workers.meanwhile = lambda: asked.wait(TIMEOUT_SECONDS)
     StopSignal.of(head.run).request()
     assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
@@ -200,12 +200,12 @@ def test_the_tasks_find_the_pod_they_run_in(head: PodFiles, monkeypatch: pytest.
     end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
     assert read_result() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
     assert not StopSignal.of(head.run)
-    assert not raise_stop_flag()
+    assert not set_stop_flag()
     assert StopSignal.of(head.run)
     release = hold_run_lock(head.run)
-    assert raise_stop_flag()
+    assert set_stop_flag()
     release()
-    assert not raise_stop_flag()
+    assert not set_stop_flag()
 
 
 def test_importing_the_driver_imports_nothing_heavy() -> None:

@@ -50,7 +50,7 @@ def as_if_written(mounted: PodFiles) -> PodFiles:
 def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: PodFiles) -> None:
     job = mounted.job()
     assert (job.metadata.name, job.metadata.uid, job.spec.training.steps) == ("tiny", "11-22", 12)
-    assert mounted.place() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
+    assert mounted.ledger_location() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
     assert len(mounted.key()) == 32
     assert mounted.run == mounted.root / RUN_PATH.removeprefix("/")
     assert resolve_job(job)[1].steps == 12
@@ -96,7 +96,7 @@ def test_what_cannot_be_checked_is_not_run(mounted: PodFiles) -> None:
     ("name", "content", "words"),
     [
         ("job.json", None, "cannot be read"),
-        ("job.json", "{", "is no job"),
+        ("job.json", "{", "is not a valid job"),
         ("job.json", '{"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeTrainingJob"}', "spec"),
         ("place.json", None, "cannot be read"),
         ("place.json", "[]", "does not hold namespace"),
@@ -110,7 +110,7 @@ def test_an_error_names_the_file_and_the_mend(mounted: PodFiles, name: str, cont
         path.write_text(content)
         mounted = as_if_written(mounted)
     with pytest.raises(PodFilesError) as caught:
-        mounted.job() if name == "job.json" else mounted.place()
+        mounted.job() if name == "job.json" else mounted.ledger_location()
     sentence = str(caught.value)
     assert sentence.startswith(str(path))
     assert words in sentence
@@ -124,7 +124,7 @@ def test_a_place_with_an_odd_value_is_refused(mounted: PodFiles, field: str, val
     path = mounted.root / JOB_PATH.removeprefix("/") / "place.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(PodFilesError, match=f"has no usable {field}"):
-        as_if_written(mounted).place()
+        as_if_written(mounted).ledger_location()
 
 
 def test_a_job_without_its_uid_is_refused(mounted: PodFiles) -> None:

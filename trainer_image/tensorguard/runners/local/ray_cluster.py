@@ -1,9 +1,9 @@
-"""A Ray cluster for one run on this machine, made to leave no trace.
+"""Starts a Ray cluster on this machine for one run, and removes everything that it wrote.
 
-Ray's session folder holds logs, and Ray Data writes exact row counts into them, which are private: so the session lives
-in a folder of its own that nobody else can read, and goes when the run ends. A run that was killed leaves it behind;
-the next one in the same place removes it, since its path is noted in the run's folder. Ray's authentication token is
-this process's own, and is not written to the user's home.
+Ray's session folder holds logs, and Ray Data writes exact row counts into them, which are private. So the session is in
+its own folder, which no other user can read, and is removed when the run ends. A killed run leaves its session behind.
+The next run in the same run folder removes it, because its name is noted there. Ray's authentication token belongs to
+this process only, and is not written to the user's home.
 """
 
 from __future__ import annotations
@@ -26,27 +26,25 @@ _SESSION_NOTE = ".ray-session"
 _PREFIX = "tensafe-"
 _START_TRIES = 3
 _TOO_SLOW = "timed out during startup"
-"""What Ray says where its processes take longer than the half minute that is written into it."""
+"""Part of Ray's message when its processes take longer to start than the half minute that Ray allows."""
 _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 class RayNotStarted(RuntimeError):
-    """Ray gives its own processes half a minute to start, and they took longer, each time."""
+    """Ray allows its own processes half a minute to start, and they took longer in every try."""
 
     reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
 
     def __init__(self) -> None:
         super().__init__(
-            f"Ray did not start within half a minute, {_START_TRIES} times; this machine is busy with something else: "
-            "wait for that, and run it again"
+            f"Ray did not start within half a minute in {_START_TRIES} tries: other processes use this machine; wait "
+            "until they have ended, and run this again"
         )
 
 
 @contextmanager
 def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
-    """A Ray cluster of `cpus` and `gpus` inside the with block; joins the one that the caller has started, where there
-    is one.
-    """
+    """Start a Ray cluster with `cpus` and `gpus` for the with block, unless the caller has joined one already."""
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     configure_ray()
@@ -62,8 +60,8 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     note = run_directory / _SESSION_NOTE
     if note.exists():
         _remove_session(note.read_text())
-    # Not in the run's folder: Ray's sockets lie in its session, and a socket's path has at most 107 characters. And not
-    # in what we give to Ray itself: it opens its folders to everybody, so they lie in one that it does not know of.
+    # The session is not in the run's folder, because Ray's sockets are in the session and the path of a socket has at
+    # most 107 characters. Ray makes its own folder readable for all users, so that folder is inside one that is not.
     session = Path(tempfile.mkdtemp(prefix=_PREFIX))
     note.write_text(session.name)
     try:
@@ -94,8 +92,10 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
 
 
 def _remove_session(name: str) -> None:
-    """Remove the session that a killed run left, and nothing else, whatever the note in a run's folder says: only a
-    folder of this name right in the machine's temporary one, made by this user.
+    """Remove the session that a killed run left.
+
+    The note in the run's folder may have been edited. So only a folder that has this name, is directly inside the
+    machine's temporary folder and belongs to this user is removed.
     """
     session = Path(tempfile.gettempdir()) / Path(name).name
     ours = session.name.startswith(_PREFIX) and session.is_dir() and not session.is_symlink()
@@ -103,12 +103,12 @@ def _remove_session(name: str) -> None:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def run_local_rank(loop: dict[str, Any]) -> None:
-    """What Ray Train calls on each worker of this machine, once the process group stands."""
+def run_local_rank(values: dict[str, Any]) -> None:
+    """The function of each worker on this machine, which runs inside the process group."""
     from ray.train.torch import get_device
 
     from tensorguard.aggregation.channel import ProcessGroupChannel
     from tensorguard.training.worker import train
 
     device = get_device()
-    train(WorkerConfig.unpack(loop), ProcessGroupChannel(device), device)
+    train(WorkerConfig.unpack(values), ProcessGroupChannel(device), device)

@@ -35,13 +35,13 @@ def exit_code_of(reason: Reason) -> int:
 
 
 def fold_status(
-    job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, events: Sequence[LogRecord], ended: Ended
+    job: TenSafeTrainingJob, plan: Plan, ledger: LedgerState | None, records: Sequence[LogRecord], ended: Ended
 ) -> Status:
     """The status of `job`.
 
     Args:
         ledger: the job's ledger; None where it has none, or where it cannot be read.
-        events: all log records of the job, oldest first.
+        records: all log records of the job, oldest first.
         ended: how the last attempt ended.
     """
     phase = Reason(ended.reason).phase
@@ -50,38 +50,38 @@ def fold_status(
         phase=phase.value,
         conditions=conditions_of(phase, ended.reason, ended.message, ended.time),
         workers=WorkerCount(desired=job.spec.cluster.workers, ready=0),
-        attempts=_attempts(events, ended),
+        attempts=_attempts(records, ended),
         ledger_name=job.metadata.name if ledger else None,
         ledger_uid=ledger.spec.job_uid if ledger else None,
     )
-    charged = None if _lost(ledger, events, ended) else (ledger.steps_charged if ledger else 0)
-    records = JobRecords(
+    charged = None if _lost(ledger, records, ended) else (ledger.steps_charged if ledger else 0)
+    job_records = JobRecords(
         steps_charged=charged,
         steps_recharged=ledger.steps_recharged if ledger else 0,
-        progress=_progress(plan, events),
-        evaluations=_evaluations(events),
-        checkpoints=_checkpoints(events, job.spec.checkpoint.keep),
+        progress=_progress(plan, records),
+        evaluations=_evaluations(records),
+        checkpoints=_checkpoints(records, job.spec.checkpoint.keep),
         published=ledger.checkpoints if ledger else (),
         dataset_digest=ledger.dataset_digest if ledger else None,
     )
-    return fold_records(before, plan, records)
+    return fold_records(before, plan, job_records)
 
 
-def _lost(ledger: LedgerState | None, events: Sequence[LogRecord], ended: Ended | None) -> bool:
+def _lost(ledger: LedgerState | None, records: Sequence[LogRecord], ended: Ended | None) -> bool:
     """Whether steps may have been charged and no readable ledger shows how many."""
     corrupt = ended is not None and ended.reason == Reason.LEDGER_CORRUPT
-    return ledger is None and (corrupt or any(isinstance(event, Stepped) for event in events))
+    return ledger is None and (corrupt or any(isinstance(record, Stepped) for record in records))
 
 
-def _attempts(events: Sequence[LogRecord], ended: Ended) -> tuple[Attempt, ...]:
+def _attempts(records: Sequence[LogRecord], ended: Ended) -> tuple[Attempt, ...]:
     """One entry for each call of the command that started workers, and one for the last call in any case."""
     starts: dict[int, list[Started]] = {}
     ends: dict[int, Ended] = {}
-    for event in events:
-        if isinstance(event, Started):
-            starts.setdefault(event.attempt, []).append(event)
-        elif isinstance(event, Ended):
-            ends[event.attempt] = event
+    for record in records:
+        if isinstance(record, Started):
+            starts.setdefault(record.attempt, []).append(record)
+        elif isinstance(record, Ended):
+            ends[record.attempt] = record
     ends[ended.attempt] = ended
     found = []
     for number in sorted(starts.keys() | ends.keys()):
@@ -99,42 +99,43 @@ def _attempts(events: Sequence[LogRecord], ended: Ended) -> tuple[Attempt, ...]:
     return tuple(found[-64:])
 
 
-def _progress(plan: Plan, events: Sequence[LogRecord]) -> Progress:
-    last = next((event for event in reversed(events) if isinstance(event, Stepped)), None)
+def _progress(plan: Plan, records: Sequence[LogRecord]) -> Progress:
+    last = next((record for record in reversed(records) if isinstance(record, Stepped)), None)
     if last is None:
         return Progress(step=0, total_steps=plan.steps, percent=0)
-    return progress_at(last.step, plan.steps, last.time, steps_per_second(events))
+    return progress_at(last.step, plan.steps, last.time, steps_per_second(records))
 
 
-def steps_per_second(events: Sequence[LogRecord]) -> float | None:
+def steps_per_second(records: Sequence[LogRecord]) -> float | None:
     """The speed since the last start; None before its second step."""
     steps: list[Stepped] = []
-    for event in reversed(events):
-        if isinstance(event, Started):
+    for record in reversed(records):
+        if isinstance(record, Started):
             break
-        if isinstance(event, Stepped):
-            steps.append(event)
+        if isinstance(record, Stepped):
+            steps.append(record)
     if len(steps) < 2 or steps[0].time <= steps[-1].time:
         return None
     return (steps[0].step - steps[-1].step) / (steps[0].time - steps[-1].time)
 
 
-def _evaluations(events: Sequence[LogRecord]) -> tuple[EvaluationResult, ...]:
+def _evaluations(records: Sequence[LogRecord]) -> tuple[EvaluationResult, ...]:
     """The latest result of each step: a step that is run again after a crash is evaluated again."""
-    by_step = {event.step: event for event in events if isinstance(event, Evaluated) and math.isfinite(event.loss)}
-    results = (evaluation_result(event.step, event.loss, event.metrics) for _, event in sorted(by_step.items()))
+    evaluated = (record for record in records if isinstance(record, Evaluated))
+    by_step = {record.step: record for record in evaluated if math.isfinite(record.loss)}
+    results = (evaluation_result(record.step, record.loss, record.metrics) for _, record in sorted(by_step.items()))
     return tuple(results)[-1000:]
 
 
-def _checkpoints(events: Sequence[LogRecord], keep: int) -> tuple[KeptCheckpoint, ...]:
+def _checkpoints(records: Sequence[LogRecord], keep: int) -> tuple[KeptCheckpoint, ...]:
     """The checkpoints that are kept: the newest `keep` that are not final, and the final one."""
     saved: dict[str, Saved] = {}
-    for event in events:
-        if isinstance(event, Saved):
-            saved.pop(event.uri, None)
-            saved[event.uri] = event
-    passing = [event for event in saved.values() if not event.final][-keep:]
-    final = [event for event in saved.values() if event.final][-1:]
+    for record in records:
+        if isinstance(record, Saved):
+            saved.pop(record.uri, None)
+            saved[record.uri] = record
+    passing = [record for record in saved.values() if not record.final][-keep:]
+    final = [record for record in saved.values() if record.final][-1:]
     return tuple(
-        KeptCheckpoint(event.uri, event.step, event.digest, event.charged, event.time) for event in (*passing, *final)
+        KeptCheckpoint(each.uri, each.step, each.digest, each.charged, each.time) for each in (*passing, *final)
     )

@@ -1,14 +1,14 @@
-"""One attempt of a job in a cluster, from the head pod: what `python -m tensorguard.cluster` calls.
+"""Runs one attempt of a job in a cluster, from the head pod. `python -m tensorguard.cluster` calls `run_attempt`.
 
-    read the mounted job ─► join the Ray that KubeRay has started ─► train in the worker pods ─► ask them how it ended
+    read the mounted job ─► join the Ray that KubeRay has started ─► train in the worker pods ─► read how it ended
 
-The operator has resolved the job, made its ledger and counted the attempt; the worker pods read the data, hold the key
-and write the ledger (`runners.pod.worker`). What is left for the driver is to have them started, and started again, by
-Ray Train. It sees neither records nor keys, and has no way to the API server.
+The operator has resolved the job, created its ledger and numbered the attempt. The worker pods read the data, hold the
+job key and write the ledger (`runners.pod.worker`). The driver here only starts them, and restarts them, through Ray
+Train. It sees neither records nor keys, and cannot reach the API server.
 
-The workers' run folders lie in their pods. The driver reaches them by small tasks: one raises the stop flag there, one
-reads how rank 0 said that the attempt ended. It keeps the head from going for as long as a worker has something to
-seal, since nothing of Ray outlives the head.
+The run folders of the workers are in their pods. The driver reaches them by small Ray tasks: one sets the stop flag
+there, one reads how rank 0 logged the end of the attempt. Nothing of Ray survives the head pod. So the driver delays
+the termination of the head pod while a worker may still have a checkpoint to write.
 """
 
 from __future__ import annotations
@@ -32,69 +32,70 @@ from tensorguard.training.stop_signal import StopSignal
 
 AttemptResult = tuple[Reason, str]
 """How an attempt ended: the reason, and a sentence without records."""
-_ASK_SECONDS, _ASK_AGAIN_SECONDS = 60.0, 5.0
+_ANSWER_SECONDS, _STOP_INTERVAL_SECONDS = 60.0, 5.0
 T = TypeVar("T")
 
 
 class RayUnavailable(RuntimeError):
-    """There is no Ray to join. `str()` is a sentence."""
+    """There is no Ray cluster to join. `str()` is a sentence."""
 
     reason: ClassVar[Reason] = Reason.WORKER_LOST
 
 
-def run_attempt(mounted: PodFiles, stop: StopSignal) -> AttemptResult:
-    """Run one attempt until it ends, and say how. Call it on the main thread; `stop` may be raised by a signal.
+def run_attempt(files: PodFiles, stop: StopSignal) -> AttemptResult:
+    """Run one attempt until it ends, and return how it ended. Call it on the main thread; a signal may set `stop`.
 
     Raises:
-        PodFilesError: where the head's own files do not say what to run.
+        PodFilesError: the files of the head pod do not state what to run.
     """
-    job = mounted.job()
-    _, attempt = mounted.place()
-    ending: list[AttemptResult] = []
-    ask_at = 0.0
-    told_to_go = StopSignal.of(mounted.run)  # by the pod's preStop hook
-    release = hold_run_lock(mounted.run)
-    asking = threading.Lock()
+    job = files.job()
+    _, attempt = files.ledger_location()
+    results: list[AttemptResult] = []
+    next_stop = 0.0
+    stop_of_hook = StopSignal.of(files.run)  # set by the pod's preStop hook
+    unlock = hold_run_lock(files.run)
+    using_ray = threading.Lock()
 
     def work() -> None:
         try:
-            with joined_ray(asking):
-                run_workers(
-                    pod_main, {}, WorkerGroup.of(job, one_per_node=True), mounted.run / WORK_FOLDER / RAY_TRAIN_FOLDER
-                )
-                ending.append(_told_end())
+            with joined_ray(using_ray):
+                group = WorkerGroup.of(job, one_per_node=True)
+                run_workers(worker_function, {}, group, files.run / WORK_FOLDER / RAY_TRAIN_FOLDER)
+                results.append(_result_of_workers())
         except Exception as error:
-            append_traceback(mounted.run / TRACEBACKS.format(process="driver"), attempt)
-            ending.append(describe_error(error))
+            append_traceback(files.run / TRACEBACKS.format(process="driver"), attempt)
+            results.append(describe_error(error))
 
-    def pass_stop_on() -> None:
-        nonlocal ask_at
-        if not (stop or told_to_go) or time.monotonic() < ask_at:
+    def forward_stop() -> None:
+        nonlocal next_stop
+        if not (stop or stop_of_hook) or time.monotonic() < next_stop:
             return
-        with asking, suppress(Exception):  # Ray is about to go
-            asked, training = len(_workers()), list(_answers(raise_stop_flag))
+        with using_ray, suppress(Exception):  # Ray may be about to end
+            asked, training = len(_workers()), list(_run_on_workers(set_stop_flag))
             if len(training) == asked and not any(training):
-                release()  # nothing is lost with the pod
-        ask_at = time.monotonic() + _ASK_AGAIN_SECONDS  # workers that are started again know of nothing
+                unlock()  # no worker has a checkpoint to write, so the pod may end
+        next_stop = time.monotonic() + _STOP_INTERVAL_SECONDS  # again, because restarted workers have a new folder
 
     try:
-        run_in_background(work, meanwhile=pass_stop_on)
+        run_in_background(work, meanwhile=forward_stop)
     finally:
-        release()
-    return ending[0]
+        unlock()
+    return results[0]
 
 
-def pod_main(loop: dict[str, Any]) -> None:
-    """`runners.pod.worker.run_pod_rank`, imported in the pod: the head has no use for what it needs."""
+def worker_function(values: dict[str, Any]) -> None:
+    """Call `runners.pod.worker.run_pod_rank`. The worker pod imports it, because the head must not load PyTorch."""
     from tensorguard.runners.pod.worker import run_pod_rank
 
-    run_pod_rank(loop)
+    run_pod_rank(values)
 
 
 @contextmanager
-def joined_ray(asking: threading.Lock) -> Iterator[None]:
-    """The Ray of this pod inside the with block; none is ever started. While another thread holds `asking` it is not
-    left: Ray ends the process of who calls it after that.
+def joined_ray(using_ray: threading.Lock) -> Iterator[None]:
+    """Join the Ray cluster of this pod for the with block. It never starts one.
+
+    It does not leave the cluster while another thread holds `using_ray`: a call of Ray after that would end the
+    process.
     """
     configure_ray()
     import ray
@@ -103,49 +104,49 @@ def joined_ray(asking: threading.Lock) -> Iterator[None]:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise RayUnavailable(
-            f"there is no Ray to join here ({type(error).__name__}); this is the entrypoint of the operator's RayJobs, "
-            "and a job on one's own machine is run by `tensafe run`"
+            f"there is no Ray cluster to join ({type(error).__name__}); this is the entrypoint of the operator's "
+            "RayJobs; use `tensafe run` to run a job on your own machine"
         ) from error
     try:
         yield
     finally:
-        with asking:
+        with using_ray:
             ray.shutdown()
 
 
-def raise_stop_flag() -> bool:
-    """In a worker pod: ask its rank to stop, and with it all. Whether there is one that trains."""
+def set_stop_flag() -> bool:
+    """In a worker pod: request a stop of its rank, which stops all ranks. Returns whether a rank trains here."""
     directory = PodFiles.here().run
     StopSignal.of(directory).request()
     return is_run_locked(directory)
 
 
 def read_result() -> AttemptResult | None:
-    """In a worker pod: how the attempt ended, where rank 0 was here."""
-    ends = [event for event in RunLogReader(PodFiles.here().run / RUN_LOG).read() if isinstance(event, Ended)]
+    """In a worker pod: how the attempt ended, if rank 0 ran here; else None."""
+    ends = [record for record in RunLogReader(PodFiles.here().run / RUN_LOG).read() if isinstance(record, Ended)]
     return (Reason(ends[-1].reason), ends[-1].message) if ends else None
 
 
-def _told_end() -> AttemptResult:
-    lost = Reason.WORKER_LOST, "the workers ended without a word; see their logs"
-    return next((told_there for told_there in _answers(read_result) if told_there is not None), lost)
+def _result_of_workers() -> AttemptResult:
+    lost = Reason.WORKER_LOST, "the workers ended without logging a reason; see their logs"
+    return next((result for result in _run_on_workers(read_result) if result is not None), lost)
 
 
-def _answers(act: Callable[[], T]) -> Iterator[T]:
-    """What `act` returns in each worker pod, of those that answer."""
+def _run_on_workers(task: Callable[[], T]) -> Iterator[T]:
+    """The results of `task` in the worker pods. A pod that does not answer gives none."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0, max_retries=0)(act)
+    remote = ray.remote(num_cpus=0, max_retries=0)(task)
     strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in _workers()]
-    for answer in [task.options(scheduling_strategy=strategy).remote() for strategy in strategies]:
-        with suppress(RayError):  # this pod has gone
-            yield ray.get(answer, timeout=_ASK_SECONDS)
+    for result in [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]:
+        with suppress(RayError):  # this pod has ended
+            yield ray.get(result, timeout=_ANSWER_SECONDS)
 
 
 def _workers() -> list[str]:
-    """The ids of the nodes that train: all that offer a CPU, which the head does not. None before Ray is joined."""
+    """Ids of the nodes that train: all that offer a CPU, which the head does not. Empty before Ray is joined."""
     import ray
 
     if not ray.is_initialized():

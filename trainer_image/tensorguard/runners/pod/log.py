@@ -1,9 +1,9 @@
-"""What a worker pod says to whoever reads its log: a JSON object a line.
+"""Writes the log of a worker pod: one JSON object per line.
 
-Ray keeps the output of its workers in files of its session, which go with the pod. Events, warnings and what ended an
-incarnation go to the output of the pod's first process instead, where `kubectl logs` and collectors find them. Events
-carry no private figure, and of an error only what `describe_error` returns; steps are left out, which would be a line
-every few seconds.
+Ray keeps the output of its workers in files of its session, which are lost with the pod. So log records, warnings and
+the error that ended an incarnation go to the output of the pod's first process, where `kubectl logs` and log collectors
+find them. Log records carry no private figure, and an error is reduced to what `describe_error` returns. `Stepped`
+records are left out, because they would be a line every few seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from tensorguard.training.run_log import LogRecord, Stepped
 
 
 class PodLog(logging.Handler):
-    """Writes lines to `output`. Where it is not to be had, or nobody reads it, nothing is said: training neither fails
-    nor waits for that.
+    """Writes lines to `output`.
+
+    If the output cannot be opened, or its reader is too slow, lines are dropped: training neither fails nor waits.
 
     Args:
-        rank: of this worker.
-        output: such as /proc/1/fd/1.
+        rank: rank of this worker.
+        output: a path such as /proc/1/fd/1.
     """
 
     def __init__(self, rank: int, output: Path) -> None:
@@ -36,19 +37,19 @@ class PodLog(logging.Handler):
         with suppress(OSError):
             self._file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
 
-    def write_record(self, event: LogRecord) -> None:
-        """Say what happened."""
-        if not isinstance(event, Stepped):
-            self._say(event.kind, **event.values())
+    def write_record(self, record: LogRecord) -> None:
+        """Write a record of the run log."""
+        if not isinstance(record, Stepped):
+            self._write(record.kind, **record.values())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say a warning of ours."""
-        self._say(record.levelname.lower(), time=record.created, message=record.getMessage())
+        """Write a warning of this project."""
+        self._write(record.levelname.lower(), time=record.created, message=record.getMessage())
 
     def write_failure(self, error: Exception) -> None:
-        """Say what ended this incarnation, which Ray Train may start again."""
+        """Write what ended this incarnation. Ray Train may restart the workers after it."""
         reason, message = describe_error(error)
-        self._say("lost", time=time.time(), reason=reason.value, message=message)
+        self._write("lost", time=time.time(), reason=reason.value, message=message)
 
     def close(self) -> None:
         if self._file is not None:
@@ -56,10 +57,10 @@ class PodLog(logging.Handler):
             self._file = None
         super().close()
 
-    def _say(self, kind: str, **words: object) -> None:
-        """Write a line; a loss that is no number is left out, since JSON has no word for it."""
-        known = {name: word for name, word in words.items() if not isinstance(word, float) or math.isfinite(word)}
-        line = json.dumps({"kind": kind, "rank": self._rank, **known}) + "\n"
+    def _write(self, kind: str, **fields: object) -> None:
+        """Write a line. A loss that is NaN or infinite is left out, because JSON cannot represent it."""
+        finite = {name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
+        line = json.dumps({"kind": kind, "rank": self._rank, **finite}) + "\n"
         if self._file is not None:
             with suppress(OSError):
                 os.write(self._file, line.encode())

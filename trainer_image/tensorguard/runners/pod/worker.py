@@ -1,9 +1,10 @@
-"""One worker pod of one attempt: from what is mounted there to the end of the training.
+"""Runs one rank in its worker pod, from the mounted files to the end of the training.
 
-    the mounted files ─► this rank's shard ─► the data set's digest, of all ranks' ─► `training.worker`
+    the mounted files ─► the shard of this rank ─► the data set's digest, from all ranks ─► `training.worker`
 
-Each incarnation prepares anew: the pod may be another one, and a data set that changed meanwhile shows by its digest.
-Ranks may need unequal time for it, so they meet outside the process group first, which waits only some minutes.
+Each incarnation prepares the data again: the pod may be a new one, and a data set that has changed is detected by its
+digest. Ranks may need very different times for this. So they first wait for each other outside the process group,
+whose collectives time out after some minutes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from tensorguard.training.run_log import Ended, RunLog
 from tensorguard.training.worker import train
 
 Barrier = Callable[[], None]
-"""Returns once all ranks have called it, however long that takes."""
+"""Returns once all ranks have called it, without a time limit."""
 
 
-def run_pod_rank(loop: dict[str, Any]) -> None:
-    """What Ray Train calls in each worker pod, once the process group stands."""
+def run_pod_rank(values: dict[str, Any]) -> None:
+    """The function of each worker pod, which runs inside the process group. `values` is empty."""
     from ray.train.collective import barrier
     from ray.train.torch import get_device
 
@@ -51,105 +52,106 @@ def run_pod_rank(loop: dict[str, Any]) -> None:
     train_in_pod(PodFiles.here(), ProcessGroupChannel(device), device, barrier)
 
 
-def train_in_pod(mounted: PodFiles, channel: Channel, device: torch.device, meet: Barrier) -> None:
-    """Take part in one attempt until it ends; rank 0 has told its pod's event log how. (Where it cannot begin, as
-    attempt 0: the number may be what could not be read.)
+def train_in_pod(files: PodFiles, channel: Channel, device: torch.device, barrier: Barrier) -> None:
+    """Take part in one attempt until it ends; rank 0 writes to the run log of its pod how it ended.
+
+    If the attempt cannot start, its end is logged as that of attempt 0, because the number may be what was unreadable.
 
     Raises:
-        Exception: whatever a restart may mend, as `training.worker.train`.
+        Exception: an error that a restart may fix, as in `training.worker.train`.
     """
-    mounted.run.mkdir(parents=True, exist_ok=True)
-    with _spoken(mounted, channel.rank) as said:
+    files.run.mkdir(parents=True, exist_ok=True)
+    with _pod_log(files, channel.rank) as log:
         try:
-            config = configure(mounted, channel, meet)
+            config = configure(files, channel, barrier)
         except AttemptFailed as failure:
             if failure.__cause__ is not None:
-                append_traceback(mounted.run / TRACEBACKS.format(process=f"rank{channel.rank}"), 0)
+                append_traceback(files.run / TRACEBACKS.format(process=f"rank{channel.rank}"), 0)
             if channel.rank == 0:
                 ended = Ended(time.time(), 0, failure.reason.value, str(failure))
-                log = RunLog(mounted.run / RUN_LOG)
-                log.write(ended)
-                log.close()
-                said.write_record(ended)
+                run_log = RunLog(files.run / RUN_LOG)
+                run_log.write(ended)
+                run_log.close()
+                log.write_record(ended)
             return
-        hold_run_lock(mounted.run)  # until Ray Train has heard of this rank's end, and ends the process
-        train(config, channel, device, said.write_record)
+        hold_run_lock(files.run)  # until Ray Train has received the result of this rank, and ends the process
+        train(config, channel, device, log.write_record)
 
 
 @contextmanager
-def _spoken(mounted: PodFiles, rank: int) -> Iterator[PodLog]:
-    """The pod's log, which also has our warnings meanwhile, and the error that may leave the with block."""
-    said = PodLog(rank, mounted.output)
+def _pod_log(files: PodFiles, rank: int) -> Iterator[PodLog]:
+    """The pod's log. Inside the with block it receives the warnings of this project, and an error that leaves it."""
+    log = PodLog(rank, files.output)
     logger = logging.getLogger("tensorguard")
-    logger.addHandler(said)
+    logger.addHandler(log)
     try:
-        yield said
+        yield log
     except Exception as error:
-        said.write_failure(error)
+        log.write_failure(error)
         raise
     finally:
-        logger.removeHandler(said)
-        said.close()
+        logger.removeHandler(log)
+        log.close()
 
 
-def configure(mounted: PodFiles, channel: Channel, meet: Barrier) -> WorkerConfig:
-    """This rank's part of the attempt, its data prepared. All ranks call this.
+def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConfig:
+    """Prepare this rank's data, and return the parameters of its worker. Every rank calls this.
 
     Raises:
-        AttemptFailed: on every rank, where any cannot begin.
+        AttemptFailed: on every rank, if any of them cannot start.
     """
-    prepared = run_on_all_ranks(channel, lambda: _met(mounted, channel, meet))
-    found = channel.all_gather(bytes([prepared.own.empty]) + prepared.own.total.to_bytes(keys.WIDTH, "big"))
-    if all(message[0] for message in found):
-        spec = mounted.job().spec
-        sentence = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(spec))}"
-        raise AttemptFailed(Reason.DATASET_UNSUITABLE, sentence)
-    job = mounted.job()
-    place, attempt = mounted.place()
+    prepared = run_on_all_ranks(channel, lambda: _prepare_together(files, channel, barrier))
+    received = channel.all_gather(bytes([prepared.shard.empty]) + prepared.shard.total.to_bytes(keys.WIDTH, "big"))
+    if all(each[0] for each in received):
+        spec = files.job().spec
+        message = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(spec))}"
+        raise AttemptFailed(Reason.DATASET_UNSUITABLE, message)
+    job = files.job()
+    location, attempt = files.ledger_location()
     return WorkerConfig(
         job=dump_manifest(job, format="json"),
         job_uid=job.metadata.uid or "",
         attempt=attempt,
-        run_directory=str(mounted.run),
+        run_directory=str(files.run),
         shards=prepared.shards(channel),
-        evaluation=str(prepared.public) if prepared.public else None,
-        dataset_digest=keys.dataset_digest(mounted.key(), (int.from_bytes(message[1:], "big") for message in found)),
+        evaluation=str(prepared.evaluation) if prepared.evaluation else None,
+        dataset_digest=keys.dataset_digest(files.key(), (int.from_bytes(each[1:], "big") for each in received)),
         threads=max(1, int(cpus_per_worker(job))),
-        ledger_location=place,
-        key_file=str(mounted.key_file),
-        mounts=str(mounted.mounts),
+        ledger_location=location,
+        key_file=str(files.key_file),
+        mounts=str(files.mounts),
     )
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    own: PodShard
-    public: Path | None
+    shard: PodShard
+    evaluation: Path | None
 
     def shards(self, channel: Channel) -> tuple[str, ...]:
-        """By rank; a pod knows of its own alone."""
-        return tuple(str(self.own.shard) if rank == channel.rank else "" for rank in range(channel.size))
+        """Paths of the shards by rank. A pod has its own shard only; the others are empty strings."""
+        return tuple(str(self.shard.shard) if rank == channel.rank else "" for rank in range(channel.size))
 
 
-def _met(mounted: PodFiles, channel: Channel, meet: Barrier) -> _Prepared:
-    """As `_prepare`, returning or raising once every rank has done either."""
+def _prepare_together(files: PodFiles, channel: Channel, barrier: Barrier) -> _Prepared:
+    """Call `_prepare`, and wait until it has returned or raised on every rank."""
     try:
-        return _prepare(mounted, channel)
+        return _prepare(files, channel)
     finally:
-        meet()
+        barrier()
 
 
-def _prepare(mounted: PodFiles, channel: Channel) -> _Prepared:
-    job, key = mounted.job(), mounted.key()
-    mounted.place()
-    spec, directory = job.spec, mounted.run / WORK_FOLDER
+def _prepare(files: PodFiles, channel: Channel) -> _Prepared:
+    job, key = files.job(), files.key()
+    files.ledger_location()  # checked before the data is read
+    spec, directory = job.spec, files.run / WORK_FOLDER
     check_evaluation_is_public(job)
     if channel.rank == 0:
-        CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may fall into an outage
+        CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may happen during an outage
     source = resolve_model(spec.model.name, spec.model.revision)
     tokenizer = load_tokenizer(
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
     tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
-    own = prepare_pod_shard(spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory)
-    return _Prepared(own, prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory))
+    shard = prepare_pod_shard(spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory)
+    return _Prepared(shard, prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory))

@@ -1,0 +1,79 @@
+"""Reads, tokenises and shards the data of a local run, before the workers take the CPUs.
+
+In come the completed job, its job key, and data in memory where the Python API has some; out come the paths of the
+shards and of the tokenised evaluation set. The imports are inside the function: the driver starts without Ray Data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.resources.job import TenSafeTrainingJob
+
+
+@dataclass(frozen=True)
+class InMemoryData:
+    """Data in memory, used in place of the manifest's URIs (the Python API).
+
+    Either is anything that `data.read.from_memory` accepts; None reads the URI.
+    """
+
+    train: Any = None
+    evaluation: Any = None
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The data on the disk of this machine.
+
+    Attributes:
+        shards: absolute path of each rank's shard, by rank.
+        evaluation: absolute path of the tokenised evaluation set; None without one.
+        digest: keyed digest of the data set.
+    """
+
+    shards: tuple[str, ...]
+    evaluation: str | None
+    digest: str
+
+
+def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key: bytes, directory: Path) -> PreparedData:
+    """Write the shards and the evaluation set to `directory`. Needs a running Ray.
+
+    Raises:
+        Exception: the model's tokenizer or the data cannot be read; `describe_error` gives the reason.
+    """
+    from tensorguard.data.read import from_memory, read
+    from tensorguard.data.recipe import Recipe, columns_of
+    from tensorguard.data.shards import prepare, prepare_public
+    from tensorguard.models.source import resolve_model
+    from tensorguard.models.tasks import task_of
+    from tensorguard.models.tokenizer import load_tokenizer
+
+    spec = job.spec
+    source = resolve_model(spec.model.name, spec.model.revision)
+    tokenizer = load_tokenizer(
+        source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
+    )
+    tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
+    if data.train is not None:
+        dataset = from_memory(data.train, columns_of(spec))
+    else:
+        dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
+    prepared = prepare(dataset, spec, tokenise, workers=spec.cluster.workers, key=key, directory=directory)
+    evaluation = None
+    if spec.evaluation is not None:
+        columns = Recipe.from_spec(spec).columns
+        if data.evaluation is not None:
+            examples = from_memory(data.evaluation, columns, where="eval_dataset")
+        else:
+            uri = spec.evaluation.uri
+            examples = read(uri, columns, format=spec.evaluation.format, storage=spec.storage, where="spec.evaluation")
+        evaluation = prepare_public(examples, spec, tokenise, directory=directory)
+    return PreparedData(
+        shards=tuple(str(path.absolute()) for path in prepared.shards),
+        evaluation=str(evaluation.absolute()) if evaluation else None,
+        digest=prepared.digest,
+    )
