@@ -88,6 +88,7 @@ class TaskContract:
     metrics: tuple[Metric, ...] = ()
 
 
+ACCURACY = Metric("accuracy", "accuracy", "Fraction of correct predictions, for classification.")
 TEXT = Column("text", "text", "Column of the text.")
 
 CAUSAL_LM = TaskContract(
@@ -140,7 +141,7 @@ SEQUENCE_CLASSIFICATION = TaskContract(
         ),
     ),
     classes=True,
-    metrics=(Metric("accuracy", "accuracy", "Fraction of correct predictions, for classification."),),
+    metrics=(ACCURACY,),
 )
 
 TOKEN_CLASSIFICATION = TaskContract(
