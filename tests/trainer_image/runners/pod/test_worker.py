@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
+from e2e.platform.trainer.rank_harness import CLASSES, TAGS, JobKind, records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest
-from tensorguard.data.shard import Shard
+from tensorguard.data.shard import Shard, Target
 from tensorguard.runners.pod import worker
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
@@ -72,19 +72,22 @@ class Thread:
 class Pods:
     """The mounts of two worker pods of one job."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, kind: JobKind = CLASSES) -> None:
         self.place = place
+        self.kind = kind
         self.meeting = Meeting()
         self.key = secrets.token_bytes(32)
-        make_model(place / "model")
-        self.write_data(records(60))
+        kind.make_model(place / "model")
+        self.write_data(kind.rows(60))
         self.mount()
 
     def write_data(self, rows: list[dict[str, Any]]) -> None:
         (self.place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def mount(self, *overrides: str) -> None:
-        text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", str(self.place / "saved"))
+        text = self.kind.manifest.replace("MODEL", str(self.place / "model")).replace(
+            "CHECKPOINTS", str(self.place / "saved")
+        )
         job, _ = resolve_job(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
         job = job.model_copy(
             update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
@@ -130,6 +133,21 @@ class Pods:
 @pytest.fixture
 def pods(tmp_path: Path) -> Pods:
     return Pods(tmp_path)
+
+
+def test_pods_prepare_words_and_tags(tmp_path: Path) -> None:
+    pods = Pods(tmp_path, TAGS)
+    rows = [*TAGS.rows(4), {"tokens": ["a"], "tags": ["B-other"]}, {"tokens": ["a", "b"], "tags": ["O"]}]
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pods.mount(f"spec.evaluation={{uri: {tmp_path / 'public.jsonl'}, visibility: Public}}")
+    configs: list[WorkerConfig] = pods.configure()
+    shards = [Shard.open(Path(config.shards[rank])) for rank, config in enumerate(configs)]
+    assert sum(map(len, shards)) == 60 and all(map(len, shards))
+    public = Shard.open(Path(configs[0].evaluation or ""))
+    assert {shard.target for shard in (*shards, public)} == {Target.TOKEN_LABELS}
+    names = ("O", "B-low", "I-low")
+    found = [[names[label] for label in public.labels(record)] for record in range(len(public))]
+    assert found == [row["tags"] for row in rows[:4]]
 
 
 def test_each_rank_holds_its_own_shard_and_all_know_one_digest(pods: Pods) -> None:
