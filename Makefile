@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
 FAST := $(PYTEST) -n 2 --dist worksteal -m "not ray and not model and not cluster and not e2e"
 # Ray's own processes fill both cores, so these tests run one after the other.
-SMOKE := $(PYTEST) -m "smoke and ray"
+SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
 # Each of the two processes has its own control plane. Go builds it on the first run, in about ten minutes.
 CLUSTER := $(PYTEST) -n 2
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
@@ -47,7 +47,7 @@ test: setup lint ## lint, the fast tests, one training on Ray, and some tests on
 	$(FAST)
 	$(SMOKE)
 	@if $(PY) -m e2e.platform built; then \
-	  set -x; $(CLUSTER) -m "smoke and cluster"; \
+	  set -x; $(CLUSTER) -m "smoke and cluster" tests/operator; \
 	else \
 	  echo "The API server is not built on this machine, so its tests did not run: \`make test-all\` builds it."; \
 	fi

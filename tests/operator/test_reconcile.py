@@ -20,6 +20,7 @@ from tensafe_operator.plan.observed import Decision, Observed
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.smoke
 def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()

@@ -49,6 +49,7 @@ def write_lines(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.smoke
 def test_quick_start_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
