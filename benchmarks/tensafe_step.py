@@ -35,7 +35,7 @@ from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
-from tensorguard.models.self_test import SelfTest, settle_threads
+from tensorguard.models.self_test import SelfTest, reduce_threads_until_bit_equal
 from tensorguard.training import setup as training_setup
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import StepComponents
@@ -90,7 +90,7 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
     """Measure one variant in this process, after one step of warm-up."""
     with tempfile.TemporaryDirectory() as scratch:
         loaded: list[float] = []
-        with mock.patch.object(training_setup, "settle_threads", _recording_memory(loaded)):
+        with mock.patch.object(training_setup, "reduce_threads_until_bit_equal", _recording_memory(loaded)):
             worker = _worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
         torch.set_num_threads(threads)
         private = worker.private_step
@@ -109,11 +109,11 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
 
 
 def _recording_memory(found: list[float]) -> Callable[[Callable[[], SelfTest]], SelfTest]:
-    """Wrap `settle_threads`, which runs right after the model is loaded, to record the memory in use at that time."""
+    """Wrap `reduce_threads_until_bit_equal`, which runs once the model is loaded, to record the memory in use."""
 
     def recording(test: Callable[[], SelfTest]) -> SelfTest:
         found.append(memory.resident_mib())
-        return settle_threads(test)
+        return reduce_threads_until_bit_equal(test)
 
     return recording
 

@@ -370,9 +370,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             Edit(
                 _TRAINER + "models/losses.py",
-                "return _MeanTokenLoss.apply(logits, labels)\n",
+                "return _mean_token_losses(logits, labels)\n",
                 "share = (labels != IGNORE_INDEX).sum(dim=1) / (labels != IGNORE_INDEX).sum().clamp(min=1)\n"
-                "    return _MeanTokenLoss.apply(logits, labels) * share\n",
+                "    return _mean_token_losses(logits, labels) * share\n",
             ),
         ),
         (

@@ -16,7 +16,7 @@ from tensorguard.aggregation.channel import AggregationError
 from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.ledger.contract import DatasetChanged, Fenced, LedgerCorrupt, LedgerForbidden, LedgerUnreachable
-from tensorguard.models.source import ModelNotFound
+from tensorguard.models.source import ModelNotFoundError
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.runners.worker_group import RankFailed, RayTimeoutError, WorkersFailed
@@ -105,7 +105,7 @@ def test_every_reason_with_an_exit_code_ends_with_it_and_with_its_mend(end: obje
         (RunRefused("spec.evaluation.uri", "name other files"), Reason.INVALID_MANIFEST),
         (DataError("spec.dataset is empty"), Reason.DATASET_UNSUITABLE),
         (UnreadableDataError("spec.dataset.uri: permission denied"), Reason.DATASET_UNREADABLE),
-        (ModelNotFound("no such model"), Reason.MODEL_UNAVAILABLE),
+        (ModelNotFoundError("no such model"), Reason.MODEL_UNAVAILABLE),
         (CheckpointError("cannot be written to"), Reason.CHECKPOINT_UNWRITABLE),
         (CheckpointCorrupt("is not what was written"), Reason.CHECKPOINT_CORRUPT),
         (LedgerCorrupt("is another ledger"), Reason.LEDGER_CORRUPT),

@@ -208,7 +208,7 @@ def _install(fake: FakeRunner, set_item: Callable[..., None], set_attribute: Cal
     module = ModuleType("tensorguard.runners.local.driver")
     module.__dict__.update(run=fake.run, RunResult=RunResult)
     source = ModuleType("tensorguard.models.source")
-    source.__dict__.update(resolve_model=_found, ModelNotFound=LookupError)
+    source.__dict__.update(resolve_model=_found, ModelNotFoundError=LookupError)
     set_item(sys.modules, "tensorguard.runners.local.driver", module)
     set_attribute(tensorguard.runners.local, "driver", module, raising=False)
     set_item(sys.modules, "tensorguard.models.source", source)

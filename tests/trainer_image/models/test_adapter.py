@@ -19,7 +19,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from tensorguard.models.adapter import AdapterMismatch, adapter_config, adapter_state, load_adapter_state
+from tensorguard.models.adapter import AdapterMismatchError, adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
@@ -147,6 +147,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(make):
         (wrong | {first: wrong[first].half()}, "float16"),
     )
     for tensors, message in bad:
-        with pytest.raises(AdapterMismatch, match=message):
+        with pytest.raises(AdapterMismatchError, match=message):
             load_adapter_state(model, tensors)
     assert all(torch.equal(tensor, before[key]) for key, tensor in adapter_state(model).items())

@@ -28,7 +28,7 @@ from tensorguard.models.load import checkpoint_activations, load_model, prepare_
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_named
 from tensorguard.models.tokenizer import load_tokenizer
-from tensorguard.models.unsupported import Unsupported, refuse_config
+from tensorguard.models.unsupported import UnsupportedModelError, refuse_config
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -90,7 +90,7 @@ def test_a_head_for_other_labels_is_made_anew(save):
 
 
 def test_a_checkpoint_without_the_tasks_weights_is_refused(bert_source):
-    with pytest.raises(Unsupported, match=r"no weights for 'cls\..*made for CausalLM"):
+    with pytest.raises(UnsupportedModelError, match=r"no weights for 'cls\..*made for CausalLM"):
         load_model(bert_source, task_named("CausalLM"), init_seed=7)
 
 
@@ -155,34 +155,34 @@ def test_a_model_without_sdpa_attends_eagerly():
     ids=("experts", "encoder-decoder", "dynamic", "quantised"),
 )
 def test_models_that_mix_records_are_refused(config, message):
-    with pytest.raises(Unsupported, match=message):
+    with pytest.raises(UnsupportedModelError, match=message):
         refuse_config(config)
 
 
 def test_batch_norm_is_refused():
     model = LlamaForCausalLM(LlamaConfig(**SMALL))
     model.model.norm = nn.BatchNorm1d(16)
-    with pytest.raises(Unsupported, match=r"'model\.norm' is batch norm"):
+    with pytest.raises(UnsupportedModelError, match=r"'model\.norm' is batch norm"):
         prepare_base(model, task_named("CausalLM"))
 
 
 def test_a_model_that_cannot_recompute_its_layers_is_refused(save):
     base = classifier(save(AlbertModel(AlbertConfig(**SMALL, embedding_size=8))))
-    with pytest.raises(Unsupported, match=r"spec\.training\.gradientCheckpointing is true, but Albert"):
+    with pytest.raises(UnsupportedModelError, match=r"spec\.training\.gradientCheckpointing is true, but Albert"):
         checkpoint_activations(base.model)
 
 
 def test_code_that_comes_with_a_model_needs_trust(tmp_path):
     mapped = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": mapped}))
-    with pytest.raises(Unsupported, match=r"brings code of its own: set spec\.model\.trustRemoteCode"):
+    with pytest.raises(UnsupportedModelError, match=r"contains custom code: set spec\.model\.trustRemoteCode"):
         load_model(resolve_model(str(tmp_path)), task_named("CausalLM"), init_seed=7)
 
 
 @pytest.mark.parametrize("kind", ("unheard-of", "bert"), ids=("kind", "weights"))
 def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(Unsupported, match="cannot be loaded: ") as raised:
+    with pytest.raises(UnsupportedModelError, match="cannot be loaded: ") as raised:
         load_model(resolve_model(str(tmp_path)), task_named("CausalLM"), init_seed=7)
     assert "\n" not in str(raised.value)
 
@@ -206,5 +206,5 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(tmp_path):
 
 
 def test_a_tokenizer_with_nothing_to_pad_with_is_refused(tmp_path):
-    with pytest.raises(Unsupported, match="no pad, end or unknown token"):
+    with pytest.raises(UnsupportedModelError, match="no pad, end or unknown token"):
         load_tokenizer(put_tokenizer(tmp_path))

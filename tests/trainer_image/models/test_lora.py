@@ -19,9 +19,9 @@ from transformers import (
 from tensorguard.models.dropout import RecordDropout
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.targets import BadTarget
+from tensorguard.models.targets import LoraTargetError
 from tensorguard.models.tasks import task_named
-from tensorguard.models.unsupported import Unsupported, refuse_trainable
+from tensorguard.models.unsupported import UnsupportedModelError, refuse_trainable
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -131,7 +131,7 @@ def test_dropout_is_by_record():
         (bert, {"target_modules": ["query", "q_proj"]}, "'q_proj', which names no layer"),
         (bert, {"target_modules": ["query"], "layers": [1, 9]}, r"layers has 9, but the layers to adapt are 0 to 2"),
         (bert, {"target_modules": ["pooler.dense"], "layers": [0]}, "not numbered"),
-        (bert, {"target_modules": ["classifier"]}, "trained whole"),
+        (bert, {"target_modules": ["classifier"]}, "trained in full"),
         (
             bert,
             {"modules_to_save": ["clasifier"]},
@@ -140,7 +140,7 @@ def test_dropout_is_by_record():
     ),
 )
 def test_names_that_do_not_fit_are_refused_by_field(base, fields, message):
-    with pytest.raises(BadTarget, match=message):
+    with pytest.raises(LoraTargetError, match=message):
         attach(base(), **fields)
 
 
@@ -149,38 +149,38 @@ def test_modules_to_save_are_whole_names_not_their_last_letters():
     assert names == ["base_model.model.model.norm.modules_to_save.default.weight"]
     base = llama(tie_word_embeddings=False)
     base.model.other_lm_head = nn.Linear(16, 2)
-    with pytest.raises(BadTarget, match="would train 'other_lm_head'"):
+    with pytest.raises(LoraTargetError, match="would train 'other_lm_head'"):
         attach(base, modules_to_save=["lm_head"])
 
 
 def test_a_model_that_peft_does_not_know_needs_names():
     base = llama()
     base.model.config.model_type = "unheard-of"
-    with pytest.raises(BadTarget, match="peft has no default for 'unheard-of'"):
+    with pytest.raises(LoraTargetError, match="peft has no default for 'unheard-of'"):
         attach(base)
 
 
 def test_what_peft_itself_refuses_is_refused_by_field():
     config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(BadTarget, match=r"spec\.lora does not fit the model, says peft: .*out_proj"):
+    with pytest.raises(LoraTargetError, match=r"spec\.lora does not fit the model, peft reports: .*out_proj"):
         attach(prepare_base(MambaForCausalLM(config), task_named("CausalLM")), target_modules=["out_proj"])
 
 
 def test_an_embedding_as_target_is_refused():
-    with pytest.raises(Unsupported, match=r"'model\.embed_tokens', a Embedding"):
+    with pytest.raises(UnsupportedModelError, match=r"'model\.embed_tokens', a Embedding"):
         attach(llama(), target_modules=["embed_tokens"])
 
 
 def test_a_convolution_as_target_is_refused():
     base = llama()
     base.model.model.extra = nn.Conv1d(2, 2, 1)
-    with pytest.raises(Unsupported, match="a Conv1d: LoRA here is for"):
+    with pytest.raises(UnsupportedModelError, match="a Conv1d: LoRA is supported for"):
         attach(base, target_modules=["extra"])
 
 
 @pytest.mark.parametrize("name", ("lm_head", "embed_tokens"))
 def test_a_tied_weight_is_refused(name):
-    with pytest.raises(Unsupported, match="is the same weight as"):
+    with pytest.raises(UnsupportedModelError, match="is the same weight as"):
         attach(llama(tie_word_embeddings=True), modules_to_save=[name])
     attach(llama(tie_word_embeddings=False), modules_to_save=[name])
 
@@ -188,7 +188,7 @@ def test_a_tied_weight_is_refused(name):
 def test_a_trained_module_with_buffers_is_refused():
     base = llama()
     base.model.model.norm.register_buffer("running", torch.zeros(1))
-    with pytest.raises(Unsupported, match="has buffers"):
+    with pytest.raises(UnsupportedModelError, match="has buffers"):
         attach(base, modules_to_save=["model.norm"])
 
 
@@ -199,14 +199,14 @@ def plain_peft(**changes):
 
 def test_adapters_of_kinds_without_a_rule_for_each_record_are_refused():
     refuse_trainable(plain_peft())
-    with pytest.raises(Unsupported, match="belongs to DoRA"):
+    with pytest.raises(UnsupportedModelError, match="belongs to DoRA"):
         refuse_trainable(plain_peft(use_dora=True))
-    with pytest.raises(Unsupported, match="LoRA on an embedding"):
+    with pytest.raises(UnsupportedModelError, match="LoRA on an embedding"):
         refuse_trainable(plain_peft(target_modules=["embed_tokens"]))
     tied = plain_peft()
     first, second = [m.lora_A.default for m in tied.modules() if isinstance(m, LoraLayer)][:2]
     second.weight = first.weight
-    with pytest.raises(Unsupported, match="are one parameter"):
+    with pytest.raises(UnsupportedModelError, match="are one parameter"):
         refuse_trainable(tied)
-    with pytest.raises(Unsupported, match="must be float32"):
+    with pytest.raises(UnsupportedModelError, match="must be float32"):
         refuse_trainable(plain_peft().to(torch.bfloat16))

@@ -6,10 +6,10 @@ from torch.nn import functional
 
 from tensorguard.models.losses import (
     IGNORE_INDEX,
-    Metrics,
+    EvaluationSums,
     causal_lm_losses,
     classification_losses,
-    evaluate,
+    evaluate_batch,
     record_loss,
     token_classification_losses,
 )
@@ -117,9 +117,9 @@ def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
     model.model.eval()
     losses = record_loss(model.task)(model.model, batch).detach()
     batch["labels"][2] = IGNORE_INDEX
-    whole = evaluate(model.model, batch, model.task)
+    whole = evaluate_batch(model.model, batch, model.task)
     parts = [{name: tensor[part] for name, tensor in batch.items()} for part in (slice(0, 1), slice(1, 4))]
-    summed = evaluate(model.model, parts[0], model.task) + evaluate(model.model, parts[1], model.task)
+    summed = evaluate_batch(model.model, parts[0], model.task) + evaluate_batch(model.model, parts[1], model.task)
     assert whole.records == summed.records == 3
     assert whole.counts == summed.counts
     assert whole.loss == pytest.approx(float(losses[[0, 1, 3]].sum()), rel=1e-5)
@@ -132,10 +132,10 @@ def test_metrics_count_right_answers():
             return type("Output", (), {"logits": logits})
 
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
-    found = evaluate(
+    found = evaluate_batch(
         Fixed(),
         {"logits": logits, "labels": torch.tensor([0, 1, 1, IGNORE_INDEX])},
         task_named("SequenceClassification", labels=2),
     )
     assert (found.records, found.counts) == (3, (2,))
-    assert Metrics(1.0, 2) + Metrics(2.0, 3) == Metrics(3.0, 5)
+    assert EvaluationSums(1.0, 2) + EvaluationSums(2.0, 3) == EvaluationSums(3.0, 5)

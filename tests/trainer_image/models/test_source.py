@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from tensorguard.models.source import ModelNotFound, resolve_model
+from tensorguard.models.source import ModelNotFoundError, resolve_model
 
 
 def put_model(folder, **content):
@@ -31,13 +31,13 @@ def test_a_folder_is_itself(tmp_path):
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ModelNotFound, match=r"needs a config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"needs a config\.json"):
         resolve_model(str(tmp_path))
 
 
 def test_a_folder_has_no_revision(tmp_path):
     folder = put_model(tmp_path / "model")
-    with pytest.raises(ModelNotFound, match=r"spec\.model\.revision is 'v2'.*leave it out"):
+    with pytest.raises(ModelNotFoundError, match=r"spec\.model\.revision is 'v2'.*remove it"):
         resolve_model(str(folder), "v2")
 
 
@@ -83,10 +83,10 @@ def test_a_hub_name_is_pinned_to_the_commit_it_means_now(offline):
 
 @pytest.mark.parametrize("name", ("some/model", "no-such-model", "./no/such/folder", "pytest"))
 def test_a_name_that_leads_nowhere_says_what_was_tried_in_one_sentence(offline, name):
-    with pytest.raises(ModelNotFound) as raised:
+    with pytest.raises(ModelNotFoundError) as raised:
         resolve_model(name)
     message = str(raised.value)
-    assert message.startswith(f"spec.model.name '{name}' is no folder, no installed package")
+    assert message.startswith(f"spec.model.name: '{name}' is not a folder, not an installed package")
     assert "the hub" in message and "\n" not in message
 
 

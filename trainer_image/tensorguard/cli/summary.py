@@ -115,12 +115,12 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
 
 def _base(job: TenSafeTrainingJob) -> str:
     """The location from which transformers loads the base model: a hub id or a folder (of a package, too)."""
-    from tensorguard.models.source import ModelNotFound, resolve_model
+    from tensorguard.models.source import ModelNotFoundError, resolve_model
 
     model = job.spec.model
     try:
         return resolve_model(model.name, model.revision).location
-    except ModelNotFound:  # it was found when training started; the hub is unavailable now
+    except ModelNotFoundError:  # it was found when training started; the hub is unavailable now
         return model.name
 
 

@@ -1,12 +1,11 @@
-"""Attention whose kernel does not depend on who else is in the batch.
+"""Attention whose kernel does not depend on the other records of the batch.
 
-In: a loaded transformers model. Out: the same model, told to attend through `RECORD_SDPA`. Then `lora` attaches the
-adapter.
+In: a loaded transformers model. Out: the same model, which now uses `RECORD_SDPA`. Then `lora` attaches the adapter.
 
-transformers' `sdpa` looks at the whole batch's padding mask and drops a mask that is all ones. One padded record then
-decides for its neighbours whether torch runs the masked or the unmasked kernel, and in bf16 those differ by 0.4 %: a
-record's gradient would tell who was beside it. `RECORD_SDPA` is torch's attention with a mask that is always there.
-It is registered under a name of our own, so that a model loaded elsewhere in the process keeps its usual attention.
+The `sdpa` of transformers reads the padding mask of the whole batch and drops a mask that is all ones. So one padded
+record decides for all others whether torch runs the masked or the unmasked kernel. In bf16 the two differ by 0.4 %: a
+record's gradient would depend on the other records. `RECORD_SDPA` is torch's attention with a mask that is never
+dropped. It has a name of its own, so a model that is loaded elsewhere in the process keeps its usual attention.
 """
 
 from typing import Any
@@ -17,11 +16,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 RECORD_SDPA = "tensafe_sdpa"
-"""The name under which transformers finds it. It contains "sdpa", so transformers checks that torch offers sdpa."""
+"""Its name in transformers. The name contains "sdpa", so transformers checks that torch offers sdpa."""
 
 
 def _mask_always(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """transformers' `sdpa_mask` (bool [m, 1, L, L]) with both of its shortcuts closed."""
+    """The `sdpa_mask` of transformers (bool [m, 1, L, L]), with both of its shortcuts off."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)
 
@@ -31,10 +30,10 @@ AttentionMaskInterface.register(RECORD_SDPA, _mask_always)
 
 
 def use_record_attention(model: PreTrainedModel) -> str:
-    """Choose an attention that treats padded and unpadded batches alike; returns its name.
+    """Choose an attention that treats padded and unpadded batches in the same way. Returns its name.
 
-    `RECORD_SDPA` where the model can take it, else `eager`: there a mask is added as numbers, and adding a mask of
-    zeros changes no bit, so dropping it does no harm.
+    This is `RECORD_SDPA` if the model supports it, else `eager`. In `eager` a mask is added as numbers. A mask of zeros
+    changes no bit, so it does no harm if it is dropped.
     """
     supported = model._supports_sdpa and model._supports_attention_backend
     name = RECORD_SDPA if supported else "eager"

@@ -1,17 +1,18 @@
 """LoRA dropout whose mask belongs to the record, not to the batch.
 
-In: a peft model, and for each micro-batch one secret seed a record (drawn by the worker from its secret stream).
-Out: masks that are the same for a record whatever its slot, its neighbours or the number of times that gradient
-checkpointing runs a layer. `privacy.gradients` then differentiates through them.
+In: a peft model, and for each micro-batch one secret seed for each record (the worker draws them from its secret
+stream). Out: masks that are the same for a record in every slot, beside any other records, and each time that gradient
+checkpointing recomputes a layer. Then `privacy.gradients` differentiates through them.
 
-`nn.Dropout` draws one stream over the whole batch: a record that joins shifts the masks of all behind it (measured: the
-sum over 64 records moved by 4.7 clip norms). Here each row of each layer has a generator of its own, seeded by
-(the record's seed, the layer's number). Nothing is counted between calls, so a recomputed layer draws the same mask;
-a layer that a model uses several times in one forward pass uses one mask for all of them.
+`nn.Dropout` draws one stream over the whole batch, so an added record shifts the masks of all records behind it
+(measured: the sum over 64 records moved by 4.7 clip norms). Here each row of each layer has its own generator, seeded
+by (the record's seed, the layer's number). No state is kept between calls, so a recomputed layer draws the same mask.
+If a model uses a layer several times in one forward pass, the layer has the same mask each time.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -21,9 +22,9 @@ _MASK64 = (1 << 64) - 1
 
 
 def _mix(seed: int, layer: int) -> int:
-    """A 63-bit generator seed; every low bit depends on all of `seed` and `layer` (SplitMix64, Steele et al. 2014).
+    """A 63-bit generator seed of which every bit depends on all of `seed` and `layer` (SplitMix64, Steele et al. 2014).
 
-    torch's CPU generator keeps only 32 bits of its seed, so they have to be well mixed.
+    The CPU generator of torch keeps only 32 bits of its seed, so the bits must be well mixed.
     """
     z = (seed + (layer + 1) * 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
@@ -32,9 +33,9 @@ def _mix(seed: int, layer: int) -> int:
 
 
 class RecordSeeds:
-    """The seeds of the micro-batch in work. One object is shared by all dropout layers of a model.
+    """The seeds of the current micro-batch. All dropout layers of a model share one object.
 
-    Not a thread-local: autograd recomputes checkpointed layers on threads of its own.
+    It is not thread-local, because autograd recomputes checkpointed layers on other threads.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class RecordSeeds:
 
     @contextmanager
     def use(self, seeds: Sequence[int]) -> Iterator[None]:
-        """Inside, row i of every dropout layer draws from `seeds[i]`. Forward *and* backward belong inside."""
+        """Row i of every dropout layer draws from `seeds[i]`. Run forward *and* backward within this context."""
         if self.current is not None:
             raise RuntimeError("record seeds are already in use: leave the first `record_seeds` before the next.")
         self.current = tuple(int(seed) for seed in seeds)
@@ -53,9 +54,9 @@ class RecordSeeds:
 
 
 class RecordDropout(nn.Module):
-    """Inverted dropout over [m, ...] with one mask stream a row. Has no parameters and no buffers.
+    """Inverted dropout over [m, ...] with one mask stream for each row. Has no parameters and no buffers.
 
-    `layer` is the layer's number, which goes into its masks' seeds; `place` is its name, for messages.
+    `layer` is the layer's number, a part of the seeds of its masks. `place` is its name, for messages.
     """
 
     def __init__(self, p: float, layer: int, place: str, seeds: RecordSeeds) -> None:
@@ -66,7 +67,7 @@ class RecordDropout(nn.Module):
         self.seeds = seeds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [m, ...] float; returns its shape and dtype. Raises RuntimeError in training without one seed a row."""
+        """x: float [m, ...]. Returns this shape and dtype. Raises RuntimeError in training without m seeds."""
         if not self.training or self.p == 0.0:
             return x
         seeds = self.seeds.current
@@ -91,19 +92,20 @@ class RecordDropout(nn.Module):
 
 @contextmanager
 def record_seeds(model: nn.Module, seeds: Sequence[int]) -> Iterator[None]:
-    """Give the micro-batch's rows their dropout seeds (m integers); see `RecordSeeds.use`."""
-    with model.record_seeds.use(seeds):
+    """Give the rows of the micro-batch their dropout seeds (m integers). See `RecordSeeds.use`."""
+    with cast(RecordSeeds, model.record_seeds).use(seeds):
         yield
 
 
 def use_record_dropout(model: nn.Module) -> None:
-    """Replace every `lora_dropout` of a peft model by `RecordDropout`, and hang the shared seeds on the model.
+    """Replace every `lora_dropout` of a peft model by `RecordDropout`, and store the shared seeds in the model.
 
-    The `ModuleDict` of peft stays, so peft's forward pass, its state dict and its config see no difference.
+    The `ModuleDict` of peft stays, so peft's forward pass, state dict and config do not change.
     """
-    model.record_seeds = RecordSeeds()
+    shared = RecordSeeds()
+    model.record_seeds = shared  # type: ignore[assignment]  # neither a module nor a tensor
     dicts = [(place, module.lora_dropout) for place, module in model.named_modules() if isinstance(module, LoraLayer)]
     for layer, (place, by_adapter) in enumerate(dicts):
         for name, dropout in by_adapter.items():
             if isinstance(dropout, nn.Dropout):
-                by_adapter[name] = RecordDropout(dropout.p, layer, place, model.record_seeds)
+                by_adapter[name] = RecordDropout(dropout.p, layer, place, shared)

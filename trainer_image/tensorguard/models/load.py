@@ -1,17 +1,18 @@
-"""A base model, ready for an adapter: no dropout, attention that ignores neighbours, the same weights on every rank.
+"""Loads a base model that is ready for an adapter: no dropout, attention for each record, equal weights on all ranks.
 
 In: a `ModelSource` and the task. Out: a `BaseModel` on its device. Then `lora` attaches the adapter.
 
-The base model's own dropout is switched off in the config before the model is made, and again in every module, because
-many layers keep the config's number and never show an `nn.Dropout`; LoRA's dropout, seeded by record, is the only one
-left. A classification head that the checkpoint lacks is initialised from the manifest's `lora.initSeed`, so all ranks
-and attempts start from the same one. Such modules are named in `BaseModel.fresh`: `lora` trains and saves them, since
-otherwise nobody could rebuild the model that was trained.
+The base model's own dropout is switched off in the config before the model is made, and again in every module: many
+layers keep the number from the config and have no `nn.Dropout`. The only dropout left is that of LoRA, seeded by
+record. If the checkpoint lacks the output module of the task, the module is initialised from `lora.initSeed`, so all
+ranks and attempts start from the same weights. `BaseModel.fresh` names such modules: `lora` trains and saves them,
+because without them the trained model could not be rebuilt.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -23,15 +24,15 @@ from tensorguard.models.attention import use_record_attention
 from tensorguard.models.source import ModelSource
 from tensorguard.models.tasks.base import Task
 from tensorguard.models.tokenizer import read_pretrained
-from tensorguard.models.unsupported import Unsupported, configs, refuse_base, refuse_config
+from tensorguard.models.unsupported import UnsupportedModelError, configs, refuse_base, refuse_config
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""`training.precision` to the dtype of the base weights. Trainable parameters are fp32 in all three."""
+"""The dtype of the base weights for each `training.precision`. Trainable parameters are fp32 in all three."""
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A loaded model, and the modules of it that the checkpoint did not hold or that are its classification head."""
+    """A loaded model. `fresh`: its modules that the checkpoint lacks, and the output modules that its task trains."""
 
     model: PreTrainedModel
     task: Task
@@ -40,7 +41,7 @@ class BaseModel:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, torch's generators start from `seed`; outside, they are as if nothing had been drawn."""
+    """Within this context, torch's generators start from `seed`. Afterwards they have their earlier state."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
@@ -58,15 +59,15 @@ def load_model(
 ) -> BaseModel:
     """Load the weights in `precision` and move them to `device` (before LoRA: opacus#820, peft#3409).
 
-    `pad_token_id` is the tokenizer's, by which decoders find a record's last token. Raises Unsupported for models that
-    cannot be trained record by record.
+    `pad_token_id` is that of the tokenizer: decoders use it to find a record's last token. Raises
+    UnsupportedModelError for models that cannot be trained record by record.
     """
     config = read_pretrained(AutoConfig, source, trust_remote_code)
     refuse_config(config)
     if task.contract.classes:
         _set_labels(config, task)
     _switch_off_dropout(config)
-    with seeded(init_seed), _quietly():
+    with seeded(init_seed), _silenced():
         model, report = read_pretrained(
             getattr(transformers, task.auto_class),
             source,
@@ -90,7 +91,7 @@ def prepare_base(
     pad_token_id: int | None = None,
     device: str | torch.device = "cpu",
 ) -> BaseModel:
-    """Make a transformers model that is already in memory fit for record-wise training (see the module's docstring)."""
+    """Prepare a transformers model in memory for training record by record (see the module's docstring)."""
     refuse_config(model.config)
     refuse_base(model)
     _switch_off_dropout(model.config)
@@ -103,12 +104,13 @@ def prepare_base(
     if model.config.get_text_config().pad_token_id is None:
         model.config.get_text_config().pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
-    return BaseModel(model.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
+    movable: Any = model  # `to` is wrapped, and the wrapper hides its types
+    return BaseModel(movable.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' progress bar and report of missing weights: `_fresh_modules` judges those."""
+def _silenced() -> Iterator[None]:
+    """Silence the progress bar of transformers and its report of missing weights: `_fresh_modules` checks those."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -123,12 +125,13 @@ def _quietly() -> Iterator[None]:
 def checkpoint_activations(model: PreTrainedModel) -> None:
     """Recompute each layer in the backward pass instead of keeping its activations.
 
-    Re-entrant on purpose: with transformers' default Opacus finds no gradient for each record, and says nothing. The
-    embeddings' output then has to ask for a gradient, or the first checkpointed layer would give none (transformers
-    sees to it for models that read `input_ids`). Before or after `attach_lora`. Raises Unsupported where it cannot be.
+    Checkpointing is re-entrant on purpose: with the default of transformers, Opacus finds no per-example gradients and
+    reports no error. The output of the embeddings must then require a gradient, or the first checkpointed layer has
+    none; transformers ensures this for models that read `input_ids`. May be called before or after `attach_lora`.
+    Raises UnsupportedModelError if the model does not support it.
     """
     if not model.supports_gradient_checkpointing:
-        raise Unsupported(
+        raise UnsupportedModelError(
             f"spec.training.gradientCheckpointing is true, but {type(model).__name__} cannot recompute its layers: "
             "set it to false."
         )
@@ -139,7 +142,7 @@ def _set_labels(config: PreTrainedConfig, task: Task) -> None:
     names = task.label_names
     count = task.labels or len(names)
     if count < 2:
-        raise ValueError(f"spec.model.numLabels is {task.labels}: classification needs at least two labels.")
+        raise ValueError(f"spec.model.numLabels is {task.labels}: {task.name} needs at least two labels.")
     if names and len(names) != count:
         raise ValueError(
             f"spec.model.labelNames has {len(names)} names, but spec.model.numLabels is {count}: match them."
@@ -151,7 +154,7 @@ def _set_labels(config: PreTrainedConfig, task: Task) -> None:
 
 
 def _switch_off_dropout(owner: PreTrainedConfig | nn.Module) -> None:
-    """Set every probability with "drop" in its name to 0, in a config and its parts, or in one module's own numbers."""
+    """Set every probability with "drop" in its name to 0: in a config and its parts, or among a module's attributes."""
     for part in configs(owner) if isinstance(owner, PreTrainedConfig) else [owner]:
         for field, value in list(vars(part).items()):
             if "drop" in field and isinstance(value, float):
@@ -159,7 +162,7 @@ def _switch_off_dropout(owner: PreTrainedConfig | nn.Module) -> None:
 
 
 def _fresh_modules(model: PreTrainedModel, task: Task, keys: Sequence[str]) -> list[str]:
-    """Names of the modules that own `keys`, the weights that the checkpoint lacks. Only a head or a pooler may."""
+    """Names of the modules with `keys`, the weights that the checkpoint lacks. Only a head or pooler may lack them."""
     prefix = model.base_model_prefix
     modules = []
     for key in keys:
@@ -167,8 +170,9 @@ def _fresh_modules(model: PreTrainedModel, task: Task, keys: Sequence[str]) -> l
         depth = 2 if parts[:1] == [prefix] else 1
         name = ".".join(parts[:depth])
         if not name or not task.heads or (depth == 2 and parts[1:2] != ["pooler"]):
-            raise Unsupported(
-                f"the checkpoint has no weights for '{key}': choose a model that was made for {task.name}."
+            raise UnsupportedModelError(
+                f"spec.model.name: the checkpoint has no weights for '{key}': choose a model that was made for "
+                f"{task.name}."
             )
         modules.append(name)
     return list(dict.fromkeys(modules))

@@ -1,17 +1,16 @@
-"""The adapter: LoRA factors and whole modules that are trained, in fp32, the same on every rank.
+"""The adapter: LoRA factors and modules that are trained in full, in fp32, the same on every rank.
 
-In: a `BaseModel` and the manifest's `lora` block. Out: a peft model in train mode, whose dropout is seeded by record.
-`privacy.gradients` then differentiates it, and `adapter` reads and writes its weights.
+In: a `BaseModel` and the manifest's `lora` block. Out: a peft model in training mode, whose dropout is seeded by
+record. Then `privacy.gradients` differentiates it, and `adapter` reads and writes its weights.
 
-peft builds the factors; around it this module sees to what privacy needs. The draw of the initial factors comes from
-`initSeed` alone. Modules that are trained whole stay in the base model's half precision with peft; they are raised to
-fp32 here, with their inputs, because a bf16 weight would lose the optimiser's small steps and a bf16 gradient its
-norm's last bits.
+peft creates the factors. This module adds what privacy needs. The initial factors depend on `initSeed` alone. Modules
+that are trained in full would stay in the base model's half precision with peft. Here they and their inputs are cast to
+fp32: a bf16 weight would lose the small steps of the optimiser, and a bf16 gradient the last bits of its norm.
 """
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -22,11 +21,11 @@ from transformers.pytorch_utils import Conv1D
 
 from tensorguard.models.dropout import use_record_dropout
 from tensorguard.models.load import BaseModel, seeded
-from tensorguard.models.targets import BadTarget, resolve_saved, resolve_targets
+from tensorguard.models.targets import LoraTargetError, resolve_modules_to_save, resolve_targets
 from tensorguard.models.unsupported import refuse_trainable
 
 ADAPTER = "default"
-"""peft's name for the one adapter that there is."""
+"""peft's name for the only adapter."""
 
 
 def attach_lora(
@@ -40,12 +39,12 @@ def attach_lora(
     layers: Sequence[int] = (),
     modules_to_save: Sequence[str] = (),
 ) -> PeftModel:
-    """Attach a LoRA adapter; the fields are those of `spec.lora`.
+    """Attach a LoRA adapter. The fields are those of `spec.lora`.
 
-    Returns a peft model in train mode: every trainable parameter is fp32, every other one is frozen, and dropout needs
-    `record_seeds`. Raises BadTarget or Unsupported, one sentence each.
+    Returns a peft model in training mode: every trainable parameter is fp32, every other one is frozen, and dropout
+    needs `record_seeds`. Raises LoraTargetError or UnsupportedModelError, each with one sentence.
     """
-    saved = resolve_saved(base.model, modules_to_save, base.fresh)
+    saved = resolve_modules_to_save(base.model, modules_to_save, base.fresh)
     targets = resolve_targets(base.model, target_modules, layers, saved)
     modules = dict(base.model.named_modules())
     config = LoraConfig(
@@ -54,63 +53,63 @@ def attach_lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         target_modules=targets,
-        modules_to_save=list(saved) or None,  # a copy: peft adds its own names for a head to the list
+        modules_to_save=list(saved) or None,  # a copy, because peft appends its own names of a head
         fan_in_fan_out=all(isinstance(modules[name], Conv1D) for name in targets),
     )
     with seeded(init_seed), warnings.catch_warnings():
-        # A model with both kinds of layer makes peft correct `fan_in_fan_out` for each, aloud.
+        # If a model has both kinds of layer, peft corrects `fan_in_fan_out` for each and warns.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft asks for it
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft reads it
         try:
             model = get_peft_model(base.model, config, adapter_name=ADAPTER)
         except ValueError as error:
-            raise BadTarget(f"spec.lora does not fit the model, says peft: {error}") from error
-    _check_places(base.model, targets, saved)
-    model.peft_config[ADAPTER].modules_to_save = saved or None
-    _raise_saved_modules(model, base)
+            raise LoraTargetError(f"spec.lora does not fit the model, peft reports: {error}") from error
+    _check_adapted_modules(base.model, targets, saved)
+    cast(LoraConfig, model.peft_config[ADAPTER]).modules_to_save = saved or None
+    _cast_saved_modules(model, base)
     use_record_dropout(model)
     refuse_trainable(model)
     return model.train()
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that training changes, in the one order that all vectors of length d follow."""
+    """The parameters that training changes, in the order of all vectors of length d."""
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def _check_places(model: nn.Module, targets: Sequence[str], saved: Sequence[str]) -> None:
-    """Raise BadTarget where peft, which matches by the ends of names, trains other modules than were asked for."""
+def _check_adapted_modules(model: nn.Module, targets: Sequence[str], saved: Sequence[str]) -> None:
+    """Raise LoraTargetError if peft, which matches the ends of names, adapts other modules than the requested ones."""
     for kind, wanted in ((LoraLayer, targets), (ModulesToSaveWrapper, saved)):
         got = {name for name, module in model.named_modules() if isinstance(module, kind)}
         for name in sorted(got ^ set(wanted)):
             would = "would" if name in got else "would not"
-            raise BadTarget(
-                f"spec.lora: peft {would} train '{name}', because it tells modules apart by the ends of their names: "
-                "choose targetModules and modulesToSave without such a namesake."
+            raise LoraTargetError(
+                f"spec.lora: peft {would} train '{name}', because it matches modules by the ends of their names: "
+                "choose targetModules and modulesToSave whose names no other module ends in."
             )
 
 
-def _raise_saved_modules(model: PeftModel, base: BaseModel) -> None:
-    """Make the modules that are trained whole fp32; a head's output stays fp32, any other's goes back to the base's."""
+def _cast_saved_modules(model: PeftModel, base: BaseModel) -> None:
+    """Cast modules that are trained in full to fp32. Outputs of heads stay fp32, others return to the base's dtype."""
     outputs = [base.model.get_output_embeddings(), *(getattr(base.model, name, None) for name in base.fresh)]
     for wrapper in [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]:
         trained = wrapper.modules_to_save[ADAPTER]
         for part in trained.modules():
             if isinstance(part, nn.Embedding):
-                part.padding_idx = None  # autograd would drop the pad row's gradient; Opacus would not
+                part.padding_idx = None  # autograd would drop the gradient of the pad row, Opacus would not
         before = {parameter.dtype for parameter in trained.parameters()}
         if before <= {torch.float32}:
             continue
         trained.float()
         wrapper.register_forward_pre_hook(_to_float32, with_kwargs=True)
         if not any(wrapper is output for output in outputs):
-            wrapper.register_forward_hook(_Back(before.pop()))
+            wrapper.register_forward_hook(_CastOutput(before.pop()))
 
 
 def _to_float32(
     _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook: every float tensor among the inputs as fp32."""
+    """Forward pre-hook: casts every float tensor among the inputs to fp32."""
 
     def up(value: Any) -> Any:
         return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
@@ -118,8 +117,8 @@ def _to_float32(
     return tuple(map(up, args)), {name: up(value) for name, value in kwargs.items()}
 
 
-class _Back:
-    """Forward hook: the output in the dtype that the next layer of the base model expects."""
+class _CastOutput:
+    """Forward hook: casts the output to the dtype that the next layer of the base model expects."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

@@ -1,12 +1,12 @@
-"""One loss for each record, from nobody else's tokens.
+"""One loss for each record, from its own tokens alone.
 
-In: a model and a micro-batch (tensors with one row a record). Out: fp32 [m], whose sum `privacy.gradients`
-differentiates; for evaluation, sums that may be added over batches.
+In: a model and a micro-batch (tensors with one row for each record). Out: fp32 [m], whose sum `privacy.gradients`
+differentiates; for evaluation, sums that can be added over batches. A task (`models.tasks`) chooses its loss.
 
-The models' own `.loss` is never asked for: it averages over the batch's tokens, so a long neighbour shrinks a short
-record's gradient (measured: a norm went from 1.02 to 1.45 when a third record joined). Here a record's loss is the mean
-over its own learned tokens. Tokens with label -100 are not learned; a record without a learned token, and every dummy
-row, has loss exactly 0 and a gradient of exactly 0.
+The `.loss` of transformers models is not used: it averages over the batch's tokens, so a long record shrinks the
+gradient of a short one (measured: a norm went from 1.02 to 1.45 when a third record joined). Here a record's loss is
+the mean over its own learned tokens. Tokens with label -100 are not learned. A record without a learned token, and
+every dummy row, has a loss of exactly 0 and a gradient of exactly 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tensorguard.models.tasks.base import Task
 from tensorguard.privacy.gradients import Batch
 
 LossFunction = Callable[[nn.Module, Batch], torch.Tensor]
-"""(model, batch) to one loss a record, fp32 [m].
+"""(model, batch) to one loss for each record, fp32 [m].
 
-A batch has `input_ids` and `attention_mask` int64 [m, L], whatever else the model's forward pass takes by name, and
-`labels` int64 [m, L] or [m], as the task's target is.
+A batch has `input_ids` and `attention_mask` int64 [m, L], any other named inputs of the model's forward pass, and
+`labels` int64 [m, L] or [m], according to the task's target.
 """
 
 
@@ -36,13 +36,13 @@ class _MeanTokenLoss(torch.autograd.Function):
     """Cross entropy of each record, averaged over its learned tokens, without an fp32 copy of the batch's logits.
 
     `functional.cross_entropy` in fp32 keeps [m, L, V] floats of log-probabilities until the backward pass: 2 GB for 8
-    records of 512 tokens and 128,000 words. Kept here: the logits, in their own dtype, and one number a token. Each
-    record goes through kernels of its own, of shape [n, V], so its slot cannot matter.
+    records of 512 tokens and 128,000 words. This class keeps the logits, in their own dtype, and one number for each
+    token. Each record has separate kernel calls of shape [n, V], so its slot has no effect.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """logits float [m, L, V], labels int64 [m, n] for positions 0 to n - 1, n at most L; returns [m]."""
+        """logits: float [m, L, V]. labels: int64 [m, n] for positions 0 to n - 1, with n at most L. Returns [m]."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         losses = torch.zeros(len(logits), dtype=exact, device=logits.device)
         normalisers = torch.empty(labels.shape, dtype=exact, device=logits.device)
@@ -69,31 +69,36 @@ class _MeanTokenLoss(torch.autograd.Function):
 
 
 def _token_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """1/(learned tokens of the record) where a token is learned, else 0: float [m, tokens]."""
+    """1/(number of the record's learned tokens) where a token is learned, else 0: float [m, tokens]."""
     learned = labels != IGNORE_INDEX
     return learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _mean_token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    losses: torch.Tensor = _MeanTokenLoss.apply(logits, labels)
+    return losses
 
 
 def causal_lm_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean loss (nats) of each record over its own learned tokens.
 
-    Args: `logits` float [m, L, V]; `labels` int64 [m, L], unshifted: position i is predicted from the ones before it.
-    Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 where a record has no learned token.
+    Args: `logits` float [m, L, V]; `labels` int64 [m, L], not shifted: position i is predicted from those before it.
+    Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 for a record without a learned token.
     """
-    return _MeanTokenLoss.apply(logits, labels[:, 1:])
+    return _mean_token_losses(logits, labels[:, 1:])
 
 
 def token_classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy (nats) of each record over its own labelled tokens.
 
     Args: `logits` float [m, L, classes]; `labels` int64 [m, L], -100 for tokens without a label.
-    Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 where a record has no labelled token.
+    Returns: fp32 [m] (fp64 for fp64 logits); exactly 0 for a record without a labelled token.
     """
-    return _MeanTokenLoss.apply(logits, labels)
+    return _mean_token_losses(logits, labels)
 
 
 def classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy (nats) of each record: `logits` float [m, 2 or more], `labels` int64 [m]; fp32 [m], 0 for -100."""
+    """Cross entropy (nats) of each record. `logits`: float [m, classes]. `labels`: int64 [m]. fp32 [m]; 0 for -100."""
     if logits.shape[-1] < 2:
         raise ValueError(f"spec.model.numLabels is {logits.shape[-1]}: classification needs at least two labels.")
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -101,8 +106,9 @@ def classification_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
 
 
 def forward_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The model's logits, [m, L, V] or [m, labels]; the labels are kept from the model, which would average."""
-    return model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+    """The model's logits, [m, L, V] or [m, labels]. The model does not get the labels: it would average its loss."""
+    logits: torch.Tensor = model(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits
+    return logits
 
 
 def record_loss(task: Task) -> LossFunction:
@@ -115,7 +121,7 @@ def record_loss(task: Task) -> LossFunction:
 
 
 @dataclass(frozen=True)
-class Metrics:
+class EvaluationSums:
     """Sums over the records that have something to predict. They are added up over batches and ranks.
 
     `loss`: sum of record losses (nats). `records`: their number. `counts`: those of the task (`Task.counts`).
@@ -125,15 +131,15 @@ class Metrics:
     records: int = 0
     counts: tuple[int, ...] = ()
 
-    def __add__(self, other: Metrics) -> Metrics:
+    def __add__(self, other: EvaluationSums) -> EvaluationSums:
         counts = tuple(map(sum, zip_longest(self.counts, other.counts, fillvalue=0)))
-        return Metrics(self.loss + other.loss, self.records + other.records, counts)
+        return EvaluationSums(self.loss + other.loss, self.records + other.records, counts)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batch: Batch, task: Task) -> Metrics:
-    """Metrics of one batch; dummy rows and records without a learned token do not count. The caller chose `eval()`."""
+def evaluate_batch(model: nn.Module, batch: Batch, task: Task) -> EvaluationSums:
+    """The sums of one batch. Dummy rows and records without a learned token do not count. Call `model.eval()` first."""
     labels = batch["labels"]
     logits = forward_logits(model, batch)
     loss = float(task.losses(logits, labels).double().sum())
-    return Metrics(loss, int(task.learns(labels).sum()), task.counts(logits, labels))
+    return EvaluationSums(loss, int(task.learns(labels).sum()), task.counts(logits, labels))

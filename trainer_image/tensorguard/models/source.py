@@ -1,10 +1,10 @@
-"""Where a model's name leads: a folder, an installed package, or the hub.
+"""Finds the files of a model: a folder, an installed package, or a repository on the hub.
 
 In: `spec.model.name` and `.revision`. Out: a `ModelSource`, which names one fixed set of files. Then `load` reads them.
 
-A hub name is pinned to the commit that it means now, so that every rank and every later attempt loads the same weights,
-and so that the statement can say which. The hub's token comes from the environment (`HF_TOKEN`), where
-huggingface_hub finds it by itself; it never passes through here.
+A hub name is pinned to its current commit, so every rank and every later attempt loads the same weights, and the
+statement can name the commit. The hub's token comes from the environment (`HF_TOKEN`), where huggingface_hub reads it.
+This module never reads it.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from tensafe_api.reasons import Reason
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
-class ModelNotFound(ValueError):
-    """The name leads nowhere; the message is one sentence for the user."""
+class ModelNotFoundError(ValueError):
+    """There is no model with this name. The message is one sentence for the user."""
 
     reason: ClassVar[Reason] = Reason.MODEL_UNAVAILABLE
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`name` as the user wrote it; `location` what transformers is given; `revision` a hub commit, else None."""
+    """`name`: as the user wrote it. `location`: what transformers receives. `revision`: a hub commit, else None."""
 
     name: str
     location: str
@@ -42,7 +42,7 @@ class ModelSource:
         return self.revision is not None
 
     def identity(self) -> str:
-        """What the name meant: `commit:<sha>` for the hub, else `sha256:<hex>` over config and weights (reads them)."""
+        """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over config and weights (reads them)."""
         if self.is_hub:
             return f"commit:{self.revision}"
         folder = Path(self.location)
@@ -55,17 +55,17 @@ class ModelSource:
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
-    """Find a model by path, else by installed package, else on the hub (the network is used only there).
+    """Find a model by path, else as an installed package, else on the hub. Only the last one uses the network.
 
-    Raises ModelNotFound where none of them has it, or where `revision` is given for files that have none.
+    Raises ModelNotFoundError if none of them has it, or if `revision` is given for files without revisions.
     """
     folder = _folder(name) or _package_folder(name)
     if folder is None:
         return _on_hub(name, revision)
     if revision is not None:
-        raise ModelNotFound(
+        raise ModelNotFoundError(
             f"spec.model.revision is '{revision}', but '{name}' is {folder} on this machine and has no revisions: "
-            "leave it out."
+            "remove it."
         )
     return ModelSource(name, str(folder), None)
 
@@ -75,14 +75,14 @@ def _folder(name: str) -> Path | None:
     if not folder.is_dir():
         return None
     if not _is_model(folder / "config.json"):
-        raise ModelNotFound(
-            f"spec.model.name '{name}' is a folder without a model: it needs a config.json with 'model_type'."
+        raise ModelNotFoundError(
+            f"spec.model.name: '{name}' is a folder without a model: it needs a config.json with 'model_type'."
         )
     return folder.resolve()
 
 
 def _package_folder(name: str) -> Path | None:
-    """The folder of the package's config.json that lies nearest its root; None where there is no such package."""
+    """The folder of the package's config.json nearest to its root; None if there is no such package."""
     if "/" in name or "\\" in name:
         return None
     configs = [path for path in _package_files(name) if path.name == "config.json" and _is_model(path)]
@@ -101,7 +101,7 @@ def _package_files(name: str) -> Iterable[Path]:
 
 
 def _is_model(config: Path) -> bool:
-    """Whether it is a model's config.json; a package may hold others (sentence-transformers' pooling, for one)."""
+    """Whether it is a model's config.json. A package can hold others, such as the config of a pooling layer."""
     try:
         return "model_type" in json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -109,13 +109,13 @@ def _is_model(config: Path) -> bool:
 
 
 def _on_hub(name: str, revision: str | None) -> ModelSource:
-    """The hub's cache keeps a repository's files in a folder named by their commit."""
+    """The model on the hub. The hub's cache keeps a repository's files in a folder whose name is their commit."""
     try:
         config = Path(hf_hub_download(name, "config.json", revision=revision))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].split(". ")[0].rstrip(".:")
-        raise ModelNotFound(
-            f"spec.model.name '{name}' is no folder, no installed package with a model in it, and not to be had from "
+        raise ModelNotFoundError(
+            f"spec.model.name: '{name}' is not a folder, not an installed package with a model, and not available from "
             f"the hub ({reason}): check the name, the network, and HF_TOKEN for a private model."
         ) from error
     return ModelSource(name, name, config.parent.name)

@@ -1,11 +1,12 @@
-"""Which layers a manifest's LoRA fields mean.
+"""Resolves the names in a manifest's LoRA fields to modules.
 
-In: the base model and the names that the user wrote. Out: full module names, so that what peft adapts is exactly what
-was checked here. `lora` hands them to peft.
+In: the base model and the names that the user wrote. Out: full module names, so that peft adapts exactly the modules
+that were checked here. `lora` passes them to peft.
 
-peft alone would take much in silence: a name that matches nothing beside one that matches; layer numbers that do not
-exist; `layers` beside full names (it then ignores `layers`); for modulesToSave any module whose name merely *ends* in
-the same letters. Each of these is mended or an error here, with the field and the nearest names.
+peft alone accepts many mistakes without an error: a name that matches nothing beside one that matches; layer numbers
+that do not exist; `layers` together with full names, where it ignores `layers`; and, for modulesToSave, any module
+whose name merely *ends* in the same letters. Here each of these is corrected or an error, with the field and the
+nearest names.
 """
 
 import difflib
@@ -19,16 +20,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tensafe_api.reasons import Reason
-from tensorguard.models.unsupported import Unsupported
+from tensorguard.models.unsupported import UnsupportedModelError
 
 ALL_LINEAR = "all-linear"
 
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
-"""The first number inside a module's name is its layer, as peft reads it."""
+"""The first number inside a module's name is its layer, as in peft."""
 
 
-class BadTarget(ValueError):
-    """A name in `spec.lora` does not fit the model; one sentence with the field and the mend."""
+class LoraTargetError(ValueError):
+    """A name in `spec.lora` does not fit the model. The message is one sentence with the field and the fix."""
 
     reason: ClassVar[Reason] = Reason.MODEL_UNSUPPORTED
 
@@ -39,36 +40,38 @@ def resolve_targets(
     """Full names of the layers to adapt.
 
     `names`: as the user wrote them (the ends of module names), `[all-linear]`, or None or empty for peft's default for
-    this model. `layers`: layer numbers, empty for all. `excluded`: modules that are trained whole, and so get no LoRA.
+    this model. `layers`: layer numbers, empty for all. `excluded`: modules that are trained in full and get no LoRA.
     """
     found = _all_linear(model) if list(names or ()) == [ALL_LINEAR] else _named(model, names or _default(model))
     found = [name for name in found if not _inside(name, excluded)]
     if layers:
         found = _in_layers(found, layers)
     if not found:
-        raise BadTarget(
-            "spec.lora.targetModules names only modules that are trained whole (modulesToSave): name others."
+        raise LoraTargetError(
+            "spec.lora.targetModules names only modules that are trained in full (modulesToSave): name others."
         )
     modules = dict(model.named_modules())
     for name in found:
         if type(modules[name]) not in (nn.Linear, Conv1D):
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"spec.lora.targetModules matches '{name}', a {type(modules[name]).__name__}: "
-                "LoRA here is for nn.Linear and GPT-2's Conv1D."
+                "LoRA is supported for nn.Linear and GPT-2's Conv1D."
             )
     return found
 
 
-def resolve_saved(model: PreTrainedModel, names: Sequence[str], fresh: Sequence[str]) -> list[str]:
-    """Full names of the modules to train whole: the user's (ends of module names), then the model's own head (`fresh`).
+def resolve_modules_to_save(model: PreTrainedModel, names: Sequence[str], fresh: Sequence[str]) -> list[str]:
+    """Full names of the modules to train in full: the user's (ends of module names), then the model's head (`fresh`).
 
-    Raises BadTarget where a name matches nothing, Unsupported where a weight is shared with another module (tied
-    embeddings).
+    Raises LoraTargetError if a name matches nothing, and UnsupportedModelError if a weight is shared with another
+    module (tied embeddings).
     """
     existing = [name for name, _ in model.named_modules()]
     for name in names:
         if not _matches(existing, name):
-            raise BadTarget(f"spec.lora.modulesToSave has '{name}', which names no module; {_near(existing, name)}.")
+            raise LoraTargetError(
+                f"spec.lora.modulesToSave has '{name}', which names no module; {_near(existing, name)}."
+            )
     saved = list(dict.fromkeys([*(full for name in names for full in _matches(existing, name)), *fresh]))
     _refuse_tied(model, saved)
     return saved
@@ -77,12 +80,14 @@ def resolve_saved(model: PreTrainedModel, names: Sequence[str], fresh: Sequence[
 def _default(model: PreTrainedModel) -> Sequence[str]:
     kind = model.config.model_type
     if kind not in PEFT_DEFAULTS:
-        raise BadTarget(f"spec.lora.targetModules is absent and peft has no default for '{kind}': name the layers.")
+        raise LoraTargetError(
+            f"spec.lora.targetModules is absent and peft has no default for '{kind}': name the layers."
+        )
     return PEFT_DEFAULTS[kind]
 
 
 def _all_linear(model: PreTrainedModel) -> list[str]:
-    """Every nn.Linear and Conv1D but the output layer, which costs most and gains least (as peft has it)."""
+    """Every nn.Linear and Conv1D except the output layer, which costs most and gains least (as in peft)."""
     output = model.get_output_embeddings()
     return [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not output]
 
@@ -91,7 +96,9 @@ def _named(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     existing = [name for name, _ in model.named_modules()]
     for name in names:
         if not _matches(existing, name):
-            raise BadTarget(f"spec.lora.targetModules has '{name}', which names no layer; {_near(existing, name)}.")
+            raise LoraTargetError(
+                f"spec.lora.targetModules has '{name}', which names no layer; {_near(existing, name)}."
+            )
     return [full for full in existing if any(_is_end(full, name) for name in names)]
 
 
@@ -101,7 +108,9 @@ def _in_layers(names: Sequence[str], layers: Sequence[int]) -> list[str]:
     if missing:
         known = sorted(set(numbers.values()))
         there = f"{known[0]} to {known[-1]}" if known else "not numbered"
-        raise BadTarget(f"spec.lora.layers has {missing[0]}, but the layers to adapt are {there}: choose among those.")
+        raise LoraTargetError(
+            f"spec.lora.layers has {missing[0]}, but the layers to adapt are {there}: choose among those."
+        )
     return [name for name in names if numbers.get(name) in layers]
 
 
@@ -111,9 +120,9 @@ def _refuse_tied(model: PreTrainedModel, saved: Sequence[str]) -> None:
         users.setdefault(id(parameter), []).append(name)
     for shared in users.values():
         if len(shared) > 1 and any(_inside(name, saved) for name in shared):
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"spec.lora.modulesToSave trains '{shared[0]}', which is the same weight as '{shared[1]}': "
-                "leave it out, or use LoRA for it."
+                "remove it, or use LoRA for it."
             )
 
 
@@ -126,7 +135,7 @@ def _matches(existing: Iterable[str], name: str) -> list[str]:
 
 
 def _inside(name: str, modules: Iterable[str]) -> bool:
-    """Whether `name` is one of `modules` or lies within one."""
+    """Whether `name` is one of `modules` or inside one."""
     return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 

@@ -14,7 +14,7 @@ import torch
 from tensorguard.aggregation.channel import Channel
 from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.shard import Shard
-from tensorguard.models.losses import Metrics, evaluate
+from tensorguard.models.losses import EvaluationSums, evaluate_batch
 from tensorguard.models.tasks import Task
 from tensorguard.training.unit_gradients import model_inputs
 
@@ -37,26 +37,26 @@ def evaluate_on_all_ranks(
 
     Call on every rank. The loss is NaN where the set has no records.
     """
-    sums = Metrics()
+    sums = EvaluationSums()
     batches = evaluation_batches(
         public, size=batch_size, max_length=max_length, pad_id=pad_id, rank=channel.rank, workers=channel.size
     )
     model.eval()
     try:
         for batch in batches:
-            sums += evaluate(model, model_inputs(batch, device), task)
+            sums += evaluate_batch(model, model_inputs(batch, device), task)
     finally:
         model.train()
-    whole = sum(map(_unpack, channel.all_gather(_pack(sums))), start=Metrics())
+    whole = sum(map(_unpack, channel.all_gather(_pack(sums))), start=EvaluationSums())
     if not whole.records:
         return float("nan"), {}
     return whole.loss / whole.records, dict(task.metrics(whole.counts, whole.records))
 
 
-def _pack(sums: Metrics) -> bytes:
+def _pack(sums: EvaluationSums) -> bytes:
     return _SUMS.pack(sums.loss, sums.records) + b"".join(map(_COUNT.pack, sums.counts))
 
 
-def _unpack(message: bytes) -> Metrics:
+def _unpack(message: bytes) -> EvaluationSums:
     loss, records = _SUMS.unpack_from(message)
-    return Metrics(loss, records, tuple(count for (count,) in _COUNT.iter_unpack(message[_SUMS.size :])))
+    return EvaluationSums(loss, records, tuple(count for (count,) in _COUNT.iter_unpack(message[_SUMS.size :])))

@@ -27,7 +27,7 @@ from tensorguard.data.shard import Shard
 from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
-from tensorguard.models.self_test import SelfTest, dummy_batches, self_test, settle_threads
+from tensorguard.models.self_test import SelfTest, dummy_batches, reduce_threads_until_bit_equal, self_test
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import task_of
 from tensorguard.models.tokenizer import load_tokenizer
@@ -104,7 +104,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     gradients = PerExampleGradients(model, named, record_loss(task_of(spec)), loss_scale)
     _check_length(job, model)
     _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
-    report = settle_threads(lambda: _self_test(job, model, gradients, device))
+    report = reduce_threads_until_bit_equal(lambda: _self_test(job, model, gradients, device))
 
     private_metrics = (
         PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None

@@ -14,7 +14,7 @@ from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
-from tensorguard.models.losses import Metrics
+from tensorguard.models.losses import EvaluationSums
 from tensorguard.models.tasks import task_named
 from tensorguard.models.tasks.token_classification import entities, first_token_labels, iob2_tags
 
@@ -172,11 +172,11 @@ def test_f1_is_that_of_an_independent_count(texts):
     expected = [tags for tags, _ in texts]
     predicted = [[random.choice(NAMES) if random.random() < 0.5 else tag for tag in tags] for tags, random in texts]
     task = task_named("TokenClassification", labels=5, label_names=NAMES)
-    sums = Metrics()
+    sums = EvaluationSums()
     for gold, found in zip(expected, predicted):
         labels = torch.tensor([[-100, *map(NAMES.index, gold), -100]])
         logits = torch.nn.functional.one_hot(torch.tensor([[1, *map(NAMES.index, found), 3]]), 5).float()
-        sums += Metrics(0.0, 1, task.counts(logits, labels))
+        sums += EvaluationSums(0.0, 1, task.counts(logits, labels))
     found_f1 = task.metrics(sums.counts, sums.records).get("f1", 0.0)
     assert found_f1 == pytest.approx(entity_f1(expected, predicted), abs=1e-12)
 

@@ -1,12 +1,15 @@
 """CausalLM: the model learns to write text.
 
-What is learned: with prompt and completion, the completion; with messages, the assistant's turns; with text,
-everything; with `lossOn: All`, everything in any case. The tokenizer's end token closes prompt/completion and text
-records (and a chat whose template closes its last turn with no special token), and is learned: padding is told by
-position, never by token id, since many tokenizers pad with the end token. The first token is never learned: there is
-nothing to predict it from. Prompt and completion are tokenised apart and put one after the other, with nothing
-between: exactly what a model sees that is given the prompt and continues. Records longer than maxLength keep their
-first maxLength tokens, or are dropped.
+Which tokens are learned depends on the columns: the completion of a prompt, the assistant's turns of messages, or the
+whole text. With `lossOn: All` it is every token in all three cases. The first token is never learned, because no token
+precedes it.
+
+The tokenizer's end token closes prompt/completion and text records, and a chat whose template ends its last turn
+without a special token. The end token is learned. Padding is recognised by position, never by token id, because many
+tokenizers pad with the end token.
+
+Prompt and completion are tokenised separately and joined without anything between: a model that receives the prompt
+sees exactly these tokens. Records longer than maxLength keep their first maxLength tokens, or are dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class CausalLM(Task):
 
 @dataclass(frozen=True)
 class _Texts:
-    """prompt and completion, or text: pieces of text, each tokenised alone, then the end token."""
+    """prompt and completion, or text: pieces of text that are tokenised separately, then the end token."""
 
     tokenizer: Any
     recipe: Recipe
@@ -65,8 +68,12 @@ class _Texts:
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         roles = ("prompt", "completion") if "prompt" in self.recipe.columns else ("text",)
         pieces = [[text_or_none(value) for value in records[role]] for role in roles]
-        usable = [i for i, values in enumerate(zip(*pieces)) if None not in values]
-        tokens = [token_ids(self.tokenizer, [piece[i] for i in usable], add_special_tokens=False) for piece in pieces]
+        whole = [[text for text in values if text is not None] for values in zip(*pieces)]
+        usable = [i for i, texts in enumerate(whole) if len(texts) == len(roles)]
+        tokens = [
+            token_ids(self.tokenizer, [whole[i][part] for i in usable], add_special_tokens=False)
+            for part in range(len(roles))
+        ]
         start, end = prefix_ids(self.tokenizer), self.tokenizer.eos_token_id
         found: list[Example | None] = [None] * len(pieces[0])
         for i, *parts in zip(usable, *tokens):
@@ -80,6 +87,8 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Messages:
+    """Conversations, rendered by the chat template."""
+
     tokenizer: Any
     recipe: Recipe
 
@@ -90,15 +99,14 @@ class _Messages:
         rendered = [
             self._render(messages, its_tools, render) for messages, its_tools in zip(records["messages"], tools)
         ]
-        usable = [i for i, item in enumerate(rendered) if item is not None]
+        usable = [(i, item) for i, item in enumerate(rendered) if item is not None]
         found: list[Example | None] = [None] * len(rendered)
         if not usable:
             return found
         encoded = self.tokenizer(
-            [rendered[i][0] for i in usable], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            [text for _, (text, _, _) in usable], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        for i, ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
-            text, spans, closes = rendered[i]
+        for (i, (text, spans, closes)), ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
             learned = self._learned(ids, offsets, spans)
             if closes and self.tokenizer.eos_token_id is not None and not _ends_special(text, ids, offsets, special):
                 learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(text)) else 0)
@@ -107,11 +115,13 @@ class _Messages:
         return found
 
     def _render(self, messages: Any, tools: Any, render: Any) -> tuple[str, list[tuple[int, int]], bool] | None:
+        """The text, its learned spans, and whether the assistant has the last turn; None for an unusable record."""
         try:
             messages = conversation(messages)
-            text, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
-            return text_or_none(text), spans, messages[-1]["role"] == "assistant"
-        except Exception:  # a template may raise anything for odd messages: this record is dropped, no other is touched
+            rendered, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
+            text = text_or_none(rendered)
+            return None if text is None else (text, spans, messages[-1]["role"] == "assistant")
+        except Exception:  # a template can raise anything for odd messages: only this record is dropped
             return None
 
     def _learned(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
@@ -130,7 +140,7 @@ class _Messages:
 
 
 def _ends_special(text: str, ids: list[int], offsets: list[tuple[int, int]], special: frozenset[int]) -> bool:
-    """Whether the last token that is more than white space is a special one."""
+    """Whether the last token with more than white space is a special one."""
     for token, (start, end) in zip(reversed(ids), reversed(offsets)):
         if token in special:
             return True

@@ -54,12 +54,15 @@ class _LabelledTexts:
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         texts = [text_or_none(value) for value in records["text"]]
         labels = [label_or_none(value, self.recipe) for value in records["label"]]
-        usable = [i for i, text in enumerate(texts) if text is not None and labels[i] is not None]
+        usable = [
+            (i, text, label)
+            for i, (text, label) in enumerate(zip(texts, labels))
+            if text is not None and label is not None
+        ]
         limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
         found: list[Example | None] = [None] * len(texts)
-        for i, ids in zip(
-            usable, token_ids(self.tokenizer, [texts[i] for i in usable], add_special_tokens=True, **limit)
-        ):
+        tokens = token_ids(self.tokenizer, [text for _, text, _ in usable], add_special_tokens=True, **limit)
+        for (i, _, label), ids in zip(usable, tokens):
             if 0 < len(ids) <= self.recipe.max_length:
-                found[i] = Example(ids, labels[i])
+                found[i] = Example(ids, label)
         return found
