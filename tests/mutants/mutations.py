@@ -362,7 +362,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         (
             "tests/trainer_image/models/test_losses.py"
             "::test_causal_loss_is_the_mean_over_the_records_own_learned_tokens",
-            "tests/trainer_image/models/test_record_independence.py::test_not_even_a_hostile_neighbour_moves_a_record",
+            "tests/trainer_image/models/test_record_independence.py::test_hostile_record_changes_no_other_gradient",
         ),
     ),
     Mutation(
@@ -376,8 +376,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            "tests/trainer_image/models/test_losses.py::test_tag_loss_sees_no_neighbour",
-            "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_neighbours_or_padding",
+            "tests/trainer_image/models/test_losses.py::test_tag_loss_depends_on_no_other_record",
+            "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_other_records_or_padding",
         ),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""Tiny random models of three families, made on the spot, and what the tests do with them again and again."""
+"""Tiny random models of three families, and what several tests do with them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ MAKERS: dict[str, tuple[Callable[[], PreTrainedModel], str, list[str]]] = {
 
 @dataclass
 class Trained:
-    """A tiny model with an adapter whose B is not zero, and its per-record gradients."""
+    """A tiny model with an adapter whose B is not zero, and its per-example gradients."""
 
     model: PeftModel
     task: Task
@@ -82,14 +82,14 @@ class Trained:
         return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS)(seed)
 
     def rows(self, batch: Batch, seeds: list[int] | None = None) -> torch.Tensor:
-        """The gradients of all rows, in memory of their own."""
+        """A copy of the gradients of all rows."""
         count = len(batch["labels"])
         with record_seeds(self.model, seeds or list(range(count))):
             return self.gradients.compute(batch, count).clone()
 
 
 def move(model: torch.nn.Module, seed: int = 5) -> None:
-    """Move every trainable parameter away from where it starts: LoRA's B = 0 would hide half of the gradients."""
+    """Change every trainable parameter: LoRA starts at B = 0, where half of all gradients are 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, parameter in trainable_parameters(model):

@@ -1,4 +1,4 @@
-"""An adapter goes out to plain peft, and comes back exactly."""
+"""Plain peft loads a saved adapter, and the trainer restores it exactly."""
 
 import json
 
@@ -48,7 +48,7 @@ BASES = {
 
 @pytest.fixture
 def make(tmp_path):
-    """A model with an adapter, over a base that is saved in `tmp_path / "base"`; its source beside it."""
+    """Makes a model with an adapter. Its base is saved in `tmp_path / "base"`. Returns its source and task too."""
 
     def made(kind="bert", seed=1, rank=2):
         maker, task = BASES[kind]
@@ -76,7 +76,7 @@ def write(model, source, folder):
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_plain_peft_gives_the_trained_model(make, tmp_path, kind):
+def test_plain_peft_loads_the_trained_model(make, tmp_path, kind):
     model, source, task = make(kind)
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task))
     folder = write(model, source, tmp_path / "adapter")
@@ -100,7 +100,7 @@ def test_auto_classes_of_peft_find_the_base_by_its_path(make, tmp_path):
     torch.testing.assert_close(loaded(**INPUT).logits, model.eval()(**INPUT).logits, rtol=1e-5, atol=1e-6)
 
 
-def test_the_files_hold_the_trained_numbers_and_nothing_of_ours(make, tmp_path):
+def test_files_hold_only_the_trained_numbers(make, tmp_path):
     model, source, _ = make()
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(CLASSES))
     folder = write(model, source, tmp_path / "adapter")
@@ -113,7 +113,7 @@ def test_the_files_hold_the_trained_numbers_and_nothing_of_ours(make, tmp_path):
     assert config["modules_to_save"] == ["classifier"]
 
 
-def test_a_checkpoint_comes_back_exactly_into_the_same_parameters(make):
+def test_checkpoint_is_loaded_exactly_into_the_same_parameters(make):
     model, _, _ = make(seed=1)
     other, _, _ = make(seed=2)
     parameters = trainable_parameters(other)
@@ -125,7 +125,7 @@ def test_a_checkpoint_comes_back_exactly_into_the_same_parameters(make):
     assert all(a is b for (_, a), (_, b) in zip(trainable_parameters(other), parameters, strict=True))
 
 
-def test_the_state_is_a_copy(make):
+def test_state_is_a_copy(make):
     model, _, _ = make()
     state = adapter_state(model)
     kept = {key: tensor.clone() for key, tensor in state.items()}
@@ -135,7 +135,7 @@ def test_the_state_is_a_copy(make):
     assert all(torch.equal(state[key], kept[key]) for key in kept)
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(make):
+def test_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(make):
     model, _, _ = make(seed=1)
     before = adapter_state(model)
     wrong = {key: tensor + 1 for key, tensor in before.items()}

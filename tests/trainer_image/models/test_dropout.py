@@ -16,14 +16,14 @@ def dropout(seeds):
     return RecordDropout(0.25, 3, "third", seeds).train()
 
 
-def test_drops_the_named_share_and_keeps_the_mean(seeds, dropout):
+def test_dropout_drops_the_given_share_and_keeps_the_mean(seeds, dropout):
     with seeds.use([1, 2]):
         out = dropout(torch.ones(2, 200, 200))
     assert out.unique().tolist() == [0.0, pytest.approx(4 / 3)]
     assert float((out == 0).double().mean()) == pytest.approx(0.25, abs=0.01)
 
 
-def test_a_records_mask_is_its_own_whatever_the_slot(seeds, dropout):
+def test_mask_of_a_record_is_the_same_in_every_slot(seeds, dropout):
     x = torch.ones(3, 5, 8)
     with seeds.use([7, 8, 9]):
         first = dropout(x)
@@ -33,7 +33,7 @@ def test_a_records_mask_is_its_own_whatever_the_slot(seeds, dropout):
     assert not torch.equal(first[0], first[1])
 
 
-def test_layers_draw_different_masks_and_the_global_seed_none(seeds, dropout):
+def test_layers_draw_different_masks_that_ignore_the_global_seed(seeds, dropout):
     other = RecordDropout(0.25, 4, "fourth", seeds).train()
     x = torch.ones(1, 5, 8)
     with seeds.use([2**63 - 1]):
@@ -47,7 +47,7 @@ def test_layers_draw_different_masks_and_the_global_seed_none(seeds, dropout):
         assert torch.equal(state, torch.get_rng_state())
 
 
-def test_seeds_that_differ_in_high_bits_only_differ(seeds, dropout):
+def test_seeds_that_differ_only_in_high_bits_give_different_masks(seeds, dropout):
     with seeds.use([5, 5 + 2**32, 5 + 2**60]):
         out = dropout(torch.ones(3, 5, 8))
     assert not torch.equal(out[0], out[1]) and not torch.equal(out[1], out[2])
@@ -58,18 +58,18 @@ def test_evaluation_needs_no_seeds(dropout):
     assert torch.equal(dropout.eval()(x), x)
 
 
-def test_a_layer_that_sees_other_rows_than_records_is_refused_by_name(seeds, dropout):
+def test_layer_whose_rows_are_not_records_is_refused_by_name(seeds, dropout):
     with seeds.use([1, 2]), pytest.raises(RuntimeError, match="'third' sees 6 rows in a batch of 2 records"):
         dropout(torch.ones(6, 3))
 
 
-def test_training_outside_of_the_context_is_refused(trained):
+def test_training_without_seeds_is_refused(trained):
     model = trained("bert", dropout=0.1)
     with pytest.raises(RuntimeError, match="record_seeds"):
         model.gradients.compute(model.batch(0), 4)
 
 
-def test_seeds_do_not_nest_and_do_not_outlive_an_error(trained):
+def test_seeds_do_not_nest_and_are_removed_after_an_error(trained):
     model = trained("bert", dropout=0.1).model
     with pytest.raises(RuntimeError, match="already in use"), record_seeds(model, [1]), record_seeds(model, [2]):
         pass

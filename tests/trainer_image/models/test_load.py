@@ -52,7 +52,7 @@ def classifier(source, seed=7, label_names=(), **settings):
     return load_model(source, task, init_seed=seed, **settings)
 
 
-def test_a_missing_head_is_drawn_from_the_seed_alone(bert_source):
+def test_missing_head_depends_on_the_seed_alone(bert_source):
     torch.manual_seed(1)
     first = classifier(bert_source)
     torch.manual_seed(2)
@@ -64,7 +64,7 @@ def test_a_missing_head_is_drawn_from_the_seed_alone(bert_source):
     assert not torch.equal(first.model.classifier.weight, classifier(bert_source, seed=8).model.classifier.weight)
 
 
-def test_a_missing_head_for_tags_is_fresh(save):
+def test_missing_head_for_tags_is_fresh(save):
     names = ("O", "B-x", "I-x")
     source = save(BertModel(BertConfig(**SMALL)))
     base = load_model(source, task_named("TokenClassification", labels=3, label_names=names), init_seed=7)
@@ -73,7 +73,7 @@ def test_a_missing_head_for_tags_is_fresh(save):
     assert base.model(torch.zeros(2, 4, dtype=torch.long)).logits.shape == (2, 4, 3)
 
 
-def test_every_module_the_checkpoint_lacks_counts_as_fresh(save):
+def test_every_module_that_the_checkpoint_lacks_is_fresh(save):
     assert classifier(save(BertModel(BertConfig(**SMALL), add_pooling_layer=False))).fresh == (
         "bert.pooler",
         "classifier",
@@ -82,19 +82,19 @@ def test_every_module_the_checkpoint_lacks_counts_as_fresh(save):
     assert set(classifier(save(DistilBertModel(config))).fresh) == {"pre_classifier", "classifier"}
 
 
-def test_a_head_for_other_labels_is_made_anew(save):
+def test_head_for_other_labels_is_initialised_again(save):
     source = save(RobertaForSequenceClassification(RobertaConfig(**SMALL, num_labels=5)))
     base = classifier(source)
     assert base.fresh == ("classifier",)
     assert base.model.classifier.out_proj.weight.shape == (3, 16)
 
 
-def test_a_checkpoint_without_the_tasks_weights_is_refused(bert_source):
+def test_checkpoint_without_the_weights_of_the_task_is_refused(bert_source):
     with pytest.raises(UnsupportedModelError, match=r"no weights for 'cls\..*made for CausalLM"):
         load_model(bert_source, task_named("CausalLM"), init_seed=7)
 
 
-def test_label_names_reach_the_config(bert_source):
+def test_label_names_are_written_into_the_config(bert_source):
     base = load_model(bert_source, task_named("SequenceClassification", label_names=("bad", "good")), init_seed=7)
     assert base.model.config.id2label == {0: "bad", 1: "good"}
     assert base.model.config.label2id == {"bad": 0, "good": 1}
@@ -107,11 +107,11 @@ def test_label_names_reach_the_config(bert_source):
 @pytest.mark.parametrize(
     ("precision", "dtype"), (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16))
 )
-def test_weights_come_in_the_precision_asked_for(bert_source, precision, dtype):
+def test_weights_have_the_requested_precision(bert_source, precision, dtype):
     assert {p.dtype for p in classifier(bert_source, precision=precision).model.parameters()} == {dtype}
 
 
-def test_all_of_the_base_models_dropout_is_off(save):
+def test_all_dropout_of_the_base_model_is_off(save):
     dropout = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5, "classifier_dropout": 0.5}
     model = classifier(save(BertModel(BertConfig(**SMALL, **dropout)))).model.train()
     ids = torch.arange(12).reshape(2, 6)
@@ -138,7 +138,7 @@ def test_attention_and_cache_and_padding_are_set(save):
     assert base.fresh == ("score",)
 
 
-def test_a_model_without_sdpa_attends_eagerly():
+def test_model_without_sdpa_uses_eager_attention():
     model = LlamaForCausalLM(LlamaConfig(**SMALL))
     model._supports_sdpa = False
     assert prepare_base(model, task_named("CausalLM")).model.config._attn_implementation == "eager"
@@ -166,13 +166,13 @@ def test_batch_norm_is_refused():
         prepare_base(model, task_named("CausalLM"))
 
 
-def test_a_model_that_cannot_recompute_its_layers_is_refused(save):
+def test_model_that_cannot_recompute_its_layers_is_refused(save):
     base = classifier(save(AlbertModel(AlbertConfig(**SMALL, embedding_size=8))))
     with pytest.raises(UnsupportedModelError, match=r"spec\.training\.gradientCheckpointing is true, but Albert"):
         checkpoint_activations(base.model)
 
 
-def test_code_that_comes_with_a_model_needs_trust(tmp_path):
+def test_custom_code_of_a_model_needs_trust(tmp_path):
     mapped = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": mapped}))
     with pytest.raises(UnsupportedModelError, match=r"contains custom code: set spec\.model\.trustRemoteCode"):
@@ -180,7 +180,7 @@ def test_code_that_comes_with_a_model_needs_trust(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ("unheard-of", "bert"), ids=("kind", "weights"))
-def test_files_that_cannot_be_loaded_are_one_sentence(tmp_path, kind):
+def test_files_that_cannot_be_loaded_are_reported_in_one_sentence(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(UnsupportedModelError, match="cannot be loaded: ") as raised:
         load_model(resolve_model(str(tmp_path)), task_named("CausalLM"), init_seed=7)
@@ -195,16 +195,16 @@ def put_tokenizer(folder, **special):
     return resolve_model(str(folder))
 
 
-def test_a_tokenizer_pads_on_the_right_with_its_own_token(tmp_path):
+def test_tokenizer_pads_on_the_right_with_its_pad_token(tmp_path):
     tokenizer = load_tokenizer(put_tokenizer(tmp_path, eos_token="<end>", pad_token="<pad>"), chat_template="{{ 1 }}")
     assert (tokenizer.pad_token_id, tokenizer.padding_side) == (3, "right")
     assert tokenizer.chat_template == "{{ 1 }}"
 
 
-def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(tmp_path):
+def test_tokenizer_without_a_pad_token_pads_with_its_end_token(tmp_path):
     assert load_tokenizer(put_tokenizer(tmp_path, eos_token="<end>")).pad_token_id == 2
 
 
-def test_a_tokenizer_with_nothing_to_pad_with_is_refused(tmp_path):
+def test_tokenizer_without_a_token_to_pad_with_is_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="no pad, end or unknown token"):
         load_tokenizer(put_tokenizer(tmp_path))

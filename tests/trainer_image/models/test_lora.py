@@ -1,4 +1,4 @@
-"""Attaching an adapter: what is trained, in which dtype, from which seed; and what is refused, by field and name."""
+"""Attaching an adapter: which parameters are trained, their dtypes and seeds, and which names are refused."""
 
 import peft
 import pytest
@@ -53,7 +53,7 @@ def adapted(model):
     return {name for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
-def test_the_default_targets_are_pefts():
+def test_default_targets_are_those_of_peft():
     assert {name.rsplit(".", 1)[-1] for name in adapted(attach(bert()))} == {"query", "value"}
 
 
@@ -62,7 +62,7 @@ def test_layers_limit_the_targets():
     assert names == {f"bert.encoder.layer.{i}.attention.self.query" for i in (0, 2)}
 
 
-def test_all_linear_takes_every_linear_layer_but_the_heads_and_heeds_layers():
+def test_all_linear_adapts_every_linear_layer_of_the_given_layers_except_heads():
     names = adapted(attach(llama(), target_modules=["all-linear"], layers=[1]))
     assert len(names) == 7 and all(name.startswith("model.layers.1.") for name in names)
     assert "classifier" not in adapted(attach(bert(), target_modules=["all-linear"]))
@@ -73,7 +73,7 @@ def test_all_linear_takes_every_linear_layer_but_the_heads_and_heeds_layers():
     }
 
 
-def test_conv1d_is_transposed_as_it_must_be():
+def test_factors_of_conv1d_are_transposed():
     model = attach(gpt2(), target_modules=["c_attn"])
     assert model.peft_config["default"].fan_in_fan_out is True
     layer = model.get_submodule("base_model.model.transformer.h.0.attn.c_attn")
@@ -86,7 +86,7 @@ def test_only_the_adapter_and_the_head_are_trained():
     assert sum("classifier.modules_to_save" in name for name in names) == 2
 
 
-def test_the_first_factors_come_from_the_seed_alone():
+def test_initial_factors_depend_on_the_seed_alone():
     torch.manual_seed(0)
     base, again, other = llama(), llama(), llama()
     torch.manual_seed(1)
@@ -102,7 +102,7 @@ def test_the_first_factors_come_from_the_seed_alone():
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
-def test_everything_trained_is_fp32_and_everything_else_stays_half(dtype):
+def test_trained_parameters_are_fp32_and_all_others_stay_half(dtype):
     model = attach(llama(dtype, tie_word_embeddings=False), modules_to_save=["lm_head", "model.norm", "embed_tokens"])
     assert {p.dtype for _, p in trainable_parameters(model)} == {torch.float32}
     assert {p.dtype for p in model.parameters() if not p.requires_grad} == {dtype}
@@ -139,12 +139,12 @@ def test_dropout_is_by_record():
         ),
     ),
 )
-def test_names_that_do_not_fit_are_refused_by_field(base, fields, message):
+def test_names_that_do_not_fit_are_refused_with_the_field(base, fields, message):
     with pytest.raises(LoraTargetError, match=message):
         attach(base(), **fields)
 
 
-def test_modules_to_save_are_whole_names_not_their_last_letters():
+def test_modules_to_save_match_whole_names_and_not_only_their_ends():
     names = [name for name, _ in trainable_parameters(attach(llama(), modules_to_save=["norm"])) if "lora" not in name]
     assert names == ["base_model.model.model.norm.modules_to_save.default.weight"]
     base = llama(tie_word_embeddings=False)
@@ -153,25 +153,25 @@ def test_modules_to_save_are_whole_names_not_their_last_letters():
         attach(base, modules_to_save=["lm_head"])
 
 
-def test_a_model_that_peft_does_not_know_needs_names():
+def test_model_unknown_to_peft_needs_target_names():
     base = llama()
     base.model.config.model_type = "unheard-of"
     with pytest.raises(LoraTargetError, match="peft has no default for 'unheard-of'"):
         attach(base)
 
 
-def test_what_peft_itself_refuses_is_refused_by_field():
+def test_refusal_by_peft_is_reported_with_the_field():
     config = MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(LoraTargetError, match=r"spec\.lora does not fit the model, peft reports: .*out_proj"):
         attach(prepare_base(MambaForCausalLM(config), task_named("CausalLM")), target_modules=["out_proj"])
 
 
-def test_an_embedding_as_target_is_refused():
+def test_embedding_as_target_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"'model\.embed_tokens', a Embedding"):
         attach(llama(), target_modules=["embed_tokens"])
 
 
-def test_a_convolution_as_target_is_refused():
+def test_convolution_as_target_is_refused():
     base = llama()
     base.model.model.extra = nn.Conv1d(2, 2, 1)
     with pytest.raises(UnsupportedModelError, match="a Conv1d: LoRA is supported for"):
@@ -179,13 +179,13 @@ def test_a_convolution_as_target_is_refused():
 
 
 @pytest.mark.parametrize("name", ("lm_head", "embed_tokens"))
-def test_a_tied_weight_is_refused(name):
+def test_tied_weight_is_refused(name):
     with pytest.raises(UnsupportedModelError, match="is the same weight as"):
         attach(llama(tie_word_embeddings=True), modules_to_save=[name])
     attach(llama(tie_word_embeddings=False), modules_to_save=[name])
 
 
-def test_a_trained_module_with_buffers_is_refused():
+def test_trained_module_with_buffers_is_refused():
     base = llama()
     base.model.model.norm.register_buffer("running", torch.zeros(1))
     with pytest.raises(UnsupportedModelError, match="has buffers"):
@@ -197,7 +197,7 @@ def plain_peft(**changes):
     return peft.get_peft_model(llama().model, peft.LoraConfig(**settings))
 
 
-def test_adapters_of_kinds_without_a_rule_for_each_record_are_refused():
+def test_adapters_without_per_example_gradients_are_refused():
     refuse_trainable(plain_peft())
     with pytest.raises(UnsupportedModelError, match="belongs to DoRA"):
         refuse_trainable(plain_peft(use_dora=True))

@@ -1,4 +1,4 @@
-"""Losses of one record each, against the formulas written out, and their gradients against finite differences."""
+"""The loss of each record, compared with the formulas, and the gradients, compared with finite differences."""
 
 import pytest
 import torch
@@ -37,11 +37,11 @@ def test_causal_loss_is_the_mean_over_the_records_own_learned_tokens(logits, lab
     assert found[1] == 0
 
 
-def test_causal_loss_has_the_right_gradient(logits, labels):
+def test_gradient_of_the_causal_loss_agrees_with_finite_differences(logits, labels):
     assert torch.autograd.gradcheck(lambda x: causal_lm_losses(x, labels), logits.requires_grad_())
 
 
-def test_a_record_without_learned_tokens_has_no_gradient_even_where_its_logits_are_not_numbers(logits, labels):
+def test_record_without_learned_tokens_has_no_gradient_even_if_its_logits_are_nan(logits, labels):
     logits[1] = float("nan")
     logits.requires_grad_()
     losses = causal_lm_losses(logits, labels)
@@ -50,7 +50,7 @@ def test_a_record_without_learned_tokens_has_no_gradient_even_where_its_logits_a
     assert (logits.grad[1] == 0).all() and logits.grad.isfinite().all()
 
 
-def test_the_first_label_and_the_last_position_are_not_learned(logits, labels):
+def test_first_label_and_last_position_are_not_learned(logits, labels):
     other = labels.clone()
     other[:, 0] = 10 - other[:, 0].clamp(min=0)
     changed = logits.clone()
@@ -76,7 +76,7 @@ def test_classification_loss_is_cross_entropy_of_each_record():
     torch.testing.assert_close(found[3], functional.cross_entropy(logits[3], labels[3]))
 
 
-def test_one_label_is_refused():
+def test_single_label_is_refused():
     with pytest.raises(ValueError, match="at least two labels"):
         classification_losses(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long))
 
@@ -91,7 +91,7 @@ def test_tag_loss_is_the_mean_over_the_records_own_labelled_tokens(logits, label
     assert torch.autograd.gradcheck(lambda x: token_classification_losses(x, labels), logits.requires_grad_())
 
 
-def test_tag_loss_sees_no_neighbour(logits, labels):
+def test_tag_loss_depends_on_no_other_record(logits, labels):
     changed, other = logits.clone(), labels.clone()
     changed[1:], other[1:] = torch.nan, 3
     assert torch.equal(token_classification_losses(logits, labels)[:1], token_classification_losses(changed, other)[:1])
@@ -108,7 +108,7 @@ def test_tag_loss_of_a_record_without_labels_has_no_gradient(logits, labels):
 
 
 @pytest.mark.parametrize("kind", ("bert", "bert-tags", "llama"))
-def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
+def test_sums_add_up_over_batches_without_dummy_rows(trained, kind):
     model = trained(kind)
     batch = model.batch(0)
     batch["attention_mask"][:, :2] = 1
@@ -126,7 +126,7 @@ def test_metrics_add_up_over_batches_and_leave_dummies_out(trained, kind):
     assert whole.loss == pytest.approx(summed.loss, rel=1e-5)
 
 
-def test_metrics_count_right_answers():
+def test_sums_count_correct_predictions():
     class Fixed(torch.nn.Module):
         def forward(self, logits):
             return type("Output", (), {"logits": logits})

@@ -1,4 +1,4 @@
-"""The quickstart's real model, whole: loaded from its package, adapted, self-tested, saved."""
+"""The real model of the quickstart: loaded from its package, adapted, self-tested and saved."""
 
 import pytest
 import torch

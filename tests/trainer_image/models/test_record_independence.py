@@ -1,6 +1,6 @@
-"""A record's gradient must not depend, in any bit, on who else is in its batch, nor on where in it it stands.
+"""No bit of a record's gradient depends on the other records of its batch, or on its slot.
 
-The last tests undo one protection each and see the bits move: the first ones can fail.
+The last tests remove one protection each, and the bits change: so the first tests can fail.
 """
 
 import pytest
@@ -14,7 +14,7 @@ SEED = 41
 
 
 def rows_of_one_record(trained, *, full):
-    """One record's gradient in every slot, beside different neighbours, among padded and among unpadded ones."""
+    """One record's gradient in every slot, beside different records, with and without padding."""
     record = trained.batch(99)
     chosen = 0 if full else 1
     found = []
@@ -39,7 +39,7 @@ def all_equal(rows):
 @pytest.mark.parametrize("dropout", (0.0, 0.25))
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_bit_depends_on_slot_neighbours_or_padding(trained, kind, precision, dropout, checkpointing):
+def test_no_bit_depends_on_slot_other_records_or_padding(trained, kind, precision, dropout, checkpointing):
     model = trained(kind, precision=precision, dropout=dropout, checkpointing=checkpointing)
     for full in (True, False):
         rows = rows_of_one_record(model, full=full)
@@ -49,7 +49,7 @@ def test_no_bit_depends_on_slot_neighbours_or_padding(trained, kind, precision, 
 
 @pytest.mark.parametrize("kind", ("llama", "bert-tags"))
 @pytest.mark.parametrize("neighbour", ("nan", "long", "empty"))
-def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour, kind):
+def test_hostile_record_changes_no_other_gradient(trained, neighbour, kind):
     model = trained(kind)
     calm, hostile = model.batch(3), {name: tensor.clone() for name, tensor in model.batch(3).items()}
     if neighbour == "empty":
@@ -69,7 +69,7 @@ def test_not_even_a_hostile_neighbour_moves_a_record(trained, neighbour, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("checkpointing", (False, True), ids=("kept", "recomputed"))
-def test_equals_one_ordinary_backward_for_each_record(trained, kind, checkpointing):
+def test_rows_equal_an_ordinary_backward_pass_of_each_record(trained, kind, checkpointing):
     model = trained(kind, checkpointing=checkpointing)
     batch = model.batch(2)
     together = model.rows(batch)
@@ -78,14 +78,14 @@ def test_equals_one_ordinary_backward_for_each_record(trained, kind, checkpointi
         torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_checkpointing_changes_nothing_but_memory(trained):
+def test_activation_checkpointing_changes_no_gradient(trained):
     kept = trained("llama", dropout=0.25)
     rows = kept.rows(kept.batch(1))
     again = trained("llama", dropout=0.25, checkpointing=True)
     assert torch.equal(rows, again.rows(again.batch(1)))
 
 
-def test_checkpointing_may_come_after_the_adapter(trained):
+def test_activation_checkpointing_can_be_enabled_after_the_adapter(trained):
     kept = trained("llama", modules_to_save=["norm"])
     rows = kept.rows(kept.batch(1))
     checkpoint_activations(kept.model.get_base_model())
@@ -93,7 +93,7 @@ def test_checkpointing_may_come_after_the_adapter(trained):
     assert torch.equal(rows, kept.rows(kept.batch(1)))
 
 
-def test_mutation_mean_over_the_batchs_tokens_couples_records(trained):
+def test_mutation_mean_over_the_tokens_of_the_batch_couples_records(trained):
     def token_mean(model, batch):
         logits, labels = forward_logits(model, batch)[:, :-1].float(), batch["labels"][:, 1:]
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
@@ -118,7 +118,7 @@ def test_mutation_seeded_dropout_over_the_batch_couples_records(trained):
     assert not all_equal(rows)
 
 
-def test_mutation_a_mask_that_is_dropped_couples_records_in_bf16(trained):
+def test_mutation_dropped_mask_couples_records_in_bf16(trained):
     model = trained("llama", precision="bf16")
     model.model.get_base_model().set_attn_implementation("sdpa")
     assert not all_equal(rows_of_one_record(model, full=True))

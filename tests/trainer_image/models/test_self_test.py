@@ -1,4 +1,4 @@
-"""The self test passes on good models, and finds each fault that it is there for."""
+"""The self-test passes for good models, and finds every fault that it tests for."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tensorguard.privacy.gradients import PerExampleGradients
 
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
 @pytest.mark.parametrize("kind", ("bert", "llama", "gpt2"))
-def test_good_models_pass_to_the_bit_and_stay_as_they_were(trained, kind, precision):
+def test_good_models_pass_bit_equal_and_are_not_changed(trained, kind, precision):
     model = trained(kind, precision=precision, dropout=0.1, loss_scale=128.0 if precision == "fp16" else 1.0)
     before = [parameter.detach().clone() for _, parameter in model.gradients.parameters]
     report = self_test(model.model, model.gradients, model.batch)
@@ -29,19 +29,19 @@ def test_good_models_pass_to_the_bit_and_stay_as_they_were(trained, kind, precis
     assert all(torch.equal(old, new) for old, (_, new) in zip(before, model.gradients.parameters, strict=True))
 
 
-def test_passes_with_recomputed_activations_and_modules_trained_whole(trained):
+def test_passes_with_recomputed_activations_and_modules_trained_in_full(trained):
     model = trained("llama", precision="bf16", checkpointing=True, modules_to_save=["norm", "lm_head"])
     assert self_test(model.model, model.gradients, model.batch).bit_equal
 
 
-def test_finds_a_leftover_dropout_and_names_it(trained):
+def test_finds_and_names_a_remaining_dropout(trained):
     model = trained("bert")
     model.model.get_submodule("base_model.model.bert.encoder.layer.1.output").dropout = nn.Dropout(0.1)
     with pytest.raises(SelfTestError, match=r"layer\.1\.output\.dropout' gives another result"):
         self_test(model.model, model.gradients, model.batch)
 
 
-def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
+def test_finds_and_names_a_wrong_gradient_of_opacus(trained):
     model = trained("bert")
     part = model.model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default")
     part.forward = lambda x: nn.functional.linear(2 * x, part.weight)
@@ -57,9 +57,9 @@ def test_finds_a_gradient_that_opacus_gets_wrong_and_names_it(trained):
         lambda size: size[0],
         lambda size: size[[1, 0, *range(2, 4)]],
     ],
-    ids=["all", "the one before", "the first", "the two that are tried"],
+    ids=["all", "previous record", "first record", "tested records"],
 )
-def test_finds_records_that_are_coupled(trained, felt):
+def test_finds_coupled_records(trained, felt):
     def coupled(model, batch):
         logits = forward_logits(model, batch)
         return classification_losses(logits, batch["labels"]) * (1 + felt(logits.detach().abs().mean(dim=1)))
@@ -71,7 +71,7 @@ def test_finds_records_that_are_coupled(trained, felt):
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
 @pytest.mark.parametrize("rows", [2, 4])
-def test_finds_a_gradient_that_changes_only_beside_others(trained, rows, factor):
+def test_finds_a_gradient_that_changes_only_beside_other_records(trained, rows, factor):
     make = dummy_batches(task_named("SequenceClassification", labels=2), rows=rows, length=16, vocabulary=90)
     known = {tuple(row) for row in make(0)["input_ids"].tolist()}
 
@@ -98,7 +98,7 @@ def test_finds_a_loss_that_is_normalised_over_the_batch(trained, kind):
         self_test(model.model, model.gradients, model.batch)
 
 
-def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
+def test_threads_are_reduced_until_rows_are_bit_equal(one_thread):
     tried = []
 
     def report():
@@ -116,8 +116,8 @@ def test_fewer_threads_are_tried_until_the_bits_agree(one_thread):
         torch.set_num_threads(1)
 
 
-def test_finds_a_model_that_hands_its_layers_rows_that_are_not_records():
-    """OPT flattens records and tokens before its linear layers, so nobody could tell whose gradient is whose."""
+def test_finds_a_model_whose_layers_receive_rows_that_are_not_records():
+    """OPT flattens records and tokens before its linear layers, so gradients cannot be separated by record."""
     config = OPTConfig(
         vocab_size=97, hidden_size=32, word_embed_proj_dim=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2
     )
@@ -128,8 +128,8 @@ def test_finds_a_model_that_hands_its_layers_rows_that_are_not_records():
         self_test(model, gradients, dummy_batches(task_named("CausalLM"), rows=4, length=16, vocabulary=97))
 
 
-def test_finds_a_model_that_puts_the_sequence_before_the_records():
-    """XLNet computes [L, m]; where the two are equal, no shape gives it away."""
+def test_finds_a_model_whose_first_dimension_is_the_sequence():
+    """XLNet computes [L, m]. If L equals m, no shape shows it."""
     config = XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=2, d_inner=64, num_labels=2)
     base = prepare_base(
         XLNetForSequenceClassification(config), task_named("SequenceClassification", labels=2), pad_token_id=0

