@@ -82,7 +82,7 @@ def test_another_job_than_the_operator_wrote_is_not_run(mounted: PodFiles, name:
     path = mounted.root / JOB_PATH.removeprefix("/") / name
     path.write_text(path.read_text().replace("tiny", "tinier"))
     for read in (mounted.job, mounted.ledger_location, mounted.key):
-        with pytest.raises(PodFilesError, match="holds something else than the operator wrote") as caught:
+        with pytest.raises(PodFilesError, match="does not hold what the operator wrote") as caught:
             read()
         assert caught.value.reason is Reason.INTERNAL_ERROR
 
