@@ -294,8 +294,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _TRAINING_TESTS + "test_unit_gradients.py::test_a_user_is_clipped_once_for_all_her_records",
-            _TRAINING_TESTS + "test_neighbours.py::test_a_user_moves_the_sum_by_at_most_one_clip_norm",
+            _TRAINING_TESTS + "test_unit_gradients.py::test_user_is_clipped_once_for_all_records",
+            _TRAINING_TESTS + "test_sensitivity.py::test_one_user_changes_the_sum_by_at_most_one_clip_norm",
         ),
     ),
     Mutation(
@@ -312,7 +312,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 '        )(int(shard._units[-1]), mechanism.sample_rate, stream.derive("sampling")),',
             ),
         ),
-        (_TRAINING_TESTS + "test_modes.py::test_users_are_sampled_and_not_their_records",),
+        (_TRAINING_TESTS + "test_job_variants.py::test_users_are_sampled_not_their_records",),
     ),
     Mutation(
         "dropout is keyed by the slot in the micro-batch",
@@ -323,7 +323,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "seeds = list(range(len(batch.units))) + [0] * dummies",
             ),
         ),
-        (_TRAINING_TESTS + "test_neighbours.py::test_a_batch_may_be_worked_off_in_any_order",),
+        (_TRAINING_TESTS + "test_sensitivity.py::test_sum_does_not_depend_on_the_order_of_the_batch",),
     ),
     Mutation(
         "a stop that only one worker has seen is ignored",
@@ -334,7 +334,7 @@ MUTATIONS: tuple[Mutation, ...] = (
                 "if self._agreement.agree(header, stop) and False:",
             ),
         ),
-        (_TRAINING_TESTS + "test_faults.py::test_a_stop_while_gradients_are_computed_reveals_nothing_of_that_step",),
+        (_TRAINING_TESTS + "test_rank_faults.py::test_stop_during_gradients_reveals_nothing_of_that_step",),
     ),
     Mutation(
         "a resume forgets the optimiser's state",
@@ -346,8 +346,8 @@ MUTATIONS: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _TRAINING_TESTS + "test_resume.py::test_weights_and_optimiser_are_put_back_to_the_bit",
-            _TRAINING_TESTS + "test_resume.py::test_the_optimiser_has_seen_every_step_of_the_released_adapter",
+            _TRAINING_TESTS + "test_resume.py::test_weights_and_optimizer_state_are_restored_bit_for_bit",
+            _TRAINING_TESTS + "test_resume.py::test_optimizer_state_counts_every_step_of_the_published_adapter",
         ),
     ),
     Mutation(

@@ -86,11 +86,11 @@ def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.BUDGET_EXHAUSTED, Reason.INTERRUPTED])
-def test_an_attempt_of_which_the_ledger_says_the_rest_ends_with_0(end: object, reason: Reason) -> None:
+def test_attempt_with_an_outcome_in_the_ledger_exits_with_0(end: object, reason: Reason) -> None:
     assert end((reason, "all 12 steps are done")) == (f"{reason}: all 12 steps are done.", 0)
 
 
-def test_every_reason_with_an_exit_code_ends_with_it_and_with_its_mend(end: object) -> None:
+def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object) -> None:
     told = [reason for reason in Reason if reason.exit_code != 1]
     assert len(told) == 18
     for reason in told:
@@ -127,7 +127,7 @@ def test_each_class_of_failure_has_its_exit_code(end: object, error: Exception, 
     assert RECORD not in sentence
 
 
-def test_nothing_of_a_record_is_printed_whoever_prints_it(tmp_path: Path) -> None:
+def test_no_record_is_printed_by_any_library(tmp_path: Path) -> None:
     done = call(
         tmp_path,
         f"""
@@ -157,7 +157,7 @@ def run(mounted, stop):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_a_folder_that_cannot_be_written_to_costs_the_traceback_and_not_the_sentence(tmp_path: Path) -> None:
+def test_unwritable_folder_loses_the_traceback_but_not_the_sentence(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("no folder")
     done = call(tmp_path, f"def run(mounted, stop): raise ValueError({RECORD!r})")
     assert done.returncode == Reason.INTERNAL_ERROR.exit_code
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_traceback_and_not_the_sent
     assert RECORD not in done.stdout + done.stderr
 
 
-def test_sigterm_raises_the_stop_flag(tmp_path: Path) -> None:
+def test_sigterm_sets_the_stop_flag(tmp_path: Path) -> None:
     done = call(
         tmp_path,
         """
@@ -181,9 +181,7 @@ def run(mounted, stop):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_head_that_is_told_to_go_ends_without_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
+def test_terminating_head_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """KubeRay would take it for the end of the job. The hook may come after those of the workers."""
     from tensorguard import cluster
 
@@ -213,15 +211,13 @@ def test_a_head_that_is_told_to_go_ends_without_a_word(
 
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.DATASET_UNREADABLE])
-def test_what_ended_for_another_reason_is_told_also_by_a_head_that_is_to_go(
-    end: object, tmp_path: Path, reason: Reason
-) -> None:
+def test_terminating_head_prints_other_reasons(end: object, tmp_path: Path, reason: Reason) -> None:
     StopSignal.of(tmp_path / "var/run/tensafe").request()
     sentence, _ = end((reason, "what happened"))
     assert sentence.startswith(reason)
 
 
-def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
+def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tensorguard.cluster"],
         env={**os.environ, ROOT_VARIABLE: str(tmp_path)},
@@ -235,6 +231,6 @@ def test_as_a_program_it_says_which_file_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_the_driver_starts_with_little(tmp_path: Path) -> None:
+def test_driver_imports_no_heavy_package(tmp_path: Path) -> None:
     """What it imports, Ray Train's controller imports once more, one after the other, before a worker starts."""
     assert call(tmp_path, ASK_FOR_WORKERS).stdout == "Completed: nothing heavy.\n"

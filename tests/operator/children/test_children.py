@@ -122,7 +122,7 @@ def test_cpus_are_not_limited_and_memory_is_limited_to_the_request() -> None:
 
 
 def test_terminating_pod_has_time_to_save_a_checkpoint() -> None:
-    """`test_cluster_attempts` runs the hook itself. The tests on real pods check that the kubelet waits for it."""
+    """`test_attempt_on_ray` runs the hook itself. The tests on real pods check that the kubelet waits for it."""
     for pod in pods(admitted(FEW_FIELDS)):
         assert pod["spec"]["terminationGracePeriodSeconds"] == 120
         (container,) = pod["spec"]["containers"]

@@ -31,14 +31,14 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     return rank
 
 
-def test_the_group_is_there_in_the_block_and_nowhere_else(ray: Any) -> None:
+def test_process_group_exists_only_inside_the_block(ray: Any) -> None:
     ray(0, 1)
     with process_group("gloo", 5):
         assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
     assert not dist.is_initialized()
 
 
-def test_a_rank_that_cannot_reach_the_first_says_so(ray: Any) -> None:
+def test_rank_that_cannot_reach_rank_0_reports_it(ray: Any) -> None:
     (nobody,) = free_ports(1)
     ray(1, 2, at=("127.0.0.1", nobody))
     with pytest.raises(RendezvousError) as caught, process_group("gloo", 1):
@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_reach_the_first_says_so(ray: Any) -> None:
     assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{nobody}")
 
 
-def test_the_first_rank_does_not_wait_for_ever(ray: Any) -> None:
+def test_rank_0_stops_waiting_after_the_timeout(ray: Any) -> None:
     ray(0, 2)
     with pytest.raises(RendezvousError, match="worker 0 of 2 could not join"), process_group("gloo", 1):
         pass

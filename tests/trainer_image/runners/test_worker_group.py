@@ -47,7 +47,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
     return Trainer
 
 
-def test_it_asks_for_what_the_job_asks_for(trainer: type[Trainer], tmp_path: Path) -> None:
+def test_worker_group_requests_the_resources_of_the_job(trainer: type[Trainer], tmp_path: Path) -> None:
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve_job(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
     run_workers(lambda loop: None, {"a": 1}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
@@ -70,7 +70,7 @@ def failing(loop: dict[str, Any]) -> None:
         raise loop["error"] from None
 
 
-def test_a_workers_own_words_do_not_leave_it(trainer: type[Trainer], tmp_path: Path) -> None:
+def test_message_of_a_worker_exception_is_not_passed_on(trainer: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed) as caught:
         run_workers(failing, {"error": ValueError(RECORD)}, WorkerGroup(2, 1, 0, 3), tmp_path / "ray")
     assert caught.value.reason is Reason.WORKER_LOST
@@ -82,7 +82,7 @@ def test_a_workers_own_words_do_not_leave_it(trainer: type[Trainer], tmp_path: P
     assert RECORD not in repr(told) + str(caught.value)
 
 
-def test_what_a_worker_can_tell_is_told_and_not_that_its_peer_is_gone(trainer: type[Trainer], tmp_path: Path) -> None:
+def test_reported_failure_wins_over_a_lost_connection_to_a_peer(trainer: type[Trainer], tmp_path: Path) -> None:
     with pytest.raises(WorkersFailed, match="the workers disagreed on step 4") as caught:
         run_workers(
             failing,

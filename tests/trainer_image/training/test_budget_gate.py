@@ -57,7 +57,7 @@ def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:
     assert not failing.store().exists("final")
 
 
-def test_crashes_eat_the_budget_too(tmp_path: Path, break_at: Break) -> None:
+def test_steps_charged_before_a_crash_count_against_the_budget(tmp_path: Path, break_at: Break) -> None:
     """A step that is run again is paid for again, so the run ends earlier."""
     eaten = job(tmp_path)
     steps = affordable(eaten)
@@ -75,7 +75,7 @@ def test_crashes_eat_the_budget_too(tmp_path: Path, break_at: Break) -> None:
     assert eaten.status().checkpoints[-1].epsilon == eaten.status().privacy.epsilon_spent
 
 
-def test_the_reserve_pays_for_a_crash(tmp_path: Path, break_at: Break) -> None:
+def test_reserve_steps_cover_a_crash(tmp_path: Path, break_at: Break) -> None:
     """Calibrated for steps + reserveSteps: the planned steps are reached all the same."""
     overrides = ("spec.cluster.workers=1", "spec.training.steps=6", "spec.privacy.reserveSteps=3")
     reserved = Job.make(tmp_path / "run", *overrides, "spec.checkpoint.everySteps=2")

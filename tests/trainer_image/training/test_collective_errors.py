@@ -17,7 +17,7 @@ from tensorguard.training.collective_errors import describe_error
         (torch.OutOfMemoryError("CUDA out of memory, patient 7"), "lower spec.training.microBatchSize"),
     ],
 )
-def test_a_lack_of_memory_names_the_field_that_mends_it(error: Exception, mend: str) -> None:
+def test_out_of_memory_names_the_field_that_fixes_it(error: Exception, mend: str) -> None:
     """On real pods Ray's memory monitor ended the reading of the data, and nobody could tell what to do."""
     reason, sentence = describe_error(error)
     assert reason is Reason.WORKER_LOST
@@ -25,7 +25,7 @@ def test_a_lack_of_memory_names_the_field_that_mends_it(error: Exception, mend: 
     assert "patient" not in sentence
 
 
-def test_of_a_strangers_error_only_the_kind_is_said() -> None:
+def test_only_the_type_of_a_foreign_error_is_reported() -> None:
     reason, sentence = describe_error(KeyError("patient 7"))
     assert reason is Reason.INTERNAL_ERROR
     assert sentence.startswith("KeyError; ")

@@ -53,7 +53,7 @@ def shard_of(records: list[list[int]]) -> Shard:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
-def test_workers_counts_add_up_to_the_entity_f1_of_the_whole_set(workers: int) -> None:
+def test_counts_of_workers_add_up_to_the_entity_f1_of_the_whole_set(workers: int) -> None:
     generator = np.random.default_rng(0)
     records = [generator.integers(0, 200, generator.integers(1, 30)).tolist() for _ in range(25)]
     shard = shard_of(records)

@@ -122,7 +122,7 @@ class Story:
             assert place.ledger_length <= ledger.length
 
 
-def test_training_goes_on_from_every_kill_and_what_was_spent_stays_spent(tmp_path: Path) -> None:
+def test_training_resumes_after_every_kill_and_charges_never_fall(tmp_path: Path) -> None:
     planned = kills(random.Random(20))
     died = jobs = 0
     story = Story(tmp_path / "run-0")

@@ -59,7 +59,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_charges_again(halted: Job) -> None:
+def test_resumed_run_starts_at_the_newest_checkpoint_and_charges_again(halted: Job) -> None:
     before = halted.ledger()
     assert (before.steps_charged, before.steps_recharged) == (6, 0)
     halted.train_alone()
@@ -67,9 +67,9 @@ def test_a_resumed_run_goes_on_from_the_newest_checkpoint_and_charges_again(halt
     assert halted.ended().reason == "Completed"
     assert [(charge.attempt, charge.steps) for charge in after.charges] == [(1, 6), (2, 3)]
     assert after.steps_recharged == 2  # steps 5 and 6
-    started = [event for event in halted.events() if isinstance(event, Started)]
+    started = [event for event in halted.records() if isinstance(event, Started)]
     assert [(event.attempt, event.incarnation, event.step) for event in started] == [(1, 1, 0), (2, 1, 4)]
-    assert [event.step for event in halted.events() if isinstance(event, Stepped)][-3:] == [5, 6, 7]
+    assert [event.step for event in halted.records() if isinstance(event, Stepped)][-3:] == [5, 6, 7]
 
 
 def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
@@ -89,7 +89,7 @@ def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
     assert halted.status().checkpoints[-1].epsilon == privacy.epsilon_spent
 
 
-def test_weights_and_optimiser_are_put_back_to_the_bit(halted: Job) -> None:
+def test_weights_and_optimizer_state_are_restored_bit_for_bit(halted: Job) -> None:
     parts = set_up(halted.config(), 0, CPU)
     fresh = adapter_state(parts.model)
     release = halted.ledger().checkpoints[-1]
@@ -104,7 +104,7 @@ def test_weights_and_optimiser_are_put_back_to_the_bit(halted: Job) -> None:
     assert (place.step, place.attempt, place.incarnation) == (4, 1, 1)
 
 
-def test_the_optimiser_has_seen_every_step_of_the_released_adapter(halted: Job) -> None:
+def test_optimizer_state_counts_every_step_of_the_published_adapter(halted: Job) -> None:
     """AdamW counts its steps: a resume that forgot its state would count the last three only."""
     halted.train_alone()
     state = load(halted.store().read("final")[OPTIMIZER])
@@ -112,7 +112,7 @@ def test_the_optimiser_has_seen_every_step_of_the_released_adapter(halted: Job) 
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_checkpoint_of_which_any_file_was_changed_is_refused(halted: Job, file: str) -> None:
+def test_checkpoint_with_a_changed_file_is_refused(halted: Job, file: str) -> None:
     assert {path.name for path in checkpoint(halted, 4).iterdir()} == set(FILES)
     flip(checkpoint(halted, 4) / file)
     reason, message = refused(halted)
@@ -127,14 +127,14 @@ def test_a_checkpoint_of_which_any_file_was_changed_is_refused(halted: Job, file
     assert halted.ledger().steps_recharged == 4
 
 
-def test_a_checkpoint_that_lacks_a_file_is_refused(halted: Job) -> None:
+def test_checkpoint_with_a_missing_file_is_refused(halted: Job) -> None:
     (checkpoint(halted, 4) / "optimizer.safetensors").unlink()
     reason, message = refused(halted)
     assert reason == "CheckpointCorrupt"
     assert "lacks optimizer.safetensors" in message
 
 
-def test_without_the_newest_checkpoint_the_one_before_it_serves_and_more_is_charged_again(halted: Job) -> None:
+def test_run_without_its_newest_checkpoint_resumes_from_the_one_before(halted: Job) -> None:
     shutil.rmtree(checkpoint(halted, 4))
     halted.train_alone()
     assert halted.ended().reason == "Completed"
@@ -142,18 +142,18 @@ def test_without_the_newest_checkpoint_the_one_before_it_serves_and_more_is_char
     assert halted.ledger().steps_charged == 6 + 5
 
 
-def test_without_any_checkpoint_training_begins_again_and_what_was_spent_stays_spent(halted: Job) -> None:
+def test_run_without_checkpoints_restarts_and_keeps_its_charges(halted: Job) -> None:
     shutil.rmtree(halted.directory / "checkpoints")
     halted.train_alone()
     assert halted.ended().reason == "Completed"
     assert halted.ledger().steps_charged == 6 + 7
 
 
-def test_a_checkpoint_that_the_ledger_never_recorded_is_not_used(halted: Job) -> None:
+def test_checkpoint_that_the_ledger_never_recorded_is_not_used(halted: Job) -> None:
     """As a crash between writing and recording leaves it."""
     shutil.copytree(checkpoint(halted, 4), checkpoint(halted, 6))
     halted.train_alone()
-    started = [event.step for event in halted.events() if isinstance(event, Started)]
+    started = [event.step for event in halted.records() if isinstance(event, Started)]
     assert started == [0, 4]
     assert halted.ended().reason == "Completed"
 
@@ -170,7 +170,7 @@ def test_an_edited_ledger_is_refused(halted: Job) -> None:
 
 
 @pytest.mark.parametrize("witness", ["event log", "checkpoint"])
-def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(halted: Job, witness: str) -> None:
+def test_ledger_with_removed_entries_is_refused(halted: Job, witness: str) -> None:
     if witness == "checkpoint":
         (halted.directory / RUN_LOG).unlink()
     path = halted.directory / "ledger.jsonl"
@@ -184,7 +184,7 @@ def test_a_ledger_whose_tail_was_cut_off_is_refused_since_others_know_better(hal
     assert "restore the latest ledger" in message
 
 
-def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: Job, tmp_path: Path) -> None:
+def test_ledger_of_another_run_is_refused_beside_the_same_checkpoints(halted: Job, tmp_path: Path) -> None:
     other = Job.make(tmp_path / "other", "spec.cluster.workers=1", "spec.training.steps=7")
     shutil.copy(other.directory / "ledger.jsonl", halted.directory / "ledger.jsonl")
     (halted.directory / RUN_LOG).unlink()
@@ -193,7 +193,7 @@ def test_a_ledger_of_another_run_under_the_same_checkpoints_is_refused(halted: J
     assert "shorter than it was when" in message
 
 
-def test_a_torn_last_line_is_no_edit(halted: Job) -> None:
+def test_incomplete_last_line_is_not_taken_for_an_edit(halted: Job) -> None:
     with (halted.directory / "ledger.jsonl").open("a") as ledger:
         ledger.write('{"kind":"charge","ste')
     halted.train_alone()
@@ -201,14 +201,14 @@ def test_a_torn_last_line_is_no_edit(halted: Job) -> None:
     assert halted.ledger().steps_charged == 9
 
 
-def test_other_data_is_refused(halted: Job) -> None:
+def test_resume_with_other_data_is_refused(halted: Job) -> None:
     halted.digest = "digest-of-other-data"
     reason, message = refused(halted)
     assert reason == "ConfigurationChanged"
     assert "data set" in message
 
 
-def test_another_adapter_is_refused(halted: Job) -> None:
+def test_resume_with_another_adapter_is_refused(halted: Job) -> None:
     lora = halted.job.spec.lora.model_copy(update={"rank": 4})
     halted.job = halted.job.model_copy(update={"spec": halted.job.spec.model_copy(update={"lora": lora})})
     reason, message = refused(halted)
@@ -216,7 +216,7 @@ def test_another_adapter_is_refused(halted: Job) -> None:
     assert "spec.lora" in message
 
 
-def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break) -> None:
+def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at: Break) -> None:
     """Ray restarts every failure. One that comes again must not spend the budget."""
     break_at(2)  # the first step after the first checkpoint
     for restart in (False, True):
@@ -235,7 +235,7 @@ def test_a_restart_without_progress_is_the_last_one(alone: Job, break_at: Break)
     assert alone.ended().reason == "Completed"
 
 
-def test_a_restart_after_a_stop_on_request_is_none_of_these(alone: Job, break_at: Break) -> None:
+def test_restart_after_a_requested_stop_is_not_counted_as_failed(alone: Job, break_at: Break) -> None:
     """A pod may be told to go, and the next one, before it has made a step."""
     alone.attempt = 1
     StopSignal.of(alone.directory).request()
@@ -251,7 +251,7 @@ def test_a_restart_after_a_stop_on_request_is_none_of_these(alone: Job, break_at
     assert alone.ended().reason == "Completed"
 
 
-def test_a_restart_after_progress_is_none_of_these(alone: Job, break_at: Break) -> None:
+def test_restart_after_progress_is_allowed(alone: Job, break_at: Break) -> None:
     for number, step in enumerate((3, 5)):
         break_at(step)
         with pytest.raises(RuntimeError):
@@ -264,7 +264,7 @@ def test_a_restart_after_progress_is_none_of_these(alone: Job, break_at: Break) 
 
 
 @pytest.mark.parametrize("outcome", ["before", "after"])
-def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkpoint_as_recorded(
+def test_crash_after_the_final_checkpoint_leaves_it_as_recorded(
     alone: Job, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     record = FileLedger.record_outcome
@@ -286,12 +286,12 @@ def test_a_crash_between_the_last_checkpoint_and_the_last_word_leaves_the_checkp
     assert alone.store().read("final", alone.ledger().checkpoints[-1].digest) == sealed
 
 
-def test_alone_is_a_channel_that_wraps() -> None:
+def test_single_rank_channel_wraps() -> None:
     """The stand-in for a process group does what the trainer checks of a real one."""
     check_all_reduce_wraps(SingleRankChannel())
 
 
-def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
+def test_job_resumes_from_an_object_store(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
     """Broken after its fourth step, resumed from there, and nothing left but what the ledger knows."""
     job = Job.make(
         tmp_path / "run",
@@ -308,7 +308,7 @@ def test_a_job_lives_in_an_object_store_as_on_a_disk(tmp_path: Path, s3_bucket: 
     break_at(None)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
-    started = [event.step for event in job.events() if isinstance(event, Started)]
+    started = [event.step for event in job.records() if isinstance(event, Started)]
     assert started == [0, 4]
     assert job.store().names() == ["final", "step-000006-a2i1"]
     final = job.ledger().checkpoints[-1]

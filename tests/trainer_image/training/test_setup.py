@@ -14,7 +14,7 @@ from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.setup import _check_vocabulary, self_test_remarks
 
 
-def test_a_kernel_s_rounding_is_said_with_what_it_could_cost() -> None:
+def test_remark_states_what_kernel_rounding_could_cost() -> None:
     assert self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=0.0), 512) == ()
     (remark,) = self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=2.5e-7), 512)
     assert "a relative 2.5e-07" in remark
@@ -22,7 +22,7 @@ def test_a_kernel_s_rounding_is_said_with_what_it_could_cost() -> None:
     assert "The privacy claim does not cover" in remark
 
 
-def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused(tmp_path: Any) -> None:
+def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) -> None:
     """One record with such a token would end the job, whose end would tell of it."""
     job = Job.make(tmp_path / "run").job
     model: Any = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(44, 2))

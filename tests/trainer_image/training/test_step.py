@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from e2e.platform.trainer.fault_injection import KeepTotals, Kill, OpenDraws
+from e2e.platform.trainer.fault_injection import KeepBatchSizes, KeepTotals, Kill
 from e2e.platform.trainer.rank_harness import Job, join, records
 from tensorguard.aggregation import reduce
 from tensorguard.ledger.file import FileLedger
@@ -30,7 +30,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Job:
         "spec.aggregation.colludingWorkers=1",
         rows=records(40),
     )
-    instruments = (KeepTotals(), OpenDraws())
+    instruments = (KeepTotals(), KeepBatchSizes())
     first = join(job.start(Kill("apply", "after", rank=1, nth=4), *instruments))
     assert first[1] == -9, job.errors()
     assert join(job.restart(*instruments)) == [0, 0], job.errors()
@@ -42,7 +42,7 @@ def totals(job: Job) -> np.ndarray:
     return np.stack([reduce.to_signed(np.load(path)) for path in paths]).astype(np.float64)
 
 
-def test_ranks_take_equally_many_steps_though_their_draws_are_empty(empty: Job) -> None:
+def test_ranks_run_the_same_number_of_steps_even_with_empty_draws(empty: Job) -> None:
     draws = [[int(line) for line in (empty.directory / f"draws-{rank}").read_text().split()] for rank in range(2)]
     assert all(sum(draw) < 5 for draw in draws)
     assert [draw.count(0) > STEPS // 2 for draw in draws] == [True, True]
@@ -50,7 +50,7 @@ def test_ranks_take_equally_many_steps_though_their_draws_are_empty(empty: Job) 
     assert empty.ledger().steps_charged >= 7
 
 
-def test_what_is_revealed_of_an_empty_step_is_noise_of_the_whole_variance(empty: Job) -> None:
+def test_sum_of_an_empty_step_is_noise_with_the_full_variance(empty: Job) -> None:
     """N/(N-t) sigma^2 S^2: each of two workers adds enough for the other to be a colluder."""
     mechanism = empty.plan.mechanism
     revealed = totals(empty)
@@ -60,7 +60,7 @@ def test_what_is_revealed_of_an_empty_step_is_noise_of_the_whole_variance(empty:
     assert abs(ratio - 1) < 7 * (2 / revealed.size) ** 0.5 + 3 / revealed.shape[1]
 
 
-def test_no_noise_is_used_twice_not_even_by_a_restarted_run(empty: Job) -> None:
+def test_noise_is_never_reused_even_after_a_restart(empty: Job) -> None:
     revealed = totals(empty)
     assert len(revealed) == 7
     correlations = np.corrcoef(revealed)
@@ -68,9 +68,7 @@ def test_no_noise_is_used_twice_not_even_by_a_restarted_run(empty: Job) -> None:
     assert np.abs(correlations).max() < 7 / revealed.shape[1] ** 0.5
 
 
-def test_a_charge_is_on_the_disk_before_the_reveal_that_it_pays_for(
-    alone: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_charge_is_on_disk_before_its_step_is_revealed(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
     fsync, charge, reveal = os.fsync, FileLedger.charge, reduce.reveal
 

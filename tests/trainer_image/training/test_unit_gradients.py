@@ -26,7 +26,7 @@ def units(count: int, records: int) -> list[Unit]:
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
 @pytest.mark.parametrize("records", [1, 5])
-def test_gradient_accumulation_changes_the_sum_by_rounding_alone(task: str, records: int) -> None:
+def test_gradient_accumulation_changes_the_sum_only_by_rounding(task: str, records: int) -> None:
     """An expected batch far above the micro-batch is worked off in pieces: as if it had been one."""
     data = units(24, records)
     sums = [pipeline(task, rows=rows).sum(data) for rows in (1, 2, 8, 32)]
@@ -38,7 +38,7 @@ def test_gradient_accumulation_changes_the_sum_by_rounding_alone(task: str, reco
         assert np.sqrt(squared_norm(total - sums[0])) < 1e-3 * largest
 
 
-def test_a_user_is_clipped_once_for_all_her_records() -> None:
+def test_user_is_clipped_once_for_all_records() -> None:
     """Eleven copies of a record, over two micro-batches, still make a term of at most S; each alone would add up."""
     pipe = pipeline("SequenceClassification")
     record = ([7, 9, 11], 1)
@@ -48,7 +48,7 @@ def test_a_user_is_clipped_once_for_all_her_records() -> None:
     assert squared_norm(apart) > 25 * GRID**2
 
 
-def test_rows_are_added_to_their_units_in_order_across_micro_batches() -> None:
+def test_rows_of_a_unit_are_added_in_order_across_micro_batches() -> None:
     rows = torch.arange(12.0).reshape(6, 2)
     closed, sums, still_open = _by_unit([4, 4, 7, 9, 9, 9], rows, None)
     assert closed == [4, 7]
@@ -62,7 +62,7 @@ def test_rows_are_added_to_their_units_in_order_across_micro_batches() -> None:
     assert (still_open[0], still_open[1].tolist()) == (3, [2.0, 3.0])
 
 
-def test_a_raised_stop_leaves_the_rest_of_the_step_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_request_skips_the_rest_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = pipeline("SequenceClassification")
     data = units(24, 1)
     stop, passes = StopSignal(), 0

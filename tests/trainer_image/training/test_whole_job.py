@@ -42,7 +42,7 @@ def checkpoint(job: Job, name: str) -> Path:
     return job.directory / "checkpoints" / name
 
 
-def test_it_completes_and_every_step_was_charged_once_before_it_was_revealed(job: Job) -> None:
+def test_job_completes_and_every_step_is_charged_once_before_its_reveal(job: Job) -> None:
     ledger = job.ledger()
     assert job.ended().reason == "Completed"
     assert ledger.outcome == "Completed"
@@ -50,16 +50,16 @@ def test_it_completes_and_every_step_was_charged_once_before_it_was_revealed(job
     assert ledger.steps_recharged == 0
     assert ledger.dataset_digest == job.digest
     assert job.revealed() == [STEPS, STEPS]
-    assert [event.step for event in job.events() if isinstance(event, Stepped)] == list(range(1, STEPS + 1))
+    assert [event.step for event in job.records() if isinstance(event, Stepped)] == list(range(1, STEPS + 1))
 
 
-def test_all_ranks_hold_the_same_weights_after_each_step_to_the_bit(job: Job) -> None:
+def test_all_ranks_have_bit_identical_weights_after_each_step(job: Job) -> None:
     weights = [(job.directory / f"weights-{rank}").read_text().split() for rank in range(2)]
     assert weights[0] == weights[1]
     assert len(set(weights[0])) == STEPS
 
 
-def test_releases_are_recorded_and_only_the_newest_checkpoints_are_kept(job: Job) -> None:
+def test_checkpoints_are_published_and_only_the_newest_are_kept(job: Job) -> None:
     releases = job.ledger().checkpoints
     assert [(release.step, release.final) for release in releases] == [(2, False), (4, False), (6, False), (7, True)]
     store = job.store()
@@ -68,11 +68,11 @@ def test_releases_are_recorded_and_only_the_newest_checkpoints_are_kept(job: Job
         name = release.uri.rsplit("/", 1)[1]
         assert release.digest == digest(checkpoint(job, name).joinpath(MANIFEST).read_bytes())
         assert release.statement_digest == digest(store.read(name, release.digest)["statement.json"])
-    told = [event for event in job.events() if isinstance(event, Saved)]
+    told = [event for event in job.records() if isinstance(event, Saved)]
     assert [event.digest for event in told] == [release.digest for release in releases]
 
 
-def test_the_statement_beside_each_checkpoint_can_be_recomputed(job: Job) -> None:
+def test_statement_of_each_checkpoint_can_be_recomputed(job: Job) -> None:
     ledger = job.ledger()
     for name, step in (("step-000004-a1i1", 4), ("step-000006-a1i1", 6), ("final", STEPS)):
         files = job.store().read(name)
@@ -89,7 +89,7 @@ def test_the_statement_beside_each_checkpoint_can_be_recomputed(job: Job) -> Non
         assert files["statement.md"].decode().startswith("# Privacy statement of tiny")
 
 
-def test_the_adapter_loads_in_plain_peft(job: Job) -> None:
+def test_adapter_loads_in_plain_peft(job: Job) -> None:
     base = AutoModelForSequenceClassification.from_pretrained(job.directory / "model", num_labels=2)
     inputs = {"input_ids": torch.arange(4, 10).unsqueeze(0), "attention_mask": torch.ones(1, 6, dtype=torch.long)}
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_the_adapter_loads_in_plain_peft(job: Job) -> None:
     assert not torch.equal(before, after)
 
 
-def test_epsilon_in_the_status_is_what_dp_accounting_makes_of_the_ledger_s_events(job: Job) -> None:
+def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(job: Job) -> None:
     """Composed step by step, from the events as the ledger has them: nothing of our own arithmetic is used."""
     status = job.status()
     document = json.loads((checkpoint(job, "final") / "statement.json").read_text())
@@ -124,7 +124,7 @@ def test_epsilon_in_the_status_is_what_dp_accounting_makes_of_the_ledger_s_event
     assert status.checkpoints[-1].epsilon == document["spent"]["epsilon"] == status.privacy.epsilon_spent
 
 
-def test_the_status_tells_the_rest(job: Job) -> None:
+def test_status_reports_the_result(job: Job) -> None:
     status = job.status()
     assert status.phase == "Succeeded"
     assert status.progress.percent == 100
@@ -136,12 +136,12 @@ def test_the_status_tells_the_rest(job: Job) -> None:
     assert {record.uri.rsplit("/", 1)[1] for record in status.checkpoints} == set(job.store().names())
 
 
-def test_what_others_must_not_read_is_the_owner_s_alone(job: Job) -> None:
+def test_private_files_are_readable_only_by_their_owner(job: Job) -> None:
     for name in ("ledger.jsonl", "events.jsonl"):
         assert (job.directory / name).stat().st_mode & 0o077 == 0, name
 
 
-def test_the_event_log_holds_no_private_figure(job: Job) -> None:
+def test_run_log_has_no_private_figure(job: Job) -> None:
     public = {
         "kind",
         "time",

@@ -123,7 +123,7 @@ def refusal(folder: Folder, *overrides: str, resume: bool = False, output: Path 
     return caught.value
 
 
-def test_a_run_goes_from_the_manifest_to_a_status(folder: Folder) -> None:
+def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
     result = folder.run()
     status = result.job.status
     assert result.exit_code == 0
@@ -138,7 +138,7 @@ def test_a_run_goes_from_the_manifest_to_a_status(folder: Folder) -> None:
         assert (folder.output / private).stat().st_mode & 0o077 == 0
 
 
-def test_the_manifest_in_the_folder_resumes_the_run(folder: Folder) -> None:
+def test_run_is_resumed_with_the_manifest_in_its_folder(folder: Folder) -> None:
     stopped(folder)
     job = load_manifest(folder.output / "job.yaml")
     resolved, plan = resolve_job(job)
@@ -153,23 +153,23 @@ def test_the_manifest_in_the_folder_resumes_the_run(folder: Folder) -> None:
     assert result.job.metadata.uid == folder.ledger().read().spec.job_uid
 
 
-def test_a_folder_whose_ledger_was_charged_is_refused_without_resume(folder: Folder) -> None:
+def test_charged_folder_is_refused_without_resume(folder: Folder) -> None:
     stopped(folder)
     refused = refusal(folder)
     assert "--resume" in str(refused)
     assert "charged 4 steps" in str(refused)
 
 
-def test_a_run_that_is_over_cannot_be_resumed(folder: Folder) -> None:
+def test_finished_run_cannot_be_resumed(folder: Folder) -> None:
     folder.run()
     assert "is over (Completed)" in str(refusal(folder, resume=True))
 
 
-def test_a_folder_with_no_run_cannot_be_resumed(folder: Folder) -> None:
+def test_folder_without_a_run_cannot_be_resumed(folder: Folder) -> None:
     assert "leave out --resume" in str(refusal(folder, resume=True))
 
 
-def test_a_ledger_that_is_gone_is_no_fresh_start(folder: Folder) -> None:
+def test_missing_ledger_is_not_taken_for_a_new_run(folder: Folder) -> None:
     stopped(folder)
     (folder.output / LEDGER).unlink()
     for resume in (False, True):
@@ -180,7 +180,7 @@ def test_a_ledger_that_is_gone_is_no_fresh_start(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_whose_ledger_was_not_charged_can_be_used_again(folder: Folder, resume: bool) -> None:
+def test_folder_with_an_uncharged_ledger_can_be_used_again(folder: Folder, resume: bool) -> None:
     """And how the uncharged attempt ended is not taken for the end of this one."""
     folder.fails = WorkersFailed(0)
     failed = folder.run()
@@ -193,7 +193,7 @@ def test_a_folder_whose_ledger_was_not_charged_can_be_used_again(folder: Folder,
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_that_ended_before_its_workers_began_can_be_begun_again(
+def test_run_that_ended_before_its_workers_started_can_be_started_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, resume: bool
 ) -> None:
     def unreadable(*_: Any) -> WorkerConfig:
@@ -223,7 +223,7 @@ CHANGES = {
 }
 
 
-def test_a_resume_with_another_privacy_value_is_refused_by_name(folder: Folder) -> None:
+def test_resume_with_another_privacy_value_names_the_field(folder: Folder) -> None:
     stopped(folder)
     for change, named in CHANGES.items():
         refused = str(refusal(folder, change, resume=True))
@@ -232,7 +232,7 @@ def test_a_resume_with_another_privacy_value_is_refused_by_name(folder: Folder) 
     assert folder.run(resume=True).exit_code == 0
 
 
-def test_a_resume_on_other_data_is_refused(folder: Folder) -> None:
+def test_resume_on_other_data_is_refused(folder: Folder) -> None:
     stopped(folder)
     folder.rows = records(240, seed=1)
     result = folder.run(resume=True)
@@ -240,7 +240,7 @@ def test_a_resume_on_other_data_is_refused(folder: Folder) -> None:
     assert folder.ledger().read().steps_charged == 4
 
 
-def test_a_resume_may_change_what_no_claim_rests_on(folder: Folder) -> None:
+def test_resume_may_change_fields_outside_the_privacy_claim(folder: Folder) -> None:
     stopped(folder)
     assert folder.run("spec.training.learningRate=1e-3", "spec.checkpoint.keep=1", resume=True).exit_code == 0
 
@@ -253,13 +253,13 @@ def test_an_edited_ledger_is_refused(folder: Folder) -> None:
     assert "was edited: entry" in str(refusal(folder))
 
 
-def test_a_missing_job_key_is_refused(folder: Folder) -> None:
+def test_missing_job_key_is_refused(folder: Folder) -> None:
     stopped(folder)
     (folder.output / JOB_KEY).unlink()
     assert "job.key is missing; restore it" in str(refusal(folder, resume=True))
 
 
-def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -> None:
+def test_missing_run_log_is_refused(folder: Folder) -> None:
     stopped(folder)
     (folder.output / RUN_LOG).unlink()
     assert "events.jsonl is missing, and the ledger beside it cannot be checked without it" in str(
@@ -267,7 +267,7 @@ def test_a_missing_event_log_is_refused_since_it_bears_witness(folder: Folder) -
     )
 
 
-def test_a_ledger_that_was_cut_during_the_run_is_not_believed_at_its_end(folder: Folder) -> None:
+def test_ledger_that_was_cut_during_the_run_is_not_trusted_at_its_end(folder: Folder) -> None:
     """Its status names no figure that could be too small."""
     stopped(folder)
     path = folder.output / "ledger.jsonl"
@@ -291,7 +291,7 @@ def test_a_ledger_that_was_cut_during_the_run_is_not_believed_at_its_end(folder:
 @pytest.mark.parametrize(
     "spelt", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "file://DATA", "."]
 )
-def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(folder: Folder, spelt: str) -> None:
+def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder: Folder, spelt: str) -> None:
     (folder.place / "x").mkdir()
     (folder.place / "data.jsonl").write_text('{"text": "w1", "label": 1}\n')
     uri = spelt.replace("DATA", f"{folder.place}/data.jsonl")
@@ -302,7 +302,7 @@ def test_a_public_evaluation_on_private_files_is_refused_however_it_is_spelt(fol
 
 
 @pytest.mark.parametrize("private", ["part", "part/part-0000", "part/part-*", "x/../part"])
-def test_files_without_a_telling_name_and_hard_links_are_the_same_files(folder: Folder, private: str) -> None:
+def test_hard_links_and_files_without_a_suffix_are_the_same_files(folder: Folder, private: str) -> None:
     for name in ("part", "x"):
         (folder.place / name).mkdir()
     (folder.place / "part" / "part-0000").write_text('{"text": "w1", "label": 1}\n')
@@ -326,7 +326,7 @@ def test_checkpoints_of_another_run_are_not_overwritten(folder: Folder) -> None:
     assert folder.run("spec.checkpoint.uri=elsewhere", output=folder.place / "third").exit_code == 0
 
 
-def test_a_checkpoint_place_that_cannot_be_written_is_refused_before_anything_is_spent(folder: Folder) -> None:
+def test_unwritable_checkpoint_location_is_refused_before_anything_is_spent(folder: Folder) -> None:
     (folder.place / "file").write_text("in the way")
     refused = refusal(folder, "spec.checkpoint.uri=file/checkpoints")
     assert refused.path == "spec.checkpoint.uri"
@@ -334,12 +334,12 @@ def test_a_checkpoint_place_that_cannot_be_written_is_refused_before_anything_is
     assert not (folder.output / LEDGER).exists()
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused(folder: Folder) -> None:
+def test_unwritable_output_folder_is_refused(folder: Folder) -> None:
     (folder.place / "file").write_text("in the way")
     assert "choose another --output-dir" in str(refusal(folder, output=folder.place / "file" / "out"))
 
 
-def test_a_folder_in_which_another_run_is_at_work_is_refused(folder: Folder) -> None:
+def test_folder_in_use_by_another_run_is_refused(folder: Folder) -> None:
     with lock_run_folder(folder.output):
         assert "another run uses" in str(refusal(folder))
     assert folder.run().exit_code == 0
@@ -349,7 +349,7 @@ def test_a_folder_in_which_another_run_is_at_work_is_refused(folder: Folder) -> 
     ("override", "path"),
     [("spec.cluster.workers=16", "spec.cluster.workers"), ("spec.cluster.worker.gpus=1", "spec.cluster.worker.gpus")],
 )
-def test_workers_for_whom_there_is_no_room_are_refused(folder: Folder, override: str, path: str) -> None:
+def test_workers_without_enough_cpus_or_gpus_are_refused(folder: Folder, override: str, path: str) -> None:
     refused = refusal(folder, override, "spec.cluster.worker.cpus=4" if "workers" in override else "metadata.name=tiny")
     assert refused.path == path
     assert "this machine has" in str(refused)
@@ -363,7 +363,7 @@ def test_workers_for_whom_there_is_no_room_are_refused(folder: Folder, override:
         ("spec.lora.layers=[7]", "ModelUnsupported", "spec.lora.layers"),
     ],
 )
-def test_what_the_model_cannot_do_fails_in_one_sentence_and_costs_nothing(
+def test_unsupported_model_option_fails_in_one_sentence_and_costs_nothing(
     folder: Folder, override: str, expected: str, named: str
 ) -> None:
     result = folder.run(override)
@@ -375,7 +375,7 @@ def test_what_the_model_cannot_do_fails_in_one_sentence_and_costs_nothing(
     assert folder.ledger().read().steps_charged == 0
 
 
-def test_what_workers_raised_is_not_repeated_in_the_status(folder: Folder) -> None:
+def test_exceptions_of_workers_are_not_quoted_in_the_status(folder: Folder) -> None:
     """It may quote a record."""
     folder.fails = WorkersFailed(2)
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
@@ -386,13 +386,13 @@ def test_what_workers_raised_is_not_repeated_in_the_status(folder: Folder) -> No
     assert "errors-rankN.log" in message
 
 
-def test_quantities_of_cpus_are_read_as_kubernetes_writes_them() -> None:
+def test_cpu_quantities_are_parsed() -> None:
     text = MANIFEST.replace("MODEL", "m").replace("CHECKPOINTS", "c")
     for quantity, cores in (("500m", 0.5), ("2", 2.0), ("1.5", 1.5)):
         assert cpus_per_worker(load_manifest(text, [f"spec.cluster.worker.cpus={quantity}"])) == cores
 
 
-def test_changes_names_each_leaf() -> None:
+def test_changed_fields_names_each_leaf() -> None:
     assert changed_fields({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}}) == [
         "a.c was 2, is 4",
         "d was 3, is None",

@@ -1,4 +1,4 @@
-"""A Ray that is slow to start, on a machine that is other processes use this machine."""
+"""A Ray cluster for one run: a slow start is retried, and only sessions of this project are removed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import ray
 
-from tensorguard.runners.local.ray_cluster import RayNotStarted, local_ray
+from tensorguard.runners.local.ray_cluster import RayNotStarted, _remove_session, local_ray
 
 
 @pytest.mark.parametrize(("slow", "starts"), [(0, 1), (2, 3), (3, 3)])
-def test_a_slow_start_is_tried_again(slow: int, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_of_ray_is_retried(slow: int, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     folders: list[str] = []
 
@@ -36,7 +36,7 @@ def test_a_slow_start_is_tried_again(slow: int, starts: int, tmp_path: Path, mon
     assert len(folders) == starts
 
 
-def test_another_failure_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_failure_of_ray_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**settings: Any) -> None:
         raise ValueError("no such address")
 
@@ -44,3 +44,18 @@ def test_another_failure_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ValueError, match="no such address"), local_ray(tmp_path, cpus=1, gpus=0):
         pass
+
+
+def test_only_a_session_of_this_project_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = tmp_path / "precious"
+    victim = tmp_path / "tensafe-runs" / "precious"
+    for folder in (kept, victim, tmp_path / "tensafe-abc"):
+        folder.mkdir(parents=True)
+    (tmp_path / "tensafe-link").symlink_to(kept)
+    for note in ("precious", str(victim), "../precious", "tensafe-link", "tensafe-gone"):
+        _remove_session(note)
+    assert kept.is_dir()
+    assert victim.is_dir()
+    _remove_session("tensafe-abc")
+    assert not (tmp_path / "tensafe-abc").exists()

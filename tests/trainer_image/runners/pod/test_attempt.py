@@ -89,7 +89,7 @@ def end(mounted: PodFiles, reason: Reason, message: str) -> None:
     log.close()
 
 
-def test_it_reads_no_key_and_hands_nothing_on(head: PodFiles, workers: Workers) -> None:
+def test_driver_reads_no_key_and_sends_nothing_to_workers(head: PodFiles, workers: Workers) -> None:
     end(head, Reason.COMPLETED, "all 12 steps are done")
     assert run_attempt(head, StopSignal()) == (Reason.COMPLETED, "all 12 steps are done")
     assert workers.values == {}
@@ -97,12 +97,12 @@ def test_it_reads_no_key_and_hands_nothing_on(head: PodFiles, workers: Workers) 
     assert not head.key_file.parent.exists()
 
 
-def test_workers_that_say_nothing_were_lost(head: PodFiles, workers: Workers) -> None:
+def test_workers_without_a_logged_end_were_lost(head: PodFiles, workers: Workers) -> None:
     reason, _ = run_attempt(head, StopSignal())
     assert reason is Reason.WORKER_LOST
 
 
-def test_what_the_group_failed_with_is_told_and_other_words_are_kept(head: PodFiles, workers: Workers) -> None:
+def test_failure_of_the_group_is_reported_without_foreign_messages(head: PodFiles, workers: Workers) -> None:
     workers.fails = WorkersFailed(5)
     reason, message = run_attempt(head, StopSignal())
     assert reason is Reason.WORKER_LOST
@@ -114,7 +114,7 @@ def test_what_the_group_failed_with_is_told_and_other_words_are_kept(head: PodFi
     assert RECORD in (head.run / "errors-driver.log").read_text()
 
 
-def test_a_request_to_stop_is_passed_on_to_the_workers(head: PodFiles, workers: Workers) -> None:
+def test_stop_request_is_forwarded_to_the_workers(head: PodFiles, workers: Workers) -> None:
     end(head, Reason.INTERRUPTED, "stopped on request after step 3 of 12")
     workers.until = StopSignal.of(head.run)
     stop = StopSignal()
@@ -123,7 +123,7 @@ def test_a_request_to_stop_is_passed_on_to_the_workers(head: PodFiles, workers: 
 
 
 @pytest.mark.parametrize("answers", [[True, False], [False], []])
-def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
+def test_terminating_head_stays_while_a_worker_may_train(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
     """Also where one of two does not answer."""
@@ -149,7 +149,7 @@ def test_a_head_that_is_told_to_go_stays_while_a_worker_may_train(
 
 
 @pytest.mark.parametrize("pods", [[], ["one"]])
-def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
+def test_terminating_head_ends_at_once_when_no_worker_trains(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, pods: list[str]
 ) -> None:
     end(head, Reason.INTERRUPTED, "stopped on request")
@@ -162,7 +162,7 @@ def test_a_head_that_is_told_to_go_while_nobody_trains_may_go_at_once(
     assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
 
 
-def test_ray_is_not_left_while_it_is_being_asked(
+def test_ray_is_not_left_while_another_thread_uses_it(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray would end the driver with 1, and KubeRay would take the attempt for failed."""
@@ -187,14 +187,14 @@ def test_ray_is_not_left_while_it_is_being_asked(
     assert left_meanwhile == [False]
 
 
-def test_a_head_without_its_files_does_not_begin(head: PodFiles, workers: Workers) -> None:
+def test_head_without_its_files_does_not_start(head: PodFiles, workers: Workers) -> None:
     (head.root / "etc/tensafe/job/place.json").unlink()
     with pytest.raises(PodFilesError, match=r"place\.json"):
         run_attempt(head, StopSignal())
     assert workers.group is None
 
 
-def test_the_tasks_find_the_pod_they_run_in(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_use_the_pod_that_they_run_in(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(head.root))
     assert read_result() is None
     end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
@@ -218,7 +218,7 @@ def test_importing_the_driver_imports_nothing_heavy() -> None:
     assert (told.returncode, told.stderr.strip()) == (0, "")
 
 
-def test_no_ray_is_ever_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_never_starts_a_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def init(**settings: Any) -> None:

@@ -47,7 +47,7 @@ def as_if_written(mounted: PodFiles) -> PodFiles:
     return PodFiles(mounted.root, hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest())
 
 
-def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted: PodFiles) -> None:
+def test_files_are_read_where_the_operator_mounts_them(mounted: PodFiles) -> None:
     job = mounted.job()
     assert (job.metadata.name, job.metadata.uid, job.spec.training.steps) == ("tiny", "11-22", 12)
     assert mounted.ledger_location() == (LedgerLocation("clinic", "tiny", "tiny-ledger", "33-44"), 3)
@@ -56,20 +56,20 @@ def test_it_reads_what_the_operator_mounts_where_the_operator_mounts_it(mounted:
     assert resolve_job(job)[1].steps == 12
 
 
-def test_claims_are_read_where_they_are_mounted(mounted: PodFiles) -> None:
+def test_pvc_uris_become_mounted_paths(mounted: PodFiles) -> None:
     spec = mounted.job().spec
     assert spec.dataset.uri == str(mounted.root / "mnt/notes")
     assert spec.checkpoint.uri == str(mounted.root / "mnt/models/tiny/checkpoints")
 
 
-def test_a_checkpoint_on_a_claim_is_known_by_the_claim_to_everybody_else(mounted: PodFiles) -> None:
+def test_checkpoint_on_a_pvc_is_published_with_its_pvc_uri(mounted: PodFiles) -> None:
     store = CheckpointStore.for_job(mounted.job(), str(mounted.mounts))
     store.write("step-2", {"adapter": b"weights"})
     assert (mounted.mounts / "models/tiny/checkpoints/step-2/adapter").read_bytes() == b"weights"
     assert store.uri("step-2") == "pvc://models/tiny/checkpoints/step-2"
 
 
-def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_root_folder_can_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
     monkeypatch.setenv(JOB_DIGEST_VARIABLE, "of what the operator wrote")
     assert str(PodFiles.here().key_file) == f"{KEY_PATH}/job.key"
@@ -78,7 +78,7 @@ def test_a_pod_looks_from_its_root_and_a_test_from_another(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["job.json", "place.json"])
-def test_another_job_than_the_operator_wrote_is_not_run(mounted: PodFiles, name: str) -> None:
+def test_job_that_the_operator_did_not_write_is_not_run(mounted: PodFiles, name: str) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / name
     path.write_text(path.read_text().replace("tiny", "tinier"))
     for read in (mounted.job, mounted.ledger_location, mounted.key):
@@ -87,7 +87,7 @@ def test_another_job_than_the_operator_wrote_is_not_run(mounted: PodFiles, name:
         assert caught.value.reason is Reason.INTERNAL_ERROR
 
 
-def test_what_cannot_be_checked_is_not_run(mounted: PodFiles) -> None:
+def test_job_without_a_digest_is_not_run(mounted: PodFiles) -> None:
     with pytest.raises(PodFilesError, match="TENSAFE_JOB_DIGEST is not set"):
         PodFiles(mounted.root).job()
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_checked_is_not_run(mounted: PodFiles) -> None:
         ("place.json", '{"namespace": "clinic"}', "does not hold namespace"),
     ],
 )
-def test_an_error_names_the_file_and_the_mend(mounted: PodFiles, name: str, content: str | None, words: str) -> None:
+def test_error_names_the_file_and_the_fix(mounted: PodFiles, name: str, content: str | None, words: str) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / name
     path.unlink()
     if content is not None:
@@ -120,14 +120,14 @@ def test_an_error_names_the_file_and_the_mend(mounted: PodFiles, name: str, cont
 
 
 @pytest.mark.parametrize(("field", "value"), [("attempt", 0), ("attempt", True), ("attempt", "1"), ("ledger_uid", "")])
-def test_a_place_with_an_odd_value_is_refused(mounted: PodFiles, field: str, value: object) -> None:
+def test_ledger_location_with_an_invalid_value_is_refused(mounted: PodFiles, field: str, value: object) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / "place.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(PodFilesError, match=f"has no usable {field}"):
         as_if_written(mounted).ledger_location()
 
 
-def test_a_job_without_its_uid_is_refused(mounted: PodFiles) -> None:
+def test_job_without_its_uid_is_refused(mounted: PodFiles) -> None:
     path = mounted.root / JOB_PATH.removeprefix("/") / "job.json"
     job = json.loads(path.read_text())
     del job["metadata"]["uid"]
@@ -137,7 +137,7 @@ def test_a_job_without_its_uid_is_refused(mounted: PodFiles) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"short", bytes(32)])
-def test_with_no_key_or_another_one_nothing_begins(mounted: PodFiles, content: bytes | None) -> None:
+def test_worker_without_the_right_key_does_not_start(mounted: PodFiles, content: bytes | None) -> None:
     mounted.key_file.unlink()
     if content is not None:
         mounted.key_file.write_bytes(content)

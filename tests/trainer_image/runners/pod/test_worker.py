@@ -150,7 +150,7 @@ def test_pods_prepare_words_and_tags(tmp_path: Path) -> None:
     assert found == [row["tags"] for row in rows[:4]]
 
 
-def test_each_rank_holds_its_own_shard_and_all_know_one_digest(pods: Pods) -> None:
+def test_each_rank_has_its_own_shard_and_all_have_one_digest(pods: Pods) -> None:
     configs: list[WorkerConfig] = pods.configure()
     units = 0
     for rank, config in enumerate(configs):
@@ -173,7 +173,7 @@ def test_each_rank_holds_its_own_shard_and_all_know_one_digest(pods: Pods) -> No
     assert pods.configure()[0].dataset_digest != digest
 
 
-def test_where_no_record_is_usable_every_rank_ends_with_the_same_sentence(pods: Pods) -> None:
+def test_all_ranks_report_the_same_error_when_no_record_is_usable(pods: Pods) -> None:
     pods.write_data([{"text": None, "label": 1}])
     first, second = pods.configure()
     assert first.reason is second.reason is Reason.DATASET_UNSUITABLE
@@ -181,7 +181,7 @@ def test_where_no_record_is_usable_every_rank_ends_with_the_same_sentence(pods: 
     assert "spec.dataset: no record is usable" in str(first)
 
 
-def test_one_rank_without_its_key_ends_all_and_nobody_waits_for_it(pods: Pods) -> None:
+def test_rank_without_its_key_ends_all_ranks(pods: Pods) -> None:
     pods.mounts[1].key_file.unlink()
     failures = pods.configure()
     assert pods.meeting.met == RANKS
@@ -191,7 +191,7 @@ def test_one_rank_without_its_key_ends_all_and_nobody_waits_for_it(pods: Pods) -
         assert str(failure).endswith("(worker 1)")
 
 
-def test_a_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
+def test_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
     (pods.place / "public.jsonl").symlink_to(pods.place / "data.jsonl")
     pods.mount(f"spec.evaluation={{uri: {pods.place / 'public.jsonl'}, visibility: Public}}")
     for failure in pods.configure():
@@ -199,7 +199,7 @@ def test_a_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
         assert "spec.evaluation.uri" in str(failure)
 
 
-def test_how_it_ended_lies_where_the_driver_asks(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_attempt_is_logged_where_the_driver_reads_it(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("nothing is trained"))
     (pods.place / "data.jsonl").unlink()
     cpu = torch.device("cpu")
@@ -216,7 +216,7 @@ def test_how_it_ended_lies_where_the_driver_asks(pods: Pods, monkeypatch: pytest
     assert not pods.mounts[1].output.read_text()
 
 
-def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_record(
+def test_pod_log_has_log_records_warnings_and_the_error_but_no_steps(
     pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: WorkerConfig, channel: Any, device: torch.device, listener: Any) -> None:
@@ -241,14 +241,14 @@ def test_a_pods_log_has_events_warnings_and_what_ended_it_but_no_step_and_no_rec
     assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
 
 
-def test_a_loss_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_loss_that_is_nan_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     PodLog(0, tmp_path / "log").write_record(Evaluated(1.0, 3, float("nan"), {"accuracy": 0.5}))
     (line,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert line == {"kind": "evaluated", "rank": 0, "time": 1.0, "step": 3, "accuracy": 0.5}
 
 
-def test_a_log_that_nobody_reads_neither_fails_nor_holds_up_training(tmp_path: Path) -> None:
+def test_unread_pod_log_neither_fails_nor_delays_training(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     said = PodLog(0, tmp_path / "pipe")

@@ -64,7 +64,7 @@ def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, place: int)
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(examples, max_size=9), x=examples, place=st.integers(0, 20), doubled=st.booleans())
-def test_an_example_moves_the_sum_by_at_most_one_clip_norm(
+def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
     task: str, precision: str, units: list[Unit], x: Unit, place: int, doubled: bool
 ) -> None:
     distance = check_neighbours(pipeline(task, precision), with_duplicates(units, doubled), x, place)
@@ -75,21 +75,21 @@ def test_an_example_moves_the_sum_by_at_most_one_clip_norm(
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(users, max_size=4), x=users, place=st.integers(0, 20))
-def test_a_user_moves_the_sum_by_at_most_one_clip_norm(
+def test_one_user_changes_the_sum_by_at_most_one_clip_norm(
     task: str, precision: str, units: list[Unit], x: Unit, place: int
 ) -> None:
     assert check_neighbours(pipeline(task, precision), units, x, place) <= GRID**2
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
-def test_the_bound_is_met_and_not_merely_kept(task: str) -> None:
+def test_bound_is_reached_because_clipping_is_active(task: str) -> None:
     """Records whose gradients are clipped come within a tenth of it: the test looks at the right scale."""
     x: Unit = [([7, 9, 11, 13], 1)]
     distance = check_neighbours(pipeline(task, "fp32"), [[([5, 6], 0)]], x, 0)
     assert (0.9 * GRID) ** 2 < distance <= GRID**2
 
 
-def test_a_unit_without_a_finite_gradient_adds_nothing_and_leaves_its_neighbours_alone() -> None:
+def test_unit_without_a_finite_gradient_changes_no_other_unit() -> None:
     pipe = pipeline("SequenceClassification", "fp32")
     others: list[Unit] = [[([5 + i, 6], i % 2)] for i in range(5)]
     poisoned: Unit = [([POISON] * 4, 1)]
@@ -97,14 +97,14 @@ def test_a_unit_without_a_finite_gradient_adds_nothing_and_leaves_its_neighbours
     assert check_neighbours(pipe, others, poisoned, 2) == 0
 
 
-def test_an_empty_draw_gives_zeros() -> None:
+def test_empty_draw_gives_zeros() -> None:
     pipe = pipeline("CausalLM", "fp32")
     assert not pipe.sum([]).any()
     assert check_neighbours(pipe, [], [([7, 8, 9], 0)], 0) > 0
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
-def test_a_batch_may_be_worked_off_in_any_order(task: str) -> None:
+def test_sum_does_not_depend_on_the_order_of_the_batch(task: str) -> None:
     generator = np.random.default_rng(0)
     units: list[Unit] = [
         [(generator.integers(1, WORDS - 1, generator.integers(2, LENGTH)).tolist(), 1)] for _ in range(20)
@@ -121,7 +121,7 @@ class BatchClipper(GridClipper):
             super().add(rows.sum(dim=0, keepdim=True), seeds[:1])
 
 
-def test_a_clip_of_the_whole_batch_would_be_seen() -> None:
+def test_clipping_the_whole_batch_would_fail_this_test() -> None:
     """Where records pull in opposite directions, one more may turn the whole batch's direction around."""
     pipe = pipeline("SequenceClassification")
     units: list[Unit] = [[([5 + i, 6, 7 + i], i % 2)] for i in range(8)]
@@ -142,7 +142,7 @@ def mean_over_the_batch_s_tokens(model: torch.nn.Module, batch: Batch) -> torch.
     return losses.sum(dim=1) / (labels != -100).sum()
 
 
-def test_a_mean_over_the_batch_s_tokens_would_be_seen() -> None:
+def test_mean_over_the_tokens_of_the_batch_would_fail_this_test() -> None:
     """Clipped so loosely that the records' own shares show: the neighbours' terms shrink when a long record joins."""
     wrong, right = (pipeline("CausalLM", dropout=0.0, loss=loss) for loss in (mean_over_the_batch_s_tokens, None))
     units: list[Unit] = [[([5 + i, 6, 7], 0)] for i in range(6)]
@@ -155,7 +155,7 @@ def test_a_mean_over_the_batch_s_tokens_would_be_seen() -> None:
     assert distance(wrong) > GRID**2 >= distance(right)
 
 
-def test_a_unit_adds_the_same_alone_and_as_the_last_of_many() -> None:
+def test_unit_contributes_the_same_alone_and_last_of_many() -> None:
     pipe = pipeline("CausalLM")
     x: Record = ([3, 4, 5, 6, 7], 0)
     others: list[Unit] = [[([8 + i] * (3 + i), 0)] for i in range(9)]

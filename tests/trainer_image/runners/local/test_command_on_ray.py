@@ -43,7 +43,7 @@ def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ("spec.dataset.uri=pvc://claim/data.jsonl", None, "DatasetUnreadable", "pvc://claim"),
     ],
 )
-def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_is_spent(
+def test_unusable_data_fails_in_one_sentence_and_costs_nothing(
     a_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
 ) -> None:
     write_job(tmp_path)
@@ -68,7 +68,7 @@ def test_data_that_cannot_be_used_ends_the_run_in_one_sentence_before_anything_i
     assert not (tmp_path / "out" / "ledger.jsonl").exists()
 
 
-def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: Path, temporary: Path) -> None:
+def test_command_survives_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: Path, temporary: Path) -> None:
     write_job(tmp_path)
     spent: list[int] = []
 
@@ -80,12 +80,12 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
 
     # The driver dies: a person resumes, though the orphaned workers may still hold the ledger.
     command = RunCommand(tmp_path, temporary, resume=False)
-    command.go_on_for(14)
+    command.wait_for_steps(14)
     assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [0o700]  # Ray opens what is in it
     before = checked(command)
     command.kill_driver()
     command = RunCommand(tmp_path, temporary, resume=True)
-    command.go_on_for(14)
+    command.wait_for_steps(14)
     ledger = checked(command)
     assert (ledger.attempt, ledger.incarnation) == (2, 1)
     assert ledger.steps_charged > before.steps_charged
@@ -94,15 +94,15 @@ def test_it_lives_through_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     command.kill_rank_0()
     command.kill_driver()
     command = RunCommand(tmp_path, temporary, resume=True)
-    command.go_on_for(14)
+    command.wait_for_steps(14)
     before, ledger = ledger, checked(command)
     assert ledger.attempt == 3
     assert ledger.steps_recharged > before.steps_recharged
 
     # Ctrl-C, which a terminal sends to Ray's processes too, seals a checkpoint of the last step that was revealed.
     code, out = command.interrupt()
-    assert code == 130, command.words()
-    assert "--resume" in command.words()
+    assert code == 130, command.stderr_text()
+    assert "--resume" in command.stderr_text()
     status, ledger = json.loads(out)["status"], checked(command)
     assert status["phase"] == ledger.outcome == "Suspended"
     assert [each["reason"] for each in status["attempts"]] == ["WorkerLost", "WorkerLost", "Interrupted"]

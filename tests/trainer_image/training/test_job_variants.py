@@ -43,7 +43,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
         pytest.param(("spec.lora.layers=[1]", "spec.lora.rank=4"), id="one-layer"),
     ],
 )
-def test_classification(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_sequence_classification_trains(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     job = Job.make(tmp_path / "run", *SHORT, *overrides)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
@@ -55,7 +55,7 @@ def test_classification(tmp_path: Path, overrides: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_causal_lm(tmp_path: Path, precision: str) -> None:
+def test_causal_lm_trains(tmp_path: Path, precision: str) -> None:
     job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=CAUSAL)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
@@ -65,7 +65,7 @@ def test_causal_lm(tmp_path: Path, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_token_classification(tmp_path: Path, precision: str) -> None:
+def test_token_classification_trains(tmp_path: Path, precision: str) -> None:
     job = Job.make(tmp_path / "run", *SHORT, f"spec.training.precision={precision}", kind=TAGS)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
@@ -76,7 +76,7 @@ def test_token_classification(tmp_path: Path, precision: str) -> None:
     PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
 
 
-def test_two_workers_learn_tags_and_publish_the_entity_f1_of_all_records(tmp_path: Path) -> None:
+def test_two_workers_publish_the_entity_f1_of_all_records(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
         "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 12}",
@@ -104,7 +104,7 @@ def test_two_workers_learn_tags_and_publish_the_entity_f1_of_all_records(tmp_pat
 
 
 @pytest.mark.parametrize("changes", [("spec.model.labelNames=[a, b, c]",), ("spec.model.labelNames=[]",)])
-def test_tags_in_another_form_have_no_f1(tmp_path: Path, changes: tuple[str, ...]) -> None:
+def test_tags_in_another_scheme_have_no_f1(tmp_path: Path, changes: tuple[str, ...]) -> None:
     evaluation = "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 3}"
     rows = [{"tokens": row["tokens"], "tags": [len(tag) % 3 for tag in row["tags"]]} for row in tagged(240)]
     job = Job.make(tmp_path / "run", *SHORT, evaluation, *changes, rows=rows, kind=TAGS)
@@ -118,9 +118,7 @@ def users(rows: list[dict[str, object]], each: int) -> list[dict[str, object]]:
     return [{**row, "user": f"user-{number // each}"} for number, row in enumerate(rows)]
 
 
-def test_users_join_with_all_their_records_across_micro_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_joins_with_all_records_across_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five records for each user, at most four of them used, three rows in a micro-batch: users straddle."""
     unit = "{kind: User, column: user, atLeast: 20, maxExamplesPerUnit: 4}"
     batch = ("spec.training.expectedBatchSize=5", "spec.training.microBatchSize=3")
@@ -140,7 +138,7 @@ def test_users_join_with_all_their_records_across_micro_batches(
     assert statement["claim"]["unit"] == job.status().privacy.unit == "User"
 
 
-def test_users_are_sampled_and_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With q = 0.1 a user of four records joins one step in ten; a draw of records would bring her in one in three."""
     job = Job.make(
         tmp_path / "run",
@@ -173,7 +171,7 @@ def test_users_are_sampled_and_not_their_records(tmp_path: Path, monkeypatch: py
     assert abs(sum(map(len, drawn)) - 0.1 * chances) < 6 * (chances * 0.1 * 0.9) ** 0.5
 
 
-def test_three_workers_with_users_and_a_causal_model(tmp_path: Path) -> None:
+def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
         "spec.cluster.workers=3",
@@ -192,7 +190,7 @@ def test_three_workers_with_users_and_a_causal_model(tmp_path: Path) -> None:
     assert len({(job.directory / f"weights-{rank}").read_text() for rank in range(3)}) == 1
 
 
-def test_private_figures_go_to_the_owner_s_file_only_when_asked_for(tmp_path: Path) -> None:
+def test_private_metrics_are_written_to_the_owners_file_only_on_request(tmp_path: Path) -> None:
     hidden = Job.make(tmp_path / "hidden", *SHORT)
     hidden.train_alone()
     assert not list(hidden.directory.glob("private-*"))
@@ -219,7 +217,7 @@ def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility:
     assert visibility in json.loads(job.store().read("final")["statement.json"])["evaluation"]
 
 
-def test_the_f1_of_a_private_set_stays_in_the_owner_s_file(tmp_path: Path) -> None:
+def test_f1_of_a_private_set_stays_in_the_owners_file(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
         *SHORT,
@@ -237,7 +235,7 @@ def test_the_f1_of_a_private_set_stays_in_the_owner_s_file(tmp_path: Path) -> No
     ] * 2
 
 
-def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:
+def test_private_evaluation_reaches_the_owners_file_only(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
         *SHORT,
@@ -250,6 +248,6 @@ def test_a_private_evaluation_is_for_trusted_eyes(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines() if "evaluationLoss" in line] == [2, 3]
 
 
-def test_a_worker_that_never_began_can_be_closed(tmp_path: Path) -> None:
+def test_worker_that_never_started_can_be_closed(tmp_path: Path) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
     Worker(job.config(), SingleRankChannel(), torch.device("cpu")).close()

@@ -185,7 +185,7 @@ def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
         nodes.stop()
 
 
-def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
+def test_attempt_completes_and_prints_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
     driver = nodes.drive()
     out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert (driver.returncode, out) == (0, f"Completed: all {STEPS} steps are done.\n")
@@ -204,7 +204,7 @@ def test_an_attempt_completes_and_says_so_in_one_sentence(clinic: Clinic, nodes:
 
 
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
-def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, nodes: Nodes) -> None:
+def test_stopped_attempt_saves_a_checkpoint_and_reports_it(clinic: Clinic, nodes: Nodes) -> None:
     driver = nodes.drive()
     wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     driver.send_signal(signal.SIGTERM)
@@ -219,7 +219,7 @@ def test_who_is_told_to_stop_seals_a_checkpoint_and_says_so(clinic: Clinic, node
 
 
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
-def test_pods_that_are_told_to_go_seal_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
+def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
     """The preStop hooks of head and worker, which the kubelet calls before it ends Ray."""
     driver = nodes.drive()
     wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)

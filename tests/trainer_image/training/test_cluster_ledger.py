@@ -65,7 +65,7 @@ def in_cluster(
     return InCluster(control_plane, namespace, job, ledger, pod)
 
 
-def test_a_job_is_charged_in_the_cluster_and_tells_how_far_it_is(in_cluster: InCluster) -> None:
+def test_job_charges_the_cluster_ledger_and_reports_progress(in_cluster: InCluster) -> None:
     assert in_cluster.train() == "Completed"
     status = in_cluster.status()
     assert status["outcome"] == "Completed"
@@ -77,7 +77,7 @@ def test_a_job_is_charged_in_the_cluster_and_tells_how_far_it_is(in_cluster: InC
     assert not (in_cluster.job.directory / "ledger.jsonl").exists()
 
 
-def test_its_author_suspends_it_and_goes_on(in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_suspended_and_resumed_by_its_author(in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     charge: Callable[..., Any] = BudgetGate.ensure_charged
 
     def suspended_at_five(charging: BudgetGate, step: int, stop: bool) -> Any:
@@ -99,7 +99,7 @@ def test_its_author_suspends_it_and_goes_on(in_cluster: InCluster, monkeypatch: 
     assert status["stepsRecharged"] == 0
 
 
-def test_another_plan_than_the_ledgers_is_not_trained(in_cluster: InCluster) -> None:
+def test_plan_that_differs_from_the_ledger_is_not_trained(in_cluster: InCluster) -> None:
     in_cluster.job.job_uid = "another"
     assert in_cluster.train() == "ConfigurationChanged"
     assert "status" not in in_cluster.ledger.get()
