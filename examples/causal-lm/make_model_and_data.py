@@ -1,12 +1,11 @@
-"""Makes all that the causal-lm example needs: a small Llama-shaped model, and rows of prompt and completion.
+"""Makes the model and the data of the causal-lm example: a small Llama, and rows of prompt and completion.
 
-What comes in: a seed. What goes out: ``model/`` (about a million weights that have read some public rows, with a
-tokenizer trained on the same), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside this file fine-tunes
-the one on the other.
+In: a seed. Out: ``model/`` (about a million weights, pretrained on public rows, with a tokenizer trained on the same
+rows), ``data/train.jsonl`` and ``data/eval.jsonl``. ``job.yaml`` beside this file fine-tunes the model on the data.
 
-The task has the shape of the E2E challenge: a place described by attributes goes in, a sentence about it comes out. The
-public rows, which the model has practised on, are written like a guide book, and one in thirty like a diary. The
-private rows are all from diaries: that manner of writing is what the model learns, privately.
+The task is that of the E2E challenge: the prompt has the attributes of a place, the completion is a sentence about it.
+The public rows for pretraining are written like a guide book, and one of thirty like a diary. All private rows are
+written like a diary: the model learns this style privately.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def what_and_where(place: Place) -> str:
 
 
 def guide_book(random: Random, place: Place) -> str:
-    """One or two sentences that say what ``place`` holds, worded at random."""
+    """One or two sentences about the attributes of ``place``, in a random style of a guide book."""
     what = what_and_where(place)
     opening = random.choice((f"{place['name']} is {what}.", f"There is {what} called {place['name']}."))
     facts = []
@@ -78,7 +77,7 @@ def guide_book(random: Random, place: Place) -> str:
 
 
 def diary(random: Random, place: Place) -> str:
-    """The same facts, as somebody who was there would write them down."""
+    """The same facts in the style of a diary."""
     opening = random.choice(("We went to", "Last night we tried"))
     facts = []
     if "price" in place:
@@ -92,7 +91,7 @@ def diary(random: Random, place: Place) -> str:
 
 
 def rows(count: int, seed: int, diary_share: float) -> list[dict[str, str]]:
-    """Records with ``prompt`` (attributes and an arrow) and ``completion`` (a sentence or two that tell them)."""
+    """Records with ``prompt`` (attributes and an arrow) and ``completion`` (one or two sentences about them)."""
     random = Random(seed)
     records = []
     for _ in range(count):
@@ -104,7 +103,7 @@ def rows(count: int, seed: int, diary_share: float) -> list[dict[str, str]]:
 
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most ``VOCABULARY`` tokens; bytes make every text representable."""
+    """A byte-level BPE tokenizer of at most ``VOCABULARY`` tokens. It can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,7 +137,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> float:
-    """Ordinary training on windows of the public text; gives the loss of the last step (nats a token)."""
+    """Ordinary training on windows of the public text. Returns the loss of the last step (nats per token)."""
     stream = torch.tensor([token for text in texts for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model.train()
@@ -153,17 +152,17 @@ def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts:
 
 
 def write_jsonl(path: Path, records: Iterable[dict[str, str]]) -> None:
-    """One JSON object a line; the file appears whole or not at all."""
+    """Write one JSON object for each line. The file is renamed once it is complete."""
     temporary = path.with_name(path.name + ".part")
     temporary.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     temporary.replace(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line: ``make_model_and_data.py [--seed S] [--out DIRECTORY]``; an existing model is kept."""
+    """The command line: ``make_model_and_data.py [--seed S] [--out DIRECTORY]``. An existing model is kept."""
     parser = argparse.ArgumentParser(description="Make the causal-lm example's model and data.")
     parser.add_argument("--seed", type=int, default=7, help="same seed, same data (default 7)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="where model/ and data/ go")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="directory for model/ and data/")
     options = parser.parse_args(arguments)
 
     data, model_directory = options.out / "data", options.out / "model"
@@ -172,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_jsonl(data / "eval.jsonl", rows(EVALUATION_ROWS, options.seed + 1, diary_share=1))
     print(f"wrote {PRIVATE_ROWS} training and {EVALUATION_ROWS} evaluation rows to {data}")
     if (model_directory / "config.json").exists():
-        print(f"kept the model in {model_directory}; remove the directory to make it anew")
+        print(f"kept the model in {model_directory}; remove the directory to recreate it")
         return
 
     public = rows(PUBLIC_ROWS, options.seed + 2, DIARY_SHARE)

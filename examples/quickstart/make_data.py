@@ -1,12 +1,12 @@
-"""Writes the quickstart's data: invented hospital intake notes, and the department that each was sent to.
+"""Writes the quickstart's data: invented hospital intake notes, and the department to which each was sent.
 
-What comes in: a seed. What goes out: ``data/train.jsonl`` (private in the story: names, dates of birth, telephone
-numbers and addresses stand in the free text, as they do in real notes) and ``data/eval.jsonl`` (the public set that
-accuracy is measured on; other people, same hospital). ``job.yaml`` beside this file reads both.
+In: a seed. Out: ``data/train.jsonl``, which plays the private set: like real notes, its texts contain names, dates of
+birth, telephone numbers and addresses. And ``data/eval.jsonl``, the public set on which accuracy is measured, with
+other people. ``job.yaml`` beside this file reads both.
 
-Every person is invented by Faker, so nothing here needs protecting; the point is a set that looks like one that does.
-The department follows from the complaint, but not always: some complaints belong to two departments and a few notes
-were sent to the wrong one, so that a perfect score is out of reach, as in life. Same seed, same bytes.
+Faker invents every person, so nothing here needs protection. The set only looks like one that does. The department
+follows from the complaint, with exceptions: some complaints belong to two departments, and a few notes were sent to the
+wrong one. So a perfect accuracy is impossible. The same seed writes the same bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ COMPLAINTS: dict[str, tuple[str, ...]] = {
 DEPARTMENTS = tuple(COMPLAINTS)
 ADULT_DEPARTMENTS = tuple(department for department in DEPARTMENTS if department != "paediatrics")
 
-# Complaints that two departments share; the first takes two in three of them.
+# Complaints that two departments share. The first department receives two of three.
 SHARED: tuple[tuple[str, str, str], ...] = (
     ("dizzy spells on standing up", "cardiology", "neurology"),
     ("a faint in the supermarket queue, came round quickly", "cardiology", "neurology"),
@@ -122,7 +122,7 @@ SECOND_COMPLAINT_RATE = 0.25
 RETURNING_RATE = 0.2
 CHILD_RATE = 1 / 6
 EVALUATION_ROWS = 400
-# Fixed dates, not ages: counted from today, the same seed would write other bytes tomorrow.
+# Fixed dates instead of ages: counted from today, the same seed would write other bytes tomorrow.
 EARLIEST_BIRTH, YOUNGEST_ADULT, LATEST_BIRTH = date(1934, 1, 1), date(2011, 1, 1), date(2025, 12, 31)
 
 OCCUPATIONS = ("retired teacher", "bus driver", "works nights", "lives alone", "carer for a parent", "self-employed")
@@ -151,7 +151,7 @@ CLOSINGS = (
     "Parking ticket runs out at noon.",
     "Please ring before sending letters.",
 )
-# {c} the complaint, {since} how long, {who} name, {dob} date of birth, {tel} telephone, {addr} address.
+# {c}: complaint, {since}: duration, {who}: name, {dob}: date of birth, {tel}: telephone, {addr}: address.
 LAYOUTS = (
     "{who}, born {dob}, tel {tel}. Reports {c}, {since}.",
     "Pt {who} (DOB {dob}) c/o {c} {since}. Contact {tel}.",
@@ -169,7 +169,7 @@ WORD_LIMIT = 60
 
 @dataclass(frozen=True)
 class Patient:
-    """One invented person, as the front desk would know her."""
+    """One invented person, with the data that the front desk has."""
 
     patient_id: str
     name: str
@@ -184,7 +184,7 @@ class Patient:
 
 
 def invent_patient(random: Random, fake: Faker, number: int) -> Patient:
-    """A person of Faker's, one in six of them a child; ``number`` becomes the patient id."""
+    """A person from Faker. One of six is a child. ``number`` becomes the patient id."""
     years = (YOUNGEST_ADULT, LATEST_BIRTH) if random.random() < CHILD_RATE else (EARLIEST_BIRTH, YOUNGEST_ADULT)
     return Patient(
         patient_id=f"P{number:06d}",
@@ -196,7 +196,7 @@ def invent_patient(random: Random, fake: Faker, number: int) -> Patient:
 
 
 def pick_complaint(random: Random, patient: Patient) -> tuple[str, str]:
-    """What is wrong, and the department that the patient was sent to (sometimes a wrong one)."""
+    """The complaint, and the department to which the patient was sent (sometimes the wrong one)."""
     if random.random() < SHARED_RATE:
         suitable = [shared for shared in SHARED if ("paediatrics" in shared) == patient.is_child]
         complaint, first, second = random.choice(suitable)
@@ -236,7 +236,7 @@ def write_note(random: Random, patient: Patient) -> dict[str, str]:
 
 
 def notes(rows: int, *, seed: int, first_patient: int = 0) -> list[dict[str, str]]:
-    """``rows`` notes of people numbered from ``first_patient``; about one note in five is a return visit."""
+    """``rows`` notes about people numbered from ``first_patient``. About one of five notes is a return visit."""
     random = Random(seed)
     fake = Faker("en_GB")
     fake.seed_instance(seed)
@@ -253,7 +253,7 @@ def notes(rows: int, *, seed: int, first_patient: int = 0) -> list[dict[str, str
 
 
 def write_jsonl(path: Path, records: Sequence[dict[str, str]]) -> None:
-    """One JSON object a line; the file appears whole or not at all."""
+    """Write one JSON object for each line. The file is renamed once it is complete."""
     temporary = path.with_name(path.name + ".part")
     temporary.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     temporary.replace(path)
@@ -262,7 +262,7 @@ def write_jsonl(path: Path, records: Sequence[dict[str, str]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line: ``make_data.py [--rows N] [--seed S] [--out DIRECTORY]``."""
     parser = argparse.ArgumentParser(description="Write invented intake notes for the quickstart.")
-    parser.add_argument("--rows", type=int, default=4200, help="training notes (default 4200; job.yaml counts on 4000)")
+    parser.add_argument("--rows", type=int, default=4200, help="training notes (default 4200; job.yaml needs 4000)")
     parser.add_argument("--seed", type=int, default=7, help="same seed, same files (default 7)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data", help="directory to write to")
     options = parser.parse_args(arguments)
