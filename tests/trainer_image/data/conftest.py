@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tensafe_api.resources.job import Spec
+from tensafe_api.tasks import tasks_for
 
 WORDS = [
     "a",
@@ -48,7 +49,7 @@ def make_spec():
     def make(columns, unit=None, max_length=32, labels=None, label_names=(), chat_template=None, **dataset):
         model = {"name": "tiny"}
         if labels:
-            model |= {"task": "SequenceClassification", "numLabels": labels, "labelNames": label_names}
+            model |= {"task": tasks_for(columns)[0], "numLabels": labels, "labelNames": label_names}
         if chat_template:
             model["chatTemplate"] = chat_template
         return Spec.model_validate(

@@ -1,11 +1,13 @@
 """Preparation on a real Ray cluster: from files and from memory to shards, with a crash, without a trace in logs."""
 
+import json
 import os
 import pickle
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -202,3 +204,28 @@ def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, t
     assert sentence().startswith("spec.dataset: no record is usable: ")
     (source / "1.csv").write_text("other,label\nmy secret,1\n")
     assert "1.csv has no column 'text'" in sentence()
+
+
+def test_words_and_tags_of_every_form_give_the_same_tokens(make_spec, tokenizer, tmp_path):
+    from datasets import Dataset
+
+    columns = {"tokens": "words", "tags": "names"}
+    spec = make_spec(columns, labels=3, label_names=["O", "B-x", "I-x"])
+    records = [(["a", "b", "c"], [0, 1, 2]), (["d"], [1]), (["e"], [3])]
+    rows = [{"words": words, "names": names} for words, names in records]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    lines = [f"{json.dumps(words)}\t{names}" for words, names in records]
+    (tmp_path / "rows.tsv").write_text("\n".join(["words\tnames", *lines, ""]))
+    named = [{**row, "names": [("O", "B-x", "I-x", "B-y")[name] for name in row["names"]]} for row in rows]
+    sources = {
+        **{name: read(f"rows.{name}", columns_of(spec), base_dir=tmp_path) for name in ("jsonl", "parquet", "tsv")},
+        "list": from_memory(rows, columns_of(spec)),
+        "names": from_memory(named, columns_of(spec)),
+        "hugging face": from_memory(Dataset.from_list(rows), columns_of(spec)),
+    }
+    for name, dataset in sources.items():
+        path = prepare_public(dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), directory=tmp_path / name)
+        shard = Shard.open(path)
+        found = [(tokenizer.decode(shard.tokens(r)), shard.labels(r).tolist()) for r in range(len(shard))]
+        assert found == [("a b c", [0, 1, 2]), ("d", [1])], name
