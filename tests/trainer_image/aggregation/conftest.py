@@ -61,7 +61,7 @@ class ThreadChannel:
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
         assert vector.dtype == np.uint32
-        vectors = self._exchange.all_gather(self.rank, vector)
+        vectors = self._exchange.all_gather(self.rank, vector.copy())
         return sum(
             (self.on_vector(sender, theirs.copy()) for sender, theirs in enumerate(vectors)),
             np.zeros_like(vector),

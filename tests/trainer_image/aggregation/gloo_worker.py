@@ -44,17 +44,20 @@ def work(rendezvous: str, rank: int, size: int) -> None:
     session = Session(job="gloo", attempt=1, incarnation=1, workers=size, colluders=0)
     pairs = agree_pair_keys(channel, session, bytes(32))
     agreement = HeaderAgreement(channel, session, bytes(32))
-    stops, sums = [], []
+    stops, sums, sent_unchanged = [], [], []
     for step in range(3):
         header = Header(agreement.session, step, 3, 20, DIMENSION, CARRIER_BITS, "0" * 64)
         stops.append(agreement.agree(header, rank == 1 and step == 2))
         values, noise = local_values(rank)
         masked = add_noise_and_mask(values, noise, pairwise_mask(pairs, rank, step, DIMENSION))
+        before = masked.copy()
         total = reveal(channel, masked)
+        sent_unchanged.append(bool(np.array_equal(masked, before)))
         verify_sum(channel, pairs, step, masked, total, "Strict")
         sums.append(to_signed(total).tolist())
     dist.destroy_process_group()
-    Path(f"{rendezvous}-{rank}").write_text(json.dumps({"stops": stops, "sums": sums}))
+    results = {"stops": stops, "sums": sums, "sent_unchanged": sent_unchanged}
+    Path(f"{rendezvous}-{rank}").write_text(json.dumps(results))
 
 
 def main(rendezvous: str, size: int) -> None:

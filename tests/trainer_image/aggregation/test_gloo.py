@@ -33,3 +33,4 @@ def test_three_processes_agree_and_sum_exactly(tmp_path: Path) -> None:
     for result in results:
         assert result["stops"] == [False, False, True]
         assert result["sums"] == [expected()] * 3
+        assert result["sent_unchanged"] == [True] * 3, "the all-reduce has overwritten the vector that a worker sent"

@@ -59,6 +59,16 @@ def test_reveal_is_the_same_on_all_workers_and_keeps_the_vector(size: int, worke
     assert np.array_equal(vectors, before)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_reduce_of_the_test_channel_keeps_its_argument(size: int, workers: Run) -> None:
+    """The contract of `Channel`. `test_gloo.py` checks it for the channel of torch.distributed."""
+    vectors = np.array([[1, 5], [2, 5]], dtype=np.uint32)
+    totals = workers(size, lambda channel: channel.all_reduce(vectors[channel.rank]))
+    assert [total.tolist() for total in totals] == [vectors[:size].sum(axis=0).tolist()] * size
+    assert vectors.tolist() == [[1, 5], [2, 5]]
+    assert not any(np.shares_memory(total, vectors) for total in totals)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_all_reduce_that_wraps_passes_the_check(size: int, workers: Run) -> None:
     workers(size, check_all_reduce_wraps)

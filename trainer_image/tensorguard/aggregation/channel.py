@@ -37,7 +37,7 @@ class Channel(Protocol):
         ...
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        """The sum over all workers of their uint32 [d] vectors, modulo 2^32."""
+        """The sum over all workers of their uint32 [d] vectors, modulo 2^32. A new array: `vector` does not change."""
         ...
 
 
@@ -57,7 +57,9 @@ class ProcessGroupChannel:
         return [joined[start : start + len(message)] for start in range(0, len(joined), len(message))]
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        carrier = torch.from_numpy(vector.view(np.int32)).to(self._device)
+        # torch.distributed writes the sum into its argument, but a protocol still needs its vector to verify the sum.
+        # So torch receives a copy. On a GPU, the transfer is this copy.
+        carrier = torch.from_numpy(vector.view(np.int32)).to(self._device, copy=True)
         dist.all_reduce(carrier)
         return carrier.cpu().numpy().view(np.uint32)
 
@@ -70,7 +72,7 @@ def check_all_reduce_wraps(channel: Channel) -> None:
     """
     vectors = np.random.default_rng(0).integers(0, 2**32, size=(channel.size, 64), dtype=np.uint32)
     vectors[:, 0] = 2**31 - 1
-    if not np.array_equal(channel.all_reduce(vectors[channel.rank].copy()), vectors.sum(axis=0, dtype=np.uint32)):
+    if not np.array_equal(channel.all_reduce(vectors[channel.rank]), vectors.sum(axis=0, dtype=np.uint32)):
         raise AggregationError(
             "the int32 all-reduce of this machine does not wrap modulo 2^32; use another torch.distributed backend"
         )

@@ -29,10 +29,10 @@ def add_noise_and_mask(local_sum: np.ndarray, noise: np.ndarray, mask: np.ndarra
 
 
 def reveal(channel: Channel, masked: np.ndarray) -> np.ndarray:
-    """The sum of all workers' vectors modulo 2^32, uint32 [d]. This is the only reveal of a step. `masked` is not
-    changed.
+    """The sum of all workers' vectors modulo 2^32, uint32 [d]. This is the only reveal of a step. `masked` does
+    not change.
     """
-    return channel.all_reduce(masked.copy())
+    return channel.all_reduce(masked)
 
 
 def to_signed(total: np.ndarray) -> np.ndarray:
