@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, fields
 
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.aggregation.session import TAG_BYTES, Session, derive_key, tag
+from tensorguard.aggregation.session import TAG_BYTES, Session, derive_key, number_bytes, tag
 
 _LAYOUT = struct.Struct(">32s5Q32s")
 CARRIER_BITS = 32
@@ -70,10 +70,10 @@ class HeaderAgreement:
         body = header.pack() + bytes([stop])
         any_stop = False
         for peer, message in enumerate(
-            self._channel.all_gather(body + tag(self._key, peer_bytes(self._channel.rank), body))
+            self._channel.all_gather(body + tag(self._key, number_bytes(self._channel.rank), body))
         ):
             theirs, their_tag = message[:-TAG_BYTES], message[-TAG_BYTES:]
-            if not hmac.compare_digest(their_tag, tag(self._key, peer_bytes(peer), theirs)):
+            if not hmac.compare_digest(their_tag, tag(self._key, number_bytes(peer), theirs)):
                 raise AggregationError(f"the header of worker {peer} was changed in transit")
             self._compare(header, Header.unpack(theirs[:-1]), peer)
             any_stop = any_stop or bool(theirs[-1])
@@ -87,8 +87,3 @@ class HeaderAgreement:
                 raise AggregationError(
                     f"worker {peer} differs on {field.name.replace('_', ' ')}: it has {there}, this worker has {here}"
                 )
-
-
-def peer_bytes(rank: int) -> bytes:
-    """A rank (or a step number) as eight bytes, big-endian."""
-    return rank.to_bytes(8, "big")

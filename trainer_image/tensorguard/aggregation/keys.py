@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, tag
+from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, number_bytes, tag
 
 MAX_WORKERS = 16
 """Every worker shares a key with every other. Larger groups need a sparse graph of pairs, which is not implemented."""
@@ -53,10 +53,10 @@ def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[
     public = private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     pairs: dict[int, PairKey] = {}
     for peer, message in enumerate(
-        channel.all_gather(public + tag(authentication_key, context, _rank(channel.rank), public))
+        channel.all_gather(public + tag(authentication_key, context, number_bytes(channel.rank), public))
     ):
         theirs, their_tag = message[:KEY_BYTES], message[KEY_BYTES:]
-        if not hmac.compare_digest(their_tag, tag(authentication_key, context, _rank(peer), theirs)):
+        if not hmac.compare_digest(their_tag, tag(authentication_key, context, number_bytes(peer), theirs)):
             raise AggregationError(
                 f"worker {peer} did not prove that it belongs to this attempt of the job; "
                 "its job key is wrong or outdated"
@@ -64,11 +64,7 @@ def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[
         if peer == channel.rank:
             continue
         shared = private.exchange(X25519PublicKey.from_public_bytes(theirs))
-        pair = _rank(min(peer, channel.rank)) + _rank(max(peer, channel.rank))
+        pair = number_bytes(min(peer, channel.rank)) + number_bytes(max(peer, channel.rank))
         material = derive_key(shared, b"tensafe pair" + context + pair, 2 * KEY_BYTES)
         pairs[peer] = PairKey(mask=material[:KEY_BYTES], tag=material[KEY_BYTES:])
     return pairs
-
-
-def _rank(rank: int) -> bytes:
-    return rank.to_bytes(8, "big")

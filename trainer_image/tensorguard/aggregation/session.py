@@ -26,7 +26,12 @@ class Session:
         """An unambiguous encoding: the job's name is preceded by its length, the numbers have eight bytes each."""
         job = self.job.encode()
         numbers = (len(job), self.attempt, self.incarnation, self.workers, self.colluders)
-        return b"tensafe/1" + b"".join(value.to_bytes(8, "big") for value in numbers) + job
+        return b"tensafe/1" + b"".join(map(number_bytes, numbers)) + job
+
+
+def number_bytes(number: int) -> bytes:
+    """A rank, a step number or another count as eight bytes, big-endian."""
+    return number.to_bytes(8, "big")
 
 
 def derive_key(key: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:

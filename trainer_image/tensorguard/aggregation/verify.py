@@ -19,11 +19,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.aggregation.header import peer_bytes
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import key_stream
 from tensorguard.aggregation.protocol import VerifyLevel
-from tensorguard.aggregation.session import TAG_BYTES, tag
+from tensorguard.aggregation.session import TAG_BYTES, number_bytes, tag
 
 CHALLENGES: dict[VerifyLevel, int] = {"Disabled": 0, "Standard": 1, "Strict": 16}
 _SEED_BYTES = 32
@@ -56,9 +55,9 @@ def verify_sum(
 
     digest = hashlib.sha256(total.tobytes()).digest()
     body = opening.astype("<u4").tobytes() + digest
-    bound = peer_bytes(step) + challenge
+    bound = number_bytes(step) + challenge
     tags = [
-        bytes(TAG_BYTES) if peer == channel.rank else tag(pairs[peer].tag, bound, peer_bytes(channel.rank), body)
+        bytes(TAG_BYTES) if peer == channel.rank else tag(pairs[peer].tag, bound, number_bytes(channel.rank), body)
         for peer in range(channel.size)
     ]
     sum_of_openings = np.zeros(count, dtype=np.uint32)
@@ -67,7 +66,7 @@ def verify_sum(
         if peer != channel.rank:
             start = len(body) + TAG_BYTES * channel.rank
             if not hmac.compare_digest(
-                message[start : start + TAG_BYTES], tag(pairs[peer].tag, bound, peer_bytes(peer), theirs)
+                message[start : start + TAG_BYTES], tag(pairs[peer].tag, bound, number_bytes(peer), theirs)
             ):
                 raise AggregationError(f"the opening of worker {peer} in step {step} is not authentic")
             if theirs[-len(digest) :] != digest:
