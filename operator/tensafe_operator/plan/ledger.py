@@ -95,10 +95,7 @@ def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
     spec = parse_ledger_spec(found)
     assert spec is not None, "a ledger that cannot be read is a conflict"
     admitted = with_ledger_values(admitted, spec)
-    status, desired = (
-        fold_ledger(draft.status, admitted.plan, parse_ledger_status(found)),
-        admitted.job.spec.cluster.workers,
-    )
+    status = fold_ledger(draft.status, admitted.plan, parse_ledger_status(found))
     status.ledger_name, status.ledger_uid = found["metadata"]["name"], found["metadata"]["uid"]
     desired = admitted.job.spec.cluster.workers
     status.workers = WorkerCount(desired=desired, ready=min(count_ready_workers(draft.observed.pods), desired))

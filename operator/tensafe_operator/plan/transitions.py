@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
-from tensafe_api.resources.status import Attempt, Condition, Status
-
-_NOT_FAILURES = (Reason.COMPLETED.value, Reason.INTERRUPTED.value)
+from tensafe_api.reasons import ConditionType, EventReason, Phase
+from tensafe_api.resources.status import Condition, Status
+from tensafe_operator.plan.retry import has_failed
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
         if attempt.start_time is not None and (earlier is None or earlier.start_time is None):
             message = f"attempt {attempt.number} starts as RayJob {attempt.ray_job_name}"
             yield Transition(EventReason.ATTEMPT_STARTED, message)
-        ended = _has_ended(attempt) and not (earlier is not None and _has_ended(earlier))
-        if ended and attempt.reason not in _NOT_FAILURES:
+        ended_before = earlier is not None and earlier.end_time is not None
+        if has_failed(attempt) and not ended_before:
             yield Transition(str(attempt.reason), f"attempt {attempt.number}: {attempt.message}", warning=True)
 
 
@@ -76,10 +75,6 @@ def _of_the_result(before: Status, after: Status) -> Iterator[Transition]:
 def _starts_an_attempt(before: Status, after: Status) -> bool:
     """Return whether the job starts because an attempt was recorded. Its own Event follows once its RayJob exists."""
     return after.phase == Phase.STARTING.value and len(after.attempts) > len(before.attempts)
-
-
-def _has_ended(attempt: Attempt) -> bool:
-    return attempt.end_time is not None
 
 
 def _condition(status: Status, kind: ConditionType) -> Condition | None:
