@@ -86,7 +86,7 @@ def _local_path(job: TenSafeTrainingJob) -> str:
     uris = spec.uris().items()
     relative = [f"spec.{name}.uri: {uri}" for name, uri in uris if "://" not in uri and not uri.startswith("/")]
     if relative:
-        fix = "in a cluster write a URI such as s3://bucket/path/ or pvc://claim/path"
+        fix = "in a cluster write a URI such as s3://bucket/path/ or pvc://NAME/path"
         return f"{'; '.join(relative)}: is relative to the manifest, which pods cannot read: {fix}"
     if spec.model.name.startswith("."):
         fix = "in a cluster write a hub id, or an absolute path in the image or on one of spec.cluster.volumes"
@@ -95,7 +95,7 @@ def _local_path(job: TenSafeTrainingJob) -> str:
     path = checkpoint.removeprefix("file://")
     if not path.startswith("/") or _is_on_pvc(path, spec):
         return ""
-    fix = "write s3://bucket/path/ or pvc://claim/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
+    fix = "write s3://bucket/path/ or pvc://NAME/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
     return f"spec.checkpoint.uri: {checkpoint}: would be lost with its pod: {fix}"
 
 
