@@ -106,6 +106,30 @@ def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: p
 
 
 @pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        (
+            {},
+            (
+                "steps 100 24 in each epoch, 3 for warm-up",
+                "checkpoint every 2 steps and at the end",
+                "charged in advance 1 step at a time; a crash charges at most this number again",
+            ),
+        ),
+        ({"privacy__reserveSteps": 1}, ("if the reserved step is charged as well",)),
+    ],
+    ids=["defaults", "one reserved step"],
+)
+def test_validate_explains_the_numbers_of_steps(
+    changes: dict[str, int], rows: tuple[str, ...], write_manifest: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("validate", write_manifest(**changes)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for row in rows:
+        assert row in shown
+
+
+@pytest.mark.parametrize(
     ("phase", "code"), [("Succeeded", 0), ("Failed", 1), ("BudgetExhausted", 3), ("Suspended", 130)]
 )
 def test_run_returns_the_exit_code_of_the_phase_and_prints_only_the_job(

@@ -76,8 +76,12 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
     outsider = outsider_epsilon(mechanism, plan.steps, plan.delta, plan.accountant)
     total = plan.steps + plan.reserve_steps
     within = plan.affordable_steps(0, total)
-    reserve = f"if all {plan.reserve_steps:,} reserved steps are charged as well"
-    origin = f"calibrated for {total:,} steps" if calibrated else "as in the manifest"
+    reserve = (
+        "if the reserved step is charged as well"
+        if plan.reserve_steps == 1
+        else f"if all {plan.reserve_steps:,} reserved steps are charged as well"
+    )
+    origin = f"calibrated for {_steps(total)}" if calibrated else "as in the manifest"
     colluders = (
         f"what remains if {mechanism.colluders} of {mechanism.workers} workers collude"
         if mechanism.colluders
@@ -87,12 +91,12 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         (
             "ε claimed",
             format_epsilon(plan.epsilon_claimed(0)),
-            f"of the {plan.steps:,} planned steps; target {plan.target_epsilon:g}",
+            f"of the {_steps(plan.steps, 'planned ')}; target {plan.target_epsilon:g}",
         ),
         (
             "ε with the reserve",
             format_epsilon(plan.epsilon(within)),
-            reserve if within == total else f"the budget ends after {within:,} steps",
+            reserve if within == total else f"the budget ends after {_steps(within)}",
         ),
         (
             "ε against an outsider",
@@ -111,14 +115,18 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
 def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
     evaluation = [("evaluation", _every(plan.evaluate_every), "and at the end")] if evaluates else []
     return [
-        ("steps", f"{plan.steps:,}", f"{plan.steps_per_epoch:,} an epoch, {plan.warmup_steps:,} of warm-up"),
+        ("steps", f"{plan.steps:,}", f"{plan.steps_per_epoch:,} in each epoch, {plan.warmup_steps:,} for warm-up"),
         ("expected batch", f"{plan.mechanism.expected_batch_size:,}", "units in a step, on average"),
         ("checkpoint", _every(plan.checkpoint_every), "and at the end"),
         *evaluation,
-        ("charged in advance", f"{plan.chunk_steps:,}", "steps at a time; a crash charges at most these again"),
+        ("charged in advance", _steps(plan.chunk_steps), "at a time; a crash charges at most this number again"),
         ("workers", f"{plan.mechanism.workers:,}", ""),
     ]
 
 
 def _every(steps: int) -> str:
-    return "every step" if steps == 1 else f"every {steps:,} steps"
+    return "every step" if steps == 1 else f"every {_steps(steps)}"
+
+
+def _steps(steps: int, kind: str = "") -> str:
+    return f"{steps:,} {kind}step{'' if steps == 1 else 's'}"
