@@ -18,13 +18,13 @@ from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.progress import PLD_FIGURES, is_restart
+from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Started, Stepped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAME = "report.png"
-EVENTS = "events.jsonl"
 _RDP_FIGURES = 200
 _INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
 _LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "fontweight": "bold"}
@@ -66,7 +66,7 @@ class History:
 
 def write_report(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
     """Draw the run in `output_dir` and return the picture; None if no step ran or the picture cannot be written."""
-    history = History.from_records(RunLogReader(output_dir / EVENTS).read())
+    history = History.from_records(RunLogReader(output_dir / RUN_LOG).read())
     if not history.charged:
         return None
     path = output_dir / NAME
