@@ -35,7 +35,7 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     name, text = _text_of(text_or_path)
     data, problems = _mapping_of(name, text)
     problems += apply_overrides(data, overrides)
-    if not _is_text(data):
+    if not _is_encodable(data):
         raise ManifestError([Problem("--set", "contains characters that UTF-8 cannot encode: remove them")])
     try:
         job = parse_job(data)
@@ -51,7 +51,7 @@ def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "ya
 
     `load_manifest(dump_manifest(job)) == job` for every job.
     """
-    data = _lean(job)
+    data = _without_empty_values(job)
     if format == "json":
         return yaml_io.write_json(data)
     return yaml_io.write(data)
@@ -77,12 +77,13 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
         documents, key_problems = yaml_io.read_documents(text)
     except yaml.YAMLError as error:
         raise ManifestError([Problem(name, f"is not YAML: {_first_line(error)}")]) from None
-    if not _is_text(documents):
+    if not _is_encodable(documents):
         raise ManifestError(
             [
                 Problem(
                     name,
-                    "contains characters that UTF-8 cannot encode, or contains itself: give the YAML file of a job",
+                    "contains characters that UTF-8 cannot encode, or an alias that refers to its own parent: "
+                    "give the YAML file of a job",
                 )
             ]
         )
@@ -94,8 +95,8 @@ def _mapping_of(name: str, text: str) -> tuple[dict[str, Any], list[Problem]]:
     return documents[0], [Problem(name, problem) for problem in key_problems]
 
 
-def _is_text(value: Any) -> bool:
-    """Whether the value can be written as UTF-8: it has no unpaired surrogates, and nothing in it contains itself."""
+def _is_encodable(value: Any) -> bool:
+    """Whether the value can be written as UTF-8: no unpaired surrogates, and no alias that refers to its own parent."""
     try:
         json.dumps(value, default=str, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
@@ -109,7 +110,7 @@ def _first_line(error: yaml.YAMLError) -> str:
     return f"{where}{problem or str(error).splitlines()[0]}"
 
 
-def _lean(block: Block) -> dict[str, Any]:
+def _without_empty_values(block: Block) -> dict[str, Any]:
     """The block as a mapping, without null values and without values that are empty by default."""
     data = {}
     for name, field in type(block).model_fields.items():
@@ -123,7 +124,7 @@ def _lean(block: Block) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Block):
-        return _lean(value)
+        return _without_empty_values(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

@@ -239,11 +239,12 @@ def test_text_that_is_not_a_manifest_is_refused(text: str, problem: str) -> None
 @pytest.mark.parametrize(
     "text",
     ['spec: {privacy: {targetEpsilon: "\\ud800"}}\n', "a: &a [*a]\n"],
-    ids=["unpaired surrogate", "value that contains itself"],
+    ids=["unpaired surrogate", "alias that refers to its own parent"],
 )
 def test_text_that_cannot_be_written_again_is_refused(text: str) -> None:
     assert problems_of(text) == [
-        "manifest: contains characters that UTF-8 cannot encode, or contains itself: give the YAML file of a job"
+        "manifest: contains characters that UTF-8 cannot encode, or an alias that refers to its own parent: "
+        "give the YAML file of a job"
     ]
 
 

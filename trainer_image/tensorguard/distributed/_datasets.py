@@ -14,7 +14,9 @@ from tensorguard.distributed._errors import ConfigurationError
 
 
 def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
-    """Role to column, by the columns' names: those of a shape in `tensafe_api.tasks`, such as prompt and completion.
+    """Map each role to the column of that name.
+
+    The roles are those of a shape in `tensafe_api.tasks`, such as prompt and completion.
 
     Raises:
         ConfigurationError: if no columns have these names.
@@ -37,7 +39,7 @@ def length_of(dataset: Any) -> int:
         ConfigurationError: if the data set does not know it.
     """
     if _is_ray(dataset):
-        _quiet()
+        _silence_ray()
         return int(dataset.count())
     try:
         return len(dataset)
@@ -52,10 +54,10 @@ def _names(dataset: Any) -> list[str]:
     if isinstance(dataset, str | bytes | Mapping):
         raise ConfigurationError(
             "train_dataset: must be a Ray, Hugging Face or torch data set of dicts, or a list of dicts, not "
-            f"{type(dataset).__name__}; of a dict of splits, pass one split"
+            f"{type(dataset).__name__}; if it is a dict of splits, pass one of them"
         )
     if _is_ray(dataset):
-        _quiet()
+        _silence_ray()
         return list(dataset.columns() or ())
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list):
@@ -80,7 +82,7 @@ def _is_ray(dataset: Any) -> bool:
     return type(dataset).__module__.startswith("ray.data")
 
 
-def _quiet() -> None:
+def _silence_ray() -> None:
     from tensorguard.data.read import silence_ray_data
 
     silence_ray_data()
