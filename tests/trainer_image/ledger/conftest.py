@@ -70,7 +70,12 @@ class KubernetesBackend:
     def __init__(
         self, plane: ControlPlane, namespace: str, *, like: KubernetesBackend | None = None, account: str = "trainer"
     ) -> None:
-        """Args: like: the backend whose ledger this is, seen from another pod; account: the pod's service account."""
+        """Create a pod of the trainer.
+
+        Args:
+            like: the backend whose ledger this is, seen from another pod.
+            account: the service account of the pod.
+        """
         self._plane, self._namespace = plane, namespace
         self._name = like._name if like else f"ledger-{next(_NUMBERS)}"
         self._uid = like._uid if like else "none yet"

@@ -52,10 +52,12 @@ class CheckpointStore:
     """The checkpoints under one URI."""
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None, public_uri: str | None = None) -> None:
-        """Args:
-        uri: a path or any fsspec URI.
-        options: of fsspec, such as an S3 endpoint.
-        public_uri: the address of this folder outside this machine, if `uri` is a mount point; None otherwise.
+        """Refer to a folder, without creating it.
+
+        Args:
+            uri: a path or any fsspec URI.
+            options: of fsspec, such as an S3 endpoint.
+            public_uri: the address of this folder outside this machine, if `uri` is a mount point; None otherwise.
         """
         self._public_uri = public_uri
         self._fs_without_retry, self._root = fsspec.url_to_fs(uri, **(options or {}))

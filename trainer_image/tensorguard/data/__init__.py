@@ -3,10 +3,11 @@
 - `listing` finds the files at an address, and `columns` checks that they have the columns of the job.
 - `formats` has one module for each file format, and `compression` opens `.gz` and `.zst` files. `files` reads the rows.
 - `read` makes a Ray Data set of the rows, or of data in memory.
+- `partition` assigns each record to a worker, and then tokenises it. `keys` computes the keyed hashes of the record and
+  its unit that decide the worker.
 - `recipe` holds how a job wants its records tokenised; `tokenise` and `chat` have the parts that tasks tokenise with.
-- `keys` computes a keyed hash for each record and each unit.
 - `shards` runs all of this on Ray before training, and writes one Arrow file for each worker. In a cluster, `pod_shard`
-  does the same in each pod without Ray. `partition` is the part that both share.
+  does the same in each pod without Ray.
 - `shard` is such a file, memory-mapped; `batches` cuts it into micro-batches.
 
 One rule holds in every module: **what happens to a record depends on that record alone**, and nothing observable (an

@@ -29,9 +29,12 @@ MIN_BUCKET = 16
 class MicroBatch:
     """m = `size` rows of L tokens; row i < len(units) is a record, the others are dummies.
 
-    input_ids, attention_mask: int64 [m, L]; padding is on the right, and marked by the mask alone. labels: for CausalLM
-    int64 [m, L], not shifted, -100 where nothing is learned; for classification int64 [m], -100 in dummy rows.
-    units[i]: the unit of row i in its shard; records[i]: which of that unit's records, from 0.
+    Attributes:
+        input_ids, attention_mask: int64 [m, L]; padding is on the right, and marked by the mask alone.
+        labels: for CausalLM int64 [m, L], not shifted, -100 where nothing is learned; for classification int64 [m],
+            -100 in dummy rows.
+        units: `units[i]` is the unit of row i in its shard.
+        records: `records[i]` is the number of row i among that unit's records, from 0.
     """
 
     input_ids: torch.Tensor

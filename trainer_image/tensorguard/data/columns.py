@@ -34,8 +34,10 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]{0,40}")
 class FileColumns:
     """The columns of one file.
 
-    names: of the columns, or their positions ("0", "1"). types: Arrow types by name; None where the format has none.
-    advice: the fix in an error about a missing column; None if the names come from a schema, which errors may list.
+    Attributes:
+        names: of the columns, or their positions ("0", "1").
+        types: Arrow types by name; None where the format has none.
+        advice: the fix in an error about a missing column; None if the names come from a schema, which errors may list.
     """
 
     names: Sequence[str]

@@ -48,7 +48,11 @@ def without_compression(path: str) -> str:
 def decompressed(handle: BinaryIO, compression: str) -> Iterator[BinaryIO]:
     """The content of `handle` as a buffered stream that cannot seek.
 
-    compression: what `compression_of` returned. Reading raises CorruptArchive, or whatever `handle` raises.
+    Reading raises CorruptArchive, or whatever `handle` raises.
+
+    Args:
+        handle: the compressed file.
+        compression: the result of `compression_of`.
     """
     with io.BufferedReader(_Decompressed(handle, compression), BUFFER_BYTES) as stream:
         yield stream

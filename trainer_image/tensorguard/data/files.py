@@ -22,8 +22,11 @@ from tensorguard.data.formats.base import DataFile, DataFormat
 class Source:
     """What every reading task needs of a data set; small, can be pickled, and holds no record.
 
-    protocol, options: the fsspec file system. columns: the columns to read (names, or positions as decimal integers).
-    where: the manifest's field that errors name, such as "spec.dataset".
+    Attributes:
+        protocol, options: the fsspec file system.
+        format: the format of all files.
+        columns: the columns to read (names, or positions as decimal integers).
+        where: the manifest's field that errors name, such as "spec.dataset".
     """
 
     protocol: str

@@ -1,4 +1,4 @@
-"""Partition a data set by unit: each tokenised record, with its key, is assigned to one worker.
+"""Partition a data set by unit: assign each record to one worker by a keyed hash, then tokenise it.
 
 In come tables of raw columns. Out go tables of tokenised records with their keys (`split_by_unit`), and one worker's
 units (`merge`). This module uses neither Ray nor files. `shards` runs it in tasks for all workers of one machine,
@@ -36,7 +36,7 @@ def split_by_unit(
     workers: int,
     rank: int | None = None,
 ) -> list[pa.Table]:
-    """Tokenise raw columns and assign the records: table w has the records of the units of worker w.
+    """Assign the records to workers, then tokenise them: table w has the records of the units of worker w.
 
     Columns of each table: unit and record (keys, 32 bytes), alone (the record is a unit by itself: it has no user),
     and those of `tokens_table`. Unusable records are in no table. With `rank` only that worker's records are tokenised,

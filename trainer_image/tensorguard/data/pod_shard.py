@@ -31,7 +31,13 @@ from tensorguard.data.tokenise import Tokeniser
 
 @dataclass(frozen=True)
 class PodShard:
-    """shard: the rank's file; empty: whether it holds no unit; total: the sum of its records' keys, for the digest."""
+    """The result of `prepare_pod_shard`.
+
+    Attributes:
+        shard: the rank's file.
+        empty: whether it holds no unit.
+        total: the sum of its records' keys, for the digest.
+    """
 
     shard: Path
     empty: bool
@@ -43,7 +49,16 @@ def prepare_pod_shard(
 ) -> PodShard:
     """Write the shard of `rank` into `directory`, which is created with mode 0700.
 
-    key: secret, at least 16 bytes, the same for all ranks and attempts of a job. Raises DataError.
+    Args:
+        spec: the spec of the job.
+        tokenise: the tokeniser of the job's task.
+        rank: the worker of this pod.
+        workers: number of workers.
+        key: secret, at least 16 bytes, the same for all ranks and attempts of a job.
+        directory: of the shard.
+
+    Raises:
+        DataError: the data cannot be read, or does not fit the job.
     """
     columns, data = columns_of(spec), spec.dataset
     parts = [no_records(tokenise.target)]

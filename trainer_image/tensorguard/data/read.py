@@ -46,11 +46,17 @@ def read(
 ) -> ray.data.Dataset:
     """The named columns of the files at `uri`, lazily.
 
-    uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a
-    file, a directory (with its subdirectories, without names that start with "." or "_") or a glob.
-    columns: role -> column name (`columns_of`). storage: endpoint and region; credentials come from the environment.
-    format: the name of a format, for files whose names have no known ending. Raises DataError: unreadable, no files, a
-    missing column, or a type that does not fit the column's role.
+    Args:
+        uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a file, a
+            directory (with its subdirectories, without names that start with "." or "_") or a glob.
+        columns: role -> column name (`columns_of`).
+        format: the name of a format, for files whose names have no known ending.
+        storage: endpoint and region; credentials come from the environment.
+        base_dir: the folder of relative paths; None: the working directory.
+        where: the manifest's field that errors name.
+
+    Raises:
+        DataError: unreadable, no files, a missing column, or a type that does not fit the column's role.
     """
     silence_ray_data()
     protocol, options = filesystem_options(uri, storage)

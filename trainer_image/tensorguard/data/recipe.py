@@ -1,7 +1,8 @@
 """How a job wants its records tokenised: the manifest's settings for `tokenise`, small enough to send to Ray tasks.
 
-This is the only module of the package that reads the manifest's fields. The others use roles (prompt, completion,
-messages, tools, text, label, user) and plain values. The manifest's rules ensure that roles, task and lossOn fit
+`Recipe` holds the fields of the manifest that decide how a record becomes tokens, so `tokenise` and the tasks read no
+manifest: they use roles (such as prompt, completion, text, label) and plain values. `shards` and `pod_shard` read the
+fields on units and on the evaluation set themselves. The manifest's rules ensure that roles, task and lossOn fit
 together.
 """
 
@@ -18,10 +19,14 @@ from tensafe_api.tasks import shape_for
 class Recipe:
     """How one record becomes tokens.
 
-    columns: role -> column name, without the user's. max_length: in tokens; truncate: longer records are cut there,
-    otherwise dropped. loss_on: Completion, Assistant or All; None if a column has the labels. chat_template: None for
-    the tokenizer's own. labels: number of classes, 0 if the task has none. label_names: the classes' names in
-    order; may be empty.
+    Attributes:
+        columns: role -> column name, without the user's.
+        max_length: in tokens.
+        truncate: whether longer records are cut there; otherwise they are dropped.
+        loss_on: Completion, Assistant or All; None if a column has the labels.
+        chat_template: None for the tokenizer's own.
+        labels: number of classes, 0 if the task has none.
+        label_names: the names of the classes in order; may be empty.
     """
 
     columns: Mapping[str, str]

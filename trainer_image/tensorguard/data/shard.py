@@ -105,7 +105,9 @@ class Shard:
 def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
     """Records in their final order (columns input_ids and target) as one row for each unit.
 
-    starts: int64 [units], the first row of each unit, ascending, starting with 0.
+    Args:
+        tokens: the records.
+        starts: int64 [units], the first row of each unit, ascending, starting with 0.
     """
     batch = tokens.combine_chunks().to_batches()[0] if len(tokens) else _empty(tokens.schema)
     offsets = pa.array(np.append(starts, len(batch)), pa.int64())
@@ -116,7 +118,7 @@ def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
 
 
 def tokens_table(input_ids: Sequence[Sequence[int]], targets: Sequence[Sequence[int] | int], kind: Target) -> pa.Table:
-    """Records as the columns input_ids and target. kind: what the targets are."""
+    """Records as the columns input_ids and target; `kind` defines what the targets are."""
     return pa.table({"input_ids": pa.array(input_ids, TOKENS), "target": pa.array(targets, kind.arrow)})
 
 

@@ -45,7 +45,12 @@ BATCH_ROWS = 4096
 
 @dataclass(frozen=True)
 class PreparedShards:
-    """shards: one file for each worker, by rank. digest: of all records in them, keyed (`keys.dataset_digest`)."""
+    """The result of `prepare`.
+
+    Attributes:
+        shards: one file for each worker, by rank.
+        digest: of all records in them, keyed (`keys.dataset_digest`).
+    """
 
     shards: tuple[Path, ...]
     digest: str
@@ -56,9 +61,16 @@ def prepare(
 ) -> PreparedShards:
     """Write the private data set's shards into `directory`, which is created with mode 0700.
 
-    dataset: the result of `read` or `from_memory` for `columns_of(spec)`. tokenise: the tokeniser of the job's task.
-    key: secret, at least 16 bytes, the same for all runs of one job. Raises DataError if no record is usable, and
-    whatever reading raises.
+    Args:
+        dataset: the result of `read` or `from_memory` for `columns_of(spec)`.
+        spec: the spec of the job.
+        tokenise: the tokeniser of the job's task.
+        workers: number of shards.
+        key: secret, at least 16 bytes, the same for all runs of one job.
+        directory: of the shards.
+
+    Raises:
+        DataError: if no record is usable, and whatever reading raises.
     """
     columns = columns_of(spec)
     recipe = Recipe.from_spec(spec)

@@ -18,7 +18,12 @@ from tensorguard.data.shard import Target
 
 
 class Example(NamedTuple):
-    """One record in tokens. target: one number for each token, or one for the record, as the task's `Target` says."""
+    """One record in tokens.
+
+    Attributes:
+        input_ids: the tokens.
+        target: one number for each token, or one for the record, as the task's `Target` defines.
+    """
 
     input_ids: list[int]
     target: list[int] | int

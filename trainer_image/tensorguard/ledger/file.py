@@ -47,7 +47,12 @@ class FileLedger(LedgerWriter):
     max_checkpoints: int | None = None
 
     def __init__(self, directory: Path, *, lock_wait_seconds: float = 0.0) -> None:
-        """Args: directory: of the run; lock_wait_seconds: how long `acquire` waits for a holder that is terminating."""
+        """Refer to the ledger of a run, without opening it.
+
+        Args:
+            directory: of the run.
+            lock_wait_seconds: how long `acquire` waits for a holder that is terminating.
+        """
         self._path = directory / NAME
         self._holder = f"{os.uname().nodename}/{os.getpid()}"
         self._lock_wait = lock_wait_seconds

@@ -75,8 +75,15 @@ class KubernetesLedger(LedgerWriter):
         pod_uid: str,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """Args: uid: of the ledger that the job was admitted with, since a later object of the same name is another
-        ledger; pod_uid: of this pod, to which its service account token is bound.
+        """Refer to a ledger object, without reading it.
+
+        Args:
+            api: a client of the API server.
+            namespace: of the object.
+            name: of the object.
+            uid: of the ledger that the job was admitted with. A later object of the same name is another ledger.
+            pod_uid: of this pod, to which its service account token is bound.
+            retry_seconds: how long a request is retried.
         """
         self._api = api
         self._where: dict[str, Any] = {

@@ -46,8 +46,17 @@ class GridClipper:
     def __init__(
         self, dimension: int, grid: int, clip: float, device: torch.device, *, keep_norms: bool = False
     ) -> None:
-        """Args: dimension: d, coordinates of a gradient; grid: S, grid steps in one clip norm; clip: C > 0; device: of
-        the rows.
+        """Start with an empty sum.
+
+        Args:
+            dimension: d, the number of coordinates of a gradient.
+            grid: S, the number of grid steps in one clip norm.
+            clip: C > 0, the clip norm.
+            device: of the rows.
+            keep_norms: whether to keep the norm of each row, before clipping.
+
+        Raises:
+            GridTooCoarse: if the grid has too few steps for this dimension, or too many for 64-bit norms.
         """
         scaled_norm = grid - dimension / (8 * grid) - 4  # S′
         if scaled_norm < MIN_SCALE * grid:

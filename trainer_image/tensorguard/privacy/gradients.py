@@ -1,4 +1,4 @@
-"""Computes per-example gradients: step 2 of a private step.
+"""Computes per-example gradients: part 2 of a step.
 
 In: a model whose trainable parameters are fp32, a loss for each record, a micro-batch of fixed shape. Out: fp32
 [rows, d], one row for each record, in a fixed order of parameters. `privacy.clipping` then bounds each unit.

@@ -39,7 +39,11 @@ class DiscreteGaussian:
     """A sampler of N_Z(0, σ²): integers with probability proportional to e^{-x²/2σ²}."""
 
     def __init__(self, sigma: float) -> None:
-        """Args: sigma: σ ≥ 1, in grid steps."""
+        """Compute the tables of the sampler.
+
+        Args:
+            sigma: σ ≥ 1, in grid steps.
+        """
         if not sigma >= 1.0:
             raise ValueError(f"the standard deviation of the noise must be at least one grid step, not {sigma}")
         self.sigma = sigma

@@ -28,8 +28,12 @@ class PoissonSampler:
     """
 
     def __init__(self, units: int, sample_rate: str, stream: SecretStream) -> None:
-        """Args: units: number of units in the shard; sample_rate: q, as the decimal string that the accountant uses;
-        stream: used only for sampling.
+        """Prepare to draw from one shard.
+
+        Args:
+            units: number of units in the shard.
+            sample_rate: q, as the decimal string that the accountant uses.
+            stream: used only for sampling.
         """
         self._units = units
         self._threshold = int(Fraction(sample_rate) * 2**64)

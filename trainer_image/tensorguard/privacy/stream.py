@@ -22,7 +22,11 @@ class SecretStream:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
-        """Args: key: 32 bytes; from the entropy of the operating system if absent. Only tests and `derive` pass one."""
+        """Start a stream.
+
+        Args:
+            key: 32 bytes; from the entropy of the operating system if absent. Only tests and `derive` pass one.
+        """
         self._key = os.urandom(32) if key is None else key
         if len(self._key) != 32:
             raise ValueError(f"the key of a stream must have 32 bytes, not {len(self._key)}")

@@ -1,7 +1,8 @@
 """What a data format is: the protocol that each module of this package implements.
 
 A format reports which columns a file has, and yields the rows of one share of a file as Arrow tables. It does not list
-files, check types, tokenise or name records: `listing`, `columns`, `tokenise` and `keys` do this for all formats alike.
+files, check types, tokenise, or compute the keys of records: `listing`, `columns`, `tokenise` and `keys` do this for
+all formats alike.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tensorguard.data.errors import UnreadableDataError
 class DataFormat(Protocol):
     """One file format. Instances are small, and can be pickled: Ray tasks receive them.
 
-    name: the value of `spec.dataset.format`. endings: of file names, in lower case, with the dot.
-    splittable: whether several tasks can share one uncompressed file.
-    compressible: whether a compression ending (`.gz`, `.zst`) may follow the format's own.
+    Attributes:
+        name: the value of `spec.dataset.format`.
+        endings: of file names, in lower case, with the dot.
+        splittable: whether several tasks can share one uncompressed file. If False, `part` is 0 and `parts` is 1.
+        compressible: whether a compression ending (`.gz`, `.zst`) may follow the format's own.
     """
 
     @property
@@ -41,7 +44,12 @@ class DataFormat(Protocol):
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The columns of `file`, found without reading all of it.
 
-        wanted: the columns that the job names. Raises DataError where no file of this format could have them.
+        Args:
+            file: the file.
+            wanted: the columns that the job names.
+
+        Raises:
+            DataError: no file of this format could have the wanted columns.
         """
         ...
 
@@ -57,7 +65,13 @@ class DataFormat(Protocol):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a data set. where: the manifest's field that errors name, such as "spec.dataset"."""
+    """One file of a data set.
+
+    Attributes:
+        filesystem: the fsspec file system.
+        path: in that file system.
+        where: the manifest's field that errors name, such as "spec.dataset".
+    """
 
     filesystem: Any
     path: str

@@ -36,7 +36,10 @@ class LineFormat(ABC):
 
     @abstractmethod
     def parse(self, line: bytes) -> Mapping[str, Any]:
-        """One line's record as column name to value. An empty record, or any exception, drops the line."""
+        """One line's record as column name to value. An empty record, or any exception, drops the line.
+
+        The line keeps its newline.
+        """
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The names that occur in the file's first mebibyte."""
