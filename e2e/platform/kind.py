@@ -1,10 +1,10 @@
 """A local cluster of kind, for machines with Docker's engine and the `kind` command.
 
-It does what CONTRIBUTING.md describes for a cluster of your own: create the cluster, build the images and load them,
+It does what CONTRIBUTING.md describes for your own cluster: create the cluster, build the images and load them,
 install KubeRay and the chart. Scenarios that act on a whole cluster, such as killing the API server, are skipped.
 
-This module was written on a machine without Docker's engine and without kind. Unit tests compare its commands; it has
-not been run against either program.
+Unit tests compare the commands of this module with the expected ones. It has not yet been run against Docker's engine
+and kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_available() -> bool:
 
 
 class KindCluster:
-    """The cluster, named `tensafe-e2e`. Its kubeconfig is a file of its own, and the user's stays as it is.
+    """The cluster, named `tensafe-e2e`. It has a separate kubeconfig file. The user's kubeconfig does not change.
 
     Args:
         log: receives each stage's name.

@@ -68,7 +68,7 @@ def test_names_mean_one_thing() -> None:
     columns = [column for shape in shapes for column in (*shape.required, *shape.optional)]
     assert set(columns) == set(tasks.COLUMNS.values()), "two columns have one name: give one of them another name"
     first = {(column.name, shape.first) for shape in shapes for column in (*shape.required, *shape.optional)}
-    assert len(first) == len(tasks.COLUMNS), "a column belongs to shapes with different first columns: name it anew"
+    assert len(first) == len(tasks.COLUMNS), "a column has shapes with different first columns: give it another name"
     metrics = [metric for task in tasks.TASKS.values() for metric in task.metrics]
     assert set(metrics) == set(tasks.METRICS.values())
 

@@ -1,4 +1,7 @@
-"""A manifest for the command, and a local runner that trains nothing: it reports the log records of a test."""
+"""A manifest for the command, and a local runner that trains nothing.
+
+The runner reports the log records that the test gives.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def write_ledger() -> Callable[..., Path]:
 
 
 def whole_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> list[LogRecord]:
-    """The log records of a whole run at two steps a second, with one restart from step 35 after step 40."""
+    """The log records of a whole run at two steps per second, with one restart from step 35 after step 40."""
     records: list[LogRecord] = [Preparing(start, "Reading and tokenising the data set"), Started(start + 5, 1, 1, 0)]
     now, charged = start + 5, 0
     spans = ((1, 0, 40), (2, 35, steps)) if steps > 40 else ((1, 0, steps),)
@@ -107,7 +110,16 @@ def whole_run(*, steps: int = 100, every: int = 10, start: float = 1_000.0) -> l
 
 @dataclass
 class FakeRunner:
-    """Replaces `tensorguard.runners.local.driver`; the attributes define the run's log records, actions and result."""
+    """Replaces `tensorguard.runners.local.driver`.
+
+    Attributes:
+        phase, exit_code, message: the result of the run.
+        refusal: the arguments of `RunRefused`, which the run then raises. None: the run starts.
+        records: the log records that the run writes and reports, in their order.
+        during: called with the run's stop signal after the last record, before the run returns.
+        pace: seconds between two records. If it is not 0, the run ends early when the stop signal is set.
+        calls: the arguments of each call of `run`.
+    """
 
     phase: str = "Succeeded"
     exit_code: int = 0
