@@ -78,7 +78,7 @@ class RecordDropout(nn.Module):
         if len(seeds) != x.shape[0]:
             raise RuntimeError(
                 f"'{self.place}' sees {x.shape[0]} rows in a batch of {len(seeds)} records: "
-                "its gradient cannot be told apart by record, so take it out of spec.lora.targetModules."
+                "its gradient cannot be separated by record, remove it from spec.lora.targetModules."
             )
         keep = torch.empty_like(x, memory_format=torch.contiguous_format)
         generator = torch.Generator(device=x.device)

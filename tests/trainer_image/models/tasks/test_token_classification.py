@@ -65,7 +65,7 @@ def test_tag_is_the_label_of_the_words_first_token():
 
 
 def test_labels_are_those_of_the_tokenizers_own_word_numbers():
-    """What most training scripts do: words are passed as they are, and `word_ids` tells which token is whose."""
+    """Most training scripts pass the words separately and map tokens to words by `word_ids`."""
     words, numbers = ["anna", "to", "unheard", "paris.", "a"], [1, 0, 2, 3, 4]
     encoded = word_piece()(words, is_split_into_words=True)
     firsts = [i for i, w in enumerate(encoded.word_ids()) if w is not None and w != ([None, *encoded.word_ids()])[i]]

@@ -72,7 +72,7 @@ class Task(ABC):
 
         It takes columns by role, equally long, and returns one `Example` for each record, or None for a record that
         cannot be used. An example depends on its own record alone, and no record makes it raise. The target of an
-        example is what `target` says. The function must be picklable: an object of a module-level class.
+        example is of the kind `target`. The function must be picklable: an object of a module-level class.
         """
 
     @abstractmethod
