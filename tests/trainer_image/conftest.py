@@ -1,4 +1,4 @@
-"""What several of the trainer's packages are tested with."""
+"""Fixtures that several packages of the trainer's tests use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from e2e.platform import s3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What may take longest comes first, so that no process of the tests is left alone with it at the end."""
+    """Run the tests with the longest time limits first, so that none of them runs alone at the end."""
 
-    def patience(item: pytest.Item) -> float:
+    def time_limit(item: pytest.Item) -> float:
         mark = item.get_closest_marker("timeout")
         return float(mark.args[0]) if mark else 0.0
 
-    items.sort(key=patience, reverse=True)
+    items.sort(key=time_limit, reverse=True)
 
 
 @pytest.fixture(scope="session")
@@ -31,22 +31,22 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
 
 @pytest.fixture
 def s3_bucket(s3_server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
-    """The same, with the keys and the endpoint in the environment, where clients look for them."""
-    yield from _known(s3_server, monkeypatch)
+    """The same server, with the keys and the endpoint in the environment variables that clients read."""
+    yield from _in_environment(s3_server, monkeypatch)
 
 
 @pytest.fixture
 def s3_tls_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
-    """An S3 server that speaks TLS, with a certificate that only the environment vouches for."""
+    """An S3 server that speaks TLS, with a certificate that only an environment variable makes trusted."""
     monkeypatch.setattr(S3FileSystem, "retries", 1)
     monkeypatch.setattr(botocore.retryhandler, "delay_exponential", lambda *_, **__: 0.0)
     with s3.server(tmp_path / "objects", tls=True) as found:
-        yield from _known(found, monkeypatch)
+        yield from _in_environment(found, monkeypatch)
 
 
-def _known(server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
+def _in_environment(server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     yield server
-    S3FileSystem.clear_instance_cache()  # they remember the keys
+    S3FileSystem.clear_instance_cache()  # cached instances keep the keys

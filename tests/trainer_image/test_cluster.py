@@ -1,4 +1,4 @@
-"""The RayJob's entrypoint without Ray: how it ends for each reason, and that nothing but one sentence is printed."""
+"""The RayJob's entrypoint without Ray: its exit code for each reason, and that it prints only one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tensorguard.runners.worker_group import RankFailed, RayTimeoutError, Worker
 from tensorguard.training.stop_signal import StopSignal
 
 RECORD = "Jane Doe has diabetes"
-WORKER = "the ledger cannot be had"
+WORKER = "the ledger is unavailable"
 
 CALL = """
 import sys
@@ -32,7 +32,7 @@ from tensorguard import cluster
 sys.exit(cluster.main(run))
 """
 
-ASK_FOR_WORKERS = """
+START_WORKERS = """
 from pathlib import Path
 from ray import cloudpickle
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -43,15 +43,15 @@ from tensorguard.runners.pod.attempt import worker_function
 DataParallelTrainer.fit = lambda trainer: cloudpickle.loads(cloudpickle.dumps(trainer.train_loop_per_worker))
 worker_group._wait_for_resources = lambda group, seconds: None
 
-def run(mounted, stop):
-    worker_group.run_workers(worker_function, {}, worker_group.WorkerGroup(2, 1, 0, 0), mounted.root / "ray")
+def run(files, stop):
+    worker_group.run_workers(worker_function, {}, worker_group.WorkerGroup(2, 1, 0, 0), files.root / "ray")
     return Reason.COMPLETED, ", ".join({"torch", "scipy", "dp_accounting"} & set(sys.modules)) or "nothing heavy"
 """
-"""All but Ray: what the driver asks Ray Train for, and that its controller unpickles the loop."""
+"""The driver without Ray: it configures Ray Train, and unpickles the function as Ray Train's controller does."""
 
 
 def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
-    """The entrypoint with another way to run the attempt."""
+    """The entrypoint, with `run` in place of the attempt."""
     return subprocess.run(
         [sys.executable, "-c", CALL.format(run=run)],
         env={**os.environ, ROOT_VARIABLE: str(root)},
@@ -63,23 +63,23 @@ def call(root: Path, run: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> object:
-    """Ends an attempt as it is told: what was printed, and the exit code."""
+    """A function that ends an attempt with a given result; it returns what was printed, and the exit code."""
     from tensorguard import cluster
 
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 0.0)
-    said: list[str] = []
-    monkeypatch.setattr(cluster, "redirect_output", lambda path: said.append)
+    printed: list[str] = []
+    monkeypatch.setattr(cluster, "redirect_output", lambda path: printed.append)
 
-    def end(ending: tuple[Reason, str] | Exception) -> tuple[str, int]:
+    def end(result: tuple[Reason, str] | Exception) -> tuple[str, int]:
         def run(*_: object) -> tuple[Reason, str]:
-            if isinstance(ending, Exception):
-                raise ending
-            return ending
+            if isinstance(result, Exception):
+                raise result
+            return result
 
         code = cluster.main(run)
-        return said.pop(), code
+        return printed.pop(), code
 
     (tmp_path / "var/run/tensafe").mkdir(parents=True)
     return end
@@ -91,9 +91,9 @@ def test_attempt_with_an_outcome_in_the_ledger_exits_with_0(end: object, reason:
 
 
 def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object) -> None:
-    told = [reason for reason in Reason if reason.exit_code != 1]
-    assert len(told) == 18
-    for reason in told:
+    reasons = [reason for reason in Reason if reason.exit_code != 1]
+    assert len(reasons) == 18
+    for reason in reasons:
         sentence, code = end((reason, "what happened"))
         assert reason_for_exit_code(code) is reason
         assert sentence == f"{reason}: what happened. {reason.fix}"
@@ -114,7 +114,7 @@ def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object
         (Fenced("is fenced"), Reason.LEDGER_LOCKED),
         (DatasetChanged("is another one"), Reason.CONFIGURATION_CHANGED),
         (AggregationError("disagreed"), Reason.AGGREGATION_FAILED),
-        (RayTimeoutError("no room"), Reason.RESOURCES_MISSING),
+        (RayTimeoutError("no resources"), Reason.RESOURCES_MISSING),
         (WorkersFailed(5), Reason.WORKER_LOST),
         (WorkersFailed(5, RankFailed(Reason.LEDGER_UNREACHABLE, WORKER)), Reason.LEDGER_UNREACHABLE),
         (ValueError(RECORD), Reason.INTERNAL_ERROR),
@@ -134,7 +134,7 @@ def test_no_record_is_printed_by_any_library(tmp_path: Path) -> None:
 import os, threading
 def fails():
     raise KeyError({RECORD!r})
-def run(mounted, stop):
+def run(files, stop):
     print({RECORD!r})
     print({RECORD!r}, file=sys.stderr)
     os.system("echo {RECORD}")
@@ -159,7 +159,7 @@ def run(mounted, stop):
 
 def test_unwritable_folder_loses_the_traceback_but_not_the_sentence(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("no folder")
-    done = call(tmp_path, f"def run(mounted, stop): raise ValueError({RECORD!r})")
+    done = call(tmp_path, f"def run(files, stop): raise ValueError({RECORD!r})")
     assert done.returncode == Reason.INTERNAL_ERROR.exit_code
     assert done.stdout.startswith("InternalError: ValueError")
     assert RECORD not in done.stdout + done.stderr
@@ -171,7 +171,7 @@ def test_sigterm_sets_the_stop_flag(tmp_path: Path) -> None:
         """
 import os, signal
 from tensafe_api.reasons import Reason
-def run(mounted, stop):
+def run(files, stop):
     assert not stop
     os.kill(os.getpid(), signal.SIGTERM)
     return Reason.INTERRUPTED, f"stopped: {bool(stop)}"
@@ -182,32 +182,32 @@ def run(mounted, stop):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_terminating_head_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """KubeRay would take it for the end of the job. The hook may come after those of the workers."""
+    """KubeRay would take output for the end of the job. The hook may run later than those of the workers."""
     from tensorguard import cluster
 
     class Killed(Exception):
         pass
 
-    def interrupted(mounted: PodFiles, stop: StopSignal) -> tuple[Reason, str]:
+    def interrupted(files: PodFiles, stop: StopSignal) -> tuple[Reason, str]:
         if late:
-            threading.Timer(0.3, StopSignal.of(mounted.run).request).start()
+            threading.Timer(0.3, StopSignal.of(files.run).request).start()
         else:
-            StopSignal.of(mounted.run).request()
+            StopSignal.of(files.run).request()
         return Reason.INTERRUPTED, "stopped on request"
 
     def pause() -> None:
         raise Killed
 
-    said: list[str] = []
+    printed: list[str] = []
     (tmp_path / "var/run/tensafe").mkdir(parents=True)
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("signal.pause", pause)
     monkeypatch.setattr(cluster, "HOOK_SECONDS", 60.0)
-    monkeypatch.setattr(cluster, "redirect_output", lambda path: said.append)
+    monkeypatch.setattr(cluster, "redirect_output", lambda path: printed.append)
     with pytest.raises(Killed):
         cluster.main(interrupted)
-    assert said == []
+    assert printed == []
 
 
 @pytest.mark.parametrize("reason", [Reason.COMPLETED, Reason.DATASET_UNREADABLE])
@@ -232,5 +232,5 @@ def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
 
 
 def test_driver_imports_no_heavy_package(tmp_path: Path) -> None:
-    """What it imports, Ray Train's controller imports once more, one after the other, before a worker starts."""
-    assert call(tmp_path, ASK_FOR_WORKERS).stdout == "Completed: nothing heavy.\n"
+    """Ray Train's controller imports the driver's modules again, one after the other, before a worker starts."""
+    assert call(tmp_path, START_WORKERS).stdout == "Completed: nothing heavy.\n"

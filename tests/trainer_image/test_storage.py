@@ -1,4 +1,4 @@
-"""What is said when a file system fails, and what is waited for: errors as the clients of object stores make them."""
+"""How errors of object stores are explained and which are retried; the errors are those of their clients."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tensorguard.storage import RetryingFileSystem, explain_storage_error, is_un
 URL = "https://minio.clinic:9000"
 
 
-def answered(code: str, status: int) -> Exception:
-    """What s3fs raises for an answer of an S3 server."""
+def s3_error(code: str, status: int) -> Exception:
+    """The error that s3fs raises for an answer of an S3 server."""
     refusal = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
     error = translate_boto_error(refusal)
     assert isinstance(error, Exception)
     return error
 
 
-def of_authority() -> Exception:
-    """As azure-core tells of a certificate that is not trusted."""
+def untrusted_certificate() -> Exception:
+    """The error of azure-core for a certificate that is not trusted."""
 
     class ServiceRequestError(Exception):
         pass
@@ -41,10 +41,10 @@ def of_authority() -> Exception:
         ReadTimeoutError(endpoint_url=URL),
         ConnectionResetError(),
         TimeoutError(),
-        answered("SlowDown", 503),
-        answered("InternalError", 500),
-        answered("ServiceUnavailable", 503),
-        answered("NobodyKnowsThisOne", 502),
+        s3_error("SlowDown", 503),
+        s3_error("InternalError", 500),
+        s3_error("ServiceUnavailable", 503),
+        s3_error("UnknownErrorCode", 502),
     ],
     ids=repr,
 )
@@ -59,11 +59,11 @@ def test_call_to_an_unavailable_service_is_retried(error: Exception) -> None:
         PermissionError(),
         NoCredentialsError(),
         SSLError(endpoint_url=URL, error="self-signed"),
-        of_authority(),
-        answered("AccessDenied", 403),
-        answered("NoSuchBucket", 404),
-        answered("QuotaExceeded", 400),
-        answered("InvalidAccessKeyId", 403),
+        untrusted_certificate(),
+        s3_error("AccessDenied", 403),
+        s3_error("NoSuchBucket", 404),
+        s3_error("QuotaExceeded", 400),
+        s3_error("InvalidAccessKeyId", 403),
         OSError(28, "no space left on device"),
         ValueError(),
     ],
@@ -76,18 +76,18 @@ def test_permanent_refusal_is_not_retried(error: Exception) -> None:
 def test_retries_end_with_the_error_of_the_service() -> None:
     tries: list[str] = []
 
-    class Away:
+    class Unavailable:
         def cat_file(self, path: str) -> bytes:
             tries.append(path)
             raise ConnectionRefusedError(path)
 
     with pytest.raises(ConnectionRefusedError):
-        RetryingFileSystem(Away(), retry_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
+        RetryingFileSystem(Unavailable(), retry_seconds=0.5).cat_file("a")  # type: ignore[arg-type]
     assert 2 <= len(tries) <= 5
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "text"),
     [
         (NoCredentialsError(), "AWS_ACCESS_KEY_ID"),
         (EndpointConnectionError(endpoint_url="http://localhost:1"), "spec.storage.endpoint"),
@@ -96,8 +96,8 @@ def test_retries_end_with_the_error_of_the_service() -> None:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
     ],
 )
-def test_storage_error_is_explained_with_its_fix(error: Exception, words: str) -> None:
-    assert words in (explain_storage_error(error) or "")
+def test_storage_error_is_explained_with_its_fix(error: Exception, text: str) -> None:
+    assert text in (explain_storage_error(error) or "")
 
 
 def test_unknown_storage_error_is_not_explained() -> None:

@@ -1,4 +1,4 @@
-"""Workers meet, or say who could not reach whom. Ray's part, telling them where, is played."""
+"""Workers form a group, or report which rank could not reach which address. Ray's exchange of addresses is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorguard.training.collective_errors import describe_error
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this process one rank of some, which are told to meet where rank 0 says, or at an address of the test's."""
+    """Makes this process one rank of a group, which meets at rank 0's address or at an address of the test."""
 
     def rank(number: int, size: int, at: tuple[str, int] | None = None) -> None:
         context = SimpleNamespace(get_world_rank=lambda: number, get_world_size=lambda: size)
@@ -39,13 +39,13 @@ def test_process_group_exists_only_inside_the_block(ray: Any) -> None:
 
 
 def test_rank_that_cannot_reach_rank_0_reports_it(ray: Any) -> None:
-    (nobody,) = free_ports(1)
-    ray(1, 2, at=("127.0.0.1", nobody))
+    (unused_port,) = free_ports(1)
+    ray(1, 2, at=("127.0.0.1", unused_port))
     with pytest.raises(RendezvousError) as caught, process_group("gloo", 1):
         pass
     reason, sentence = describe_error(caught.value)
     assert reason is Reason.WORKER_LOST
-    assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{nobody}")
+    assert sentence.startswith(f"worker 1 of 2 could not join the others at 127.0.0.1:{unused_port}")
 
 
 def test_rank_0_stops_waiting_after_the_timeout(ray: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a group of workers is asked for, and what of a worker's failure comes out of its pod. No Ray is started."""
+"""The resources that a worker group requests, and what leaves a pod of a worker's failure. No Ray is started."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ RECORD = "Jane Doe has diabetes"
 
 
 class Trainer:
-    """Stands in for Ray Train: runs the loop once, as rank 0 would, and fails as Ray Train does."""
+    """Replaces Ray Train: calls the function once, as rank 0 would, and fails as Ray Train does."""
 
-    asked: dict[str, Any] = {}  # noqa: RUF012
+    settings: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, loop: Any, **asked: Any) -> None:
-        Trainer.asked = asked
-        self._loop = loop
+    def __init__(self, function: Any, **settings: Any) -> None:
+        Trainer.settings = settings
+        self._function = function
 
     def fit(self) -> None:
         try:
-            self._loop(Trainer.asked["train_loop_config"])
+            self._function(Trainer.settings["train_loop_config"])
         except Exception as error:
             lost = RuntimeError("Connection closed by peer")
             failures = {0: RankFailed(Reason.INTERNAL_ERROR, type(lost).__name__), 1: pickle.loads(pickle.dumps(error))}
@@ -50,24 +50,24 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
 def test_worker_group_requests_the_resources_of_the_job(trainer: type[Trainer], tmp_path: Path) -> None:
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve_job(load_manifest(text, ("spec.cluster.worker.cpus=500m", "spec.retry.maxRestarts=4")))
-    run_workers(lambda loop: None, {"a": 1}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
-    scaling, run = trainer.asked["scaling_config"], trainer.asked["run_config"]
+    run_workers(lambda values: None, {"a": 1}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
+    scaling, run = trainer.settings["scaling_config"], trainer.settings["run_config"]
     assert (scaling.num_workers, scaling.resources_per_worker) == (2, {"CPU": 0.5})
     assert scaling.placement_strategy == "STRICT_SPREAD"  # one rank, one pod, one trust domain
     assert run.failure_config.max_failures == 4
-    assert trainer.asked["train_loop_config"] == {"a": 1}
+    assert trainer.settings["train_loop_config"] == {"a": 1}
 
 
 def test_on_one_machine_workers_may_share_a_node(trainer: type[Trainer], tmp_path: Path) -> None:
-    run_workers(lambda loop: None, {}, WorkerGroup(2, 1, 0, 0), tmp_path / "ray")
-    assert trainer.asked["scaling_config"].placement_strategy == "PACK"
+    run_workers(lambda values: None, {}, WorkerGroup(2, 1, 0, 0), tmp_path / "ray")
+    assert trainer.settings["scaling_config"].placement_strategy == "PACK"
 
 
-def failing(loop: dict[str, Any]) -> None:
+def failing(values: dict[str, Any]) -> None:
     try:
         raise KeyError(RECORD)
     except KeyError:
-        raise loop["error"] from None
+        raise values["error"] from None
 
 
 def test_message_of_a_worker_exception_is_not_passed_on(trainer: type[Trainer], tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_message_of_a_worker_exception_is_not_passed_on(trainer: type[Trainer], 
     assert "after 3 restarts" in str(caught.value)
     cause = caught.value.__cause__
     assert isinstance(cause, WorkerGroupError)
-    told = cause.worker_failures[1]
-    assert isinstance(told, RankFailed)
-    assert RECORD not in repr(told) + str(caught.value)
+    failure = cause.worker_failures[1]
+    assert isinstance(failure, RankFailed)
+    assert RECORD not in repr(failure) + str(caught.value)
 
 
 def test_reported_failure_wins_over_a_lost_connection_to_a_peer(trainer: type[Trainer], tmp_path: Path) -> None:

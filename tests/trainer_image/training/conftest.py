@@ -1,4 +1,4 @@
-"""Jobs of one worker, which train in this process, and a way to break one of their steps."""
+"""Jobs of one worker that train in this process, and a fixture that breaks one of their steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensorguard.privacy import noise
 
 
 class Broken(RuntimeError):
-    """What a test breaks a step with."""
+    """The error of a step that a test has broken."""
 
 
 Break = Callable[[int | None], None]
@@ -32,7 +32,7 @@ def shared_noise_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
-    """`break_at(5)`: step 5 (from 0) fails, charged and not yet revealed; `break_at(None)` mends it."""
+    """`break_at(5)`: step 5 (from 0) fails after its charge and before its reveal; `break_at(None)` repairs it."""
     agree = HeaderAgreement.agree
 
     def break_at(step: int | None) -> None:
@@ -48,13 +48,13 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Job:
-    """Seven steps, with a checkpoint after every second."""
+    """A job of one worker with seven steps and a checkpoint after every second one."""
     return Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=7", "spec.checkpoint.everySteps=2")
 
 
 @pytest.fixture
 def halted(alone: Job, break_at: Break) -> Job:
-    """The same, broken in its sixth step: six steps charged, five revealed, checkpoints of two and four."""
+    """The same job, broken in its sixth step: six steps charged, five revealed, checkpoints of steps 2 and 4."""
     break_at(5)
     with pytest.raises(Broken):
         alone.train_alone()
@@ -64,7 +64,7 @@ def halted(alone: Job, break_at: Break) -> Job:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Where the command makes its temporary folders. Ray's sockets lie there, so its path has to be short."""
+    """The folder for temporary files of the command. Its path is short: the paths of Ray's sockets start with it."""
     directory = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)

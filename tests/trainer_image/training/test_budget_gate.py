@@ -1,4 +1,4 @@
-"""The budget is a wall: no step is charged that would bring ε above the target, whatever the plan says."""
+"""The budget is a hard limit: no step is charged that would raise ε above the target."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(directory: Path, *overrides: str) -> Job:
 
 
 def affordable(job: Job) -> int:
-    """Counted one by one, as nobody in the engine does."""
+    """The affordable steps, counted one by one, which the trainer does not do."""
     steps = 0
     while job.plan.epsilon(steps + 1) <= job.plan.target_epsilon:
         steps += 1
@@ -58,25 +58,25 @@ def test_fail_ends_without_a_final_checkpoint(tmp_path: Path) -> None:
 
 
 def test_steps_charged_before_a_crash_count_against_the_budget(tmp_path: Path, break_at: Break) -> None:
-    """A step that is run again is paid for again, so the run ends earlier."""
-    eaten = job(tmp_path)
-    steps = affordable(eaten)
+    """A step that is run again is charged again, so the run ends earlier."""
+    crashed = job(tmp_path)
+    steps = affordable(crashed)
     break_at(1)
     for restart in (False, True):
         with pytest.raises(RuntimeError):
-            eaten.train_alone(restart=restart)
+            crashed.train_alone(restart=restart)
     break_at(None)
-    assert eaten.ledger().steps_charged == 4
-    eaten.train_alone()
-    ledger = eaten.ledger()
-    assert eaten.ended().reason == "BudgetExhausted"
+    assert crashed.ledger().steps_charged == 4
+    crashed.train_alone()
+    ledger = crashed.ledger()
+    assert crashed.ended().reason == "BudgetExhausted"
     assert ledger.steps_charged == steps
     assert ledger.checkpoints[-1].step == steps - 4
-    assert eaten.status().checkpoints[-1].epsilon == eaten.status().privacy.epsilon_spent
+    assert crashed.status().checkpoints[-1].epsilon == crashed.status().privacy.epsilon_spent
 
 
 def test_reserve_steps_cover_a_crash(tmp_path: Path, break_at: Break) -> None:
-    """Calibrated for steps + reserveSteps: the planned steps are reached all the same."""
+    """The noise is calibrated for steps + reserveSteps, so all planned steps are reached in spite of the crash."""
     overrides = ("spec.cluster.workers=1", "spec.training.steps=6", "spec.privacy.reserveSteps=3")
     reserved = Job.make(tmp_path / "run", *overrides, "spec.checkpoint.everySteps=2")
     break_at(3)

@@ -1,4 +1,4 @@
-"""A whole job whose ledger is an object in a cluster: charged, suspended by its author, resumed, and told."""
+"""A whole job whose ledger is a Kubernetes object: charged, suspended by its author, and resumed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class InCluster:
     pod: Pod
 
     def train(self) -> str:
-        """One attempt from start to end, and why it ended."""
+        """Run one attempt; return the reason of its end."""
         self.job.attempt += 1
-        place = LedgerLocation(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
-        train(replace(self.job.config(), ledger_location=place), SingleRankChannel(), torch.device("cpu"))
+        location = LedgerLocation(self.namespace, "tiny", "tiny-ledger", self.ledger.get()["metadata"]["uid"])
+        train(replace(self.job.config(), ledger_location=location), SingleRankChannel(), torch.device("cpu"))
         return self.job.ended().reason
 
     def suspend(self, value: bool) -> None:
@@ -80,10 +80,10 @@ def test_job_charges_the_cluster_ledger_and_reports_progress(in_cluster: InClust
 def test_job_is_suspended_and_resumed_by_its_author(in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     charge: Callable[..., Any] = BudgetGate.ensure_charged
 
-    def suspended_at_five(charging: BudgetGate, step: int, stop: bool) -> Any:
+    def suspended_at_five(gate: BudgetGate, step: int, stop: bool) -> Any:
         if step == 5:
             in_cluster.suspend(True)
-        return charge(charging, step, stop)
+        return charge(gate, step, stop)
 
     monkeypatch.setattr(BudgetGate, "ensure_charged", suspended_at_five)
     assert in_cluster.train() == "Interrupted"

@@ -1,4 +1,4 @@
-"""What is said of an error: our own sentence, the mend for a lack of memory, of anything else no word of its own."""
+"""What is reported of an error: its own sentence, the fix for a lack of memory, or its type alone."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensorguard.training.collective_errors import describe_error
 
 
 @pytest.mark.parametrize(
-    ("error", "mend"),
+    ("error", "fix"),
     [
         (OutOfMemoryError("node a of patient 7"), "raise spec.cluster.worker.memory"),
         (torch.OutOfMemoryError("CUDA out of memory, patient 7"), "lower spec.training.microBatchSize"),
     ],
 )
-def test_out_of_memory_names_the_field_that_fixes_it(error: Exception, mend: str) -> None:
-    """On real pods Ray's memory monitor ended the reading of the data, and nobody could tell what to do."""
+def test_out_of_memory_names_the_field_that_fixes_it(error: Exception, fix: str) -> None:
+    """On real pods Ray's memory monitor killed the reading of the data, and the message did not show what to do."""
     reason, sentence = describe_error(error)
     assert reason is Reason.WORKER_LOST
-    assert mend in sentence
+    assert fix in sentence
     assert "patient" not in sentence
 
 

@@ -1,4 +1,4 @@
-"""An evaluation's figures are the same over any number of workers, and those of an independent count."""
+"""The results of an evaluation are the same for any number of workers, and equal to an independent count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Guess(torch.nn.Module):
-    """Answers from the token alone, often rightly; the label of token t is t modulo 3."""
+    """A model that predicts from the token alone, often correctly; the label of token t is t modulo 3."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> object:
         guess = torch.where(input_ids % 5 == 0, input_ids + 1, input_ids) % 3
@@ -24,7 +24,7 @@ class Guess(torch.nn.Module):
 
 
 class Recorded:
-    """A channel that returns, in place of each exchange, all ranks' messages of an earlier pass."""
+    """A channel that returns the messages of all ranks from an earlier pass."""
 
     def __init__(self, rank: int, size: int, messages: list[bytes]) -> None:
         self.rank, self.size, self.sent, self._messages = rank, size, b"", messages

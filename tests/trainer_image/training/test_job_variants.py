@@ -1,4 +1,4 @@
-"""Every way to train that the manifest offers goes from the first step to an adapter that peft loads."""
+"""Every kind of training that the manifest offers runs from the first step to an adapter that peft loads."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def users(rows: list[dict[str, object]], each: int) -> list[dict[str, object]]:
 
 
 def test_user_joins_with_all_records_across_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five records for each user, at most four of them used, three rows in a micro-batch: users straddle."""
+    """Five records per user, at most four used, three rows per micro-batch: users continue across micro-batches."""
     unit = "{kind: User, column: user, atLeast: 20, maxExamplesPerUnit: 4}"
     batch = ("spec.training.expectedBatchSize=5", "spec.training.microBatchSize=3")
     job = Job.make(
@@ -139,7 +139,7 @@ def test_user_joins_with_all_records_across_micro_batches(tmp_path: Path, monkey
 
 
 def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With q = 0.1 a user of four records joins one step in ten; a draw of records would bring her in one in three."""
+    """With q = 0.1 a user with four records joins one step in ten. If records were drawn, it would be one in three."""
     job = Job.make(
         tmp_path / "run",
         "spec.cluster.workers=1",
@@ -166,7 +166,7 @@ def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ShardGradients, "_compute", computing)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
-    assert all(rows[step] == 4 * len(units) for step, units in enumerate(drawn, start=1))  # all that they have
+    assert all(rows[step] == 4 * len(units) for step, units in enumerate(drawn, start=1))  # all records of each user
     chances = 40 * len(drawn)
     assert abs(sum(map(len, drawn)) - 0.1 * chances) < 6 * (chances * 0.1 * 0.9) ** 0.5
 

@@ -1,8 +1,8 @@
-"""kill -9 at every boundary and at random moments: ε never falls, and no more is ever revealed than was charged.
+"""kill -9 at every boundary and at random moments: ε never falls, and no more is revealed than was charged.
 
-The kills hit one job after the other, on one rank or on both, and each time the group is started again: as Ray would
-(the same attempt) or, where that would be a restart without progress, as a person would (a new attempt). The first
-kills visit every named point; those beyond, of which TENSAFE_KILLS asks for more, are drawn at random.
+The kills hit one job after the other, on one rank or on both. After each kill the worker group is started again: as Ray
+would (the same attempt), or as a user would (a new attempt) if Ray's restart would make no progress. The first kills
+cover every named point. Further kills, whose number TENSAFE_KILLS sets, are drawn at random.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOB = (
 
 @dataclass(frozen=True)
 class AtTime:
-    """The test itself kills these ranks after some seconds, drawn anew at each try: a job may be over sooner."""
+    """A kill of these ranks by the test after some seconds. Each try draws them again, since a job may end earlier."""
 
     generator: random.Random
     ranks: tuple[int, ...]
@@ -41,24 +41,24 @@ class AtTime:
 
 
 def kills(generator: random.Random) -> Iterator[Instrument | AtTime]:
-    """Every point once, on some rank or on both, before or after; a torn entry; some moments; then whatever comes."""
+    """Every point once, on one rank or on both, before or after; an incomplete ledger entry; then random kills."""
     for point in POINTS:
-        yield at(point, generator)
-    yield torn(generator)
+        yield at_point(point, generator)
+    yield during_ledger_write(generator)
     for _ in range(4):
         yield at_time(generator)
     while True:
-        kind = generator.choice([at_time, torn, None, None])
-        yield kind(generator) if kind else at(generator.choice(list(POINTS)), generator)
+        kind = generator.choice([at_time, during_ledger_write, None, None])
+        yield kind(generator) if kind else at_point(generator.choice(list(POINTS)), generator)
 
 
-def at(point: str, generator: random.Random) -> Kill:
+def at_point(point: str, generator: random.Random) -> Kill:
     rank = generator.randint(0, 1) if point in POINTS_ON_EVERY_RANK else 0
     nth = generator.randint(1, 4) if point in (*POINTS_ON_EVERY_RANK, "charge", "sync", "replace") else 1
     return Kill(point, generator.choice(["before", "after"]), rank, nth, all_ranks=generator.random() < 0.5)
 
 
-def torn(generator: random.Random) -> TearLedgerWrite:
+def during_ledger_write(generator: random.Random) -> TearLedgerWrite:
     return TearLedgerWrite(generator.randint(1, 6), all_ranks=generator.random() < 0.5)
 
 
@@ -66,41 +66,41 @@ def at_time(generator: random.Random) -> AtTime:
     return AtTime(generator, generator.choice([(0,), (1,), (0, 1)]))
 
 
-class Story:
-    """One job under fire, and what must hold after each kill."""
+class KilledJob:
+    """One job that is killed repeatedly, and the checks after each kill."""
 
     def __init__(self, directory: Path) -> None:
         self.job = Job.make(directory, *JOB)
-        self._charged, self._epsilon, self._releases = 0, 0.0, 0
-        self._began_at: int | None = None
+        self._charged, self._epsilon, self._published = 0, 0.0, 0
+        self._last_start: int | None = None
 
-    def suffer(self, kill: Instrument | AtTime) -> bool:
-        """One more incarnation; whether it died. It may also reach the job's end before it comes to the kill."""
-        releases = self.job.ledger().checkpoints
-        step = releases[-1].step if releases else 0
-        go_on = self.job.start if step == self._began_at or not self.job.attempt else self.job.restart
-        self._began_at = step
+    def run_until_killed(self, kill: Instrument | AtTime) -> bool:
+        """Run one more incarnation; return whether it was killed. The job may also end before the kill."""
+        published = self.job.ledger().checkpoints
+        step = published[-1].step if published else 0
+        start = self.job.start if step == self._last_start or not self.job.attempt else self.job.restart
+        self._last_start = step
         if isinstance(kill, AtTime):
-            processes = go_on()
+            processes = start()
             processes[kill.ranks[0]].join(kill.seconds())
             for rank in kill.ranks:
                 processes[rank].kill()
-            codes = join(processes, timeout=20)  # one that waits for the dead to come up is ended as Ray would
+            codes = join(processes, timeout=20)  # a rank that waits for a killed one is ended, as Ray would do
         else:
-            codes = join(go_on(kill))
+            codes = join(start(kill))
             assert None not in codes, f"{kill} left a rank hanging: {self.job.errors()}"
         self._check()
         return codes != [0, 0]
 
     def finish(self) -> None:
-        """Let it run to its end, if it has not come there, and look at what it leaves."""
+        """Run the job to its end, if it has not ended, and check its result."""
         if self.job.ledger().outcome != "Completed":
             assert join(self.job.start()) == [0, 0], self.job.errors()
             self._check()
         assert self.job.ended().reason == "Completed", self.job.ended()
         ledger, privacy = self.job.ledger(), self.job.status().privacy
         assert privacy.steps_charged == ledger.steps_charged
-        final = next(release for release in reversed(ledger.checkpoints) if release.final)
+        final = next(each for each in reversed(ledger.checkpoints) if each.final)
         statement = json.loads(self.job.store().read("final", final.digest)["statement.json"])
         assert statement["spent"]["stepsCharged"] == ledger.steps_charged
         assert recompute_epsilon(statement) == statement["spent"]["epsilon"] == privacy.epsilon_spent
@@ -110,27 +110,27 @@ class Story:
         epsilon = self.job.plan.epsilon(ledger.steps_charged)
         assert ledger.steps_charged >= self._charged
         assert epsilon >= self._epsilon
-        assert len(ledger.checkpoints) >= self._releases
-        self._charged, self._epsilon, self._releases = ledger.steps_charged, epsilon, len(ledger.checkpoints)
+        assert len(ledger.checkpoints) >= self._published
+        self._charged, self._epsilon, self._published = ledger.steps_charged, epsilon, len(ledger.checkpoints)
         assert max(self.job.revealed()) <= ledger.steps_charged
 
         store = self.job.store()
-        recorded = {release.uri.rsplit("/", 1)[1]: release.digest for release in ledger.checkpoints}
-        for name in store.names():  # whole or not there, and recorded as it is
-            place = TrainerState.parse(store.read(name, recorded.get(name))[TRAINER_STATE])
-            assert place.step <= ledger.steps_charged
-            assert place.ledger_length <= ledger.length
+        recorded = {each.uri.rsplit("/", 1)[1]: each.digest for each in ledger.checkpoints}
+        for name in store.names():  # each checkpoint is complete, and its digest is recorded
+            state = TrainerState.parse(store.read(name, recorded.get(name))[TRAINER_STATE])
+            assert state.step <= ledger.steps_charged
+            assert state.ledger_length <= ledger.length
 
 
 def test_training_resumes_after_every_kill_and_charges_never_fall(tmp_path: Path) -> None:
     planned = kills(random.Random(20))
-    died = jobs = 0
-    story = Story(tmp_path / "run-0")
-    while died < KILLS:
+    kills_done = jobs = 0
+    killed = KilledJob(tmp_path / "run-0")
+    while kills_done < KILLS:
         kill = next(planned)
-        while not story.suffer(kill):
-            story.finish()
+        while not killed.run_until_killed(kill):
+            killed.finish()
             jobs += 1
-            story = Story(tmp_path / f"run-{jobs}")
-        died += 1
-    story.finish()
+            killed = KilledJob(tmp_path / f"run-{jobs}")
+        kills_done += 1
+    killed.finish()

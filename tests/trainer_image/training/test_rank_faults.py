@@ -1,4 +1,4 @@
-"""Two ranks, and something goes wrong on one of them: nobody hangs, nothing unpaid is seen, and a sentence says why."""
+"""A fault on one of two ranks: no rank hangs, no uncharged step is revealed, and a sentence names the cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_ranks_with_different_grids_reveal_nothing(tmp_path: Path) -> None:
     assert job.run(OtherGrid(rank=1)) == [1, 1]
     assert "differs on grid bits" in job.errors()
     assert job.revealed() == [0, 0]
-    assert job.ledger().steps_charged == 1  # paid for, not revealed
+    assert job.ledger().steps_charged == 1  # charged, not revealed
 
 
 def test_rank_with_another_job_key_is_rejected(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_exception_on_one_rank_ends_both_and_a_restart_resumes(tmp_path: Path, r
 
 @pytest.mark.parametrize(("rank", "charged"), [(0, 2), (1, 3)])
 def test_stop_during_gradients_reveals_nothing_of_that_step(tmp_path: Path, rank: int, charged: int) -> None:
-    """Rank 0 then charges nothing more; where rank 1 alone has seen the flag, the step is charged and not revealed."""
+    """If rank 0 sees the flag, it charges no further step. If only rank 1 does, the step is charged, not revealed."""
     job = Job.make(tmp_path / "run", "spec.training.steps=5", "spec.checkpoint.everySteps=4")
     assert job.run(StopDuring(nth=3, rank=rank, seen_by_all=rank == 0)) == [0, 0], job.errors()
     assert job.ended().reason == "Interrupted"
@@ -62,11 +62,11 @@ def test_stop_during_gradients_reveals_nothing_of_that_step(tmp_path: Path, rank
     assert job.revealed() == [2, 2]
     assert job.ledger().steps_charged == charged
     assert job.ledger().outcome == "Suspended"
-    assert [release.step for release in job.ledger().checkpoints] == [2]
+    assert [each.step for each in job.ledger().checkpoints] == [2]
     assert job.status().phase == "Suspended"
     assert float(job.status().privacy.epsilon_claimed) > float(job.status().privacy.epsilon_spent)
 
     assert job.run() == [0, 0], job.errors()
     assert job.ended().reason == "Completed"
-    assert [event.step for event in job.records() if isinstance(event, Stepped)] == [1, 2, 3, 4, 5]
+    assert [record.step for record in job.records() if isinstance(record, Stepped)] == [1, 2, 3, 4, 5]
     assert job.revealed() == [5, 5]

@@ -1,4 +1,4 @@
-"""Going on after a crash: from the newest sealed checkpoint, under the same ledger, or not at all."""
+"""Resuming after a crash: from the newest published checkpoint, with the same ledger, or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checkpoint(job: Job, step: int) -> Path:
 
 
 def refused(job: Job) -> tuple[str, str]:
-    """Why the next attempt ended, which must have charged and revealed nothing."""
+    """Run the next attempt, which must charge and reveal nothing; return its reason and message."""
     charged = job.ledger().steps_charged
     job.train_alone()
     assert job.ledger().steps_charged == charged
@@ -67,9 +67,9 @@ def test_resumed_run_starts_at_the_newest_checkpoint_and_charges_again(halted: J
     assert halted.ended().reason == "Completed"
     assert [(charge.attempt, charge.steps) for charge in after.charges] == [(1, 6), (2, 3)]
     assert after.steps_recharged == 2  # steps 5 and 6
-    started = [event for event in halted.records() if isinstance(event, Started)]
-    assert [(event.attempt, event.incarnation, event.step) for event in started] == [(1, 1, 0), (2, 1, 4)]
-    assert [event.step for event in halted.records() if isinstance(event, Stepped)][-3:] == [5, 6, 7]
+    started = [record for record in halted.records() if isinstance(record, Started)]
+    assert [(each.attempt, each.incarnation, each.step) for each in started] == [(1, 1, 0), (2, 1, 4)]
+    assert [record.step for record in halted.records() if isinstance(record, Stepped)][-3:] == [5, 6, 7]
 
 
 def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
@@ -92,8 +92,8 @@ def test_epsilon_of_a_resumed_run_counts_every_charge(halted: Job) -> None:
 def test_weights_and_optimizer_state_are_restored_bit_for_bit(halted: Job) -> None:
     parts = set_up(halted.config(), 0, CPU)
     fresh = adapter_state(parts.model)
-    release = halted.ledger().checkpoints[-1]
-    place = restore_checkpoint(parts.store, checkpoint(halted, 4).name, release.digest, parts.model, parts.optimizer)
+    published = halted.ledger().checkpoints[-1]
+    state = restore_checkpoint(parts.store, checkpoint(halted, 4).name, published.digest, parts.model, parts.optimizer)
     files = halted.store().read(checkpoint(halted, 4).name)
     saved = load(files[ADAPTER_WEIGHTS])
     restored = adapter_state(parts.model)
@@ -101,11 +101,11 @@ def test_weights_and_optimizer_state_are_restored_bit_for_bit(halted: Job) -> No
     assert all(torch.equal(restored[key], saved[key]) for key in saved)
     assert not all(torch.equal(fresh[key], saved[key]) for key in saved)
     assert dump_optimizer(parts.optimizer) == files[OPTIMIZER]
-    assert (place.step, place.attempt, place.incarnation) == (4, 1, 1)
+    assert (state.step, state.attempt, state.incarnation) == (4, 1, 1)
 
 
 def test_optimizer_state_counts_every_step_of_the_published_adapter(halted: Job) -> None:
-    """AdamW counts its steps: a resume that forgot its state would count the last three only."""
+    """AdamW counts its steps. A resume without its state would count only the last three."""
     halted.train_alone()
     state = load(halted.store().read("final")[OPTIMIZER])
     assert {float(state[key]) for key in state if key.endswith(".step")} == {7.0}
@@ -121,7 +121,7 @@ def test_checkpoint_with_a_changed_file_is_refused(halted: Job, file: str) -> No
     assert file in message or file == "manifest.json"
     assert "move it away" in message
 
-    shutil.move(checkpoint(halted, 4), halted.directory / "moved-away")  # the mend that the message names
+    shutil.move(checkpoint(halted, 4), halted.directory / "moved-away")  # the fix that the message names
     halted.train_alone()
     assert halted.ended().reason == "Completed"
     assert halted.ledger().steps_recharged == 4
@@ -150,10 +150,10 @@ def test_run_without_checkpoints_restarts_and_keeps_its_charges(halted: Job) -> 
 
 
 def test_checkpoint_that_the_ledger_never_recorded_is_not_used(halted: Job) -> None:
-    """As a crash between writing and recording leaves it."""
+    """A crash between writing and recording leaves such a checkpoint."""
     shutil.copytree(checkpoint(halted, 4), checkpoint(halted, 6))
     halted.train_alone()
-    started = [event.step for event in halted.records() if isinstance(event, Started)]
+    started = [record.step for record in halted.records() if isinstance(record, Started)]
     assert started == [0, 4]
     assert halted.ended().reason == "Completed"
 
@@ -169,9 +169,9 @@ def test_an_edited_ledger_is_refused(halted: Job) -> None:
     assert "restore the file" in halted.ended().message
 
 
-@pytest.mark.parametrize("witness", ["event log", "checkpoint"])
-def test_ledger_with_removed_entries_is_refused(halted: Job, witness: str) -> None:
-    if witness == "checkpoint":
+@pytest.mark.parametrize("compared", ["run log", "checkpoint"])
+def test_ledger_with_removed_entries_is_refused(halted: Job, compared: str) -> None:
+    if compared == "checkpoint":
         (halted.directory / RUN_LOG).unlink()
     path = halted.directory / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -179,8 +179,8 @@ def test_ledger_with_removed_entries_is_refused(halted: Job, witness: str) -> No
     assert halted.ledger().steps_charged == 1
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"
-    known = {"event log": "has 1 charged steps, but", "checkpoint": "shorter than it was when"}
-    assert known[witness] in message
+    messages = {"run log": "has 1 charged steps, but", "checkpoint": "shorter than it was when"}
+    assert messages[compared] in message
     assert "restore the latest ledger" in message
 
 
@@ -217,7 +217,7 @@ def test_resume_with_another_adapter_is_refused(halted: Job) -> None:
 
 
 def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at: Break) -> None:
-    """Ray restarts every failure. One that comes again must not spend the budget."""
+    """Ray restarts the workers after every failure. A failure that repeats must not spend the budget."""
     break_at(2)  # the first step after the first checkpoint
     for restart in (False, True):
         with pytest.raises(RuntimeError):
@@ -230,13 +230,13 @@ def test_second_restart_without_progress_fails_the_attempt(alone: Job, break_at:
     assert "Broken" in alone.errors()
     assert alone.ledger().steps_charged == charged
 
-    break_at(None)  # a person mends the cause, and resumes
+    break_at(None)  # a user fixes the cause, and resumes
     alone.train_alone()
     assert alone.ended().reason == "Completed"
 
 
 def test_restart_after_a_requested_stop_is_not_counted_as_failed(alone: Job, break_at: Break) -> None:
-    """A pod may be told to go, and the next one, before it has made a step."""
+    """A pod, and its successor, may each be asked to terminate before they have run a step."""
     alone.attempt = 1
     StopSignal.of(alone.directory).request()
     for _ in range(3):
@@ -269,30 +269,30 @@ def test_crash_after_the_final_checkpoint_leaves_it_as_recorded(
 ) -> None:
     record = FileLedger.record_outcome
 
-    def failing(ledger: FileLedger, word: Outcome) -> None:
+    def failing(ledger: FileLedger, recorded: Outcome) -> None:
         if outcome == "after":
-            record(ledger, word)
+            record(ledger, recorded)
         raise RuntimeError("a crash")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a crash"):
         patch.setattr(FileLedger, "record_outcome", failing)
         alone.train_alone()
-    sealed = alone.store().read("final")
+    final_files = alone.store().read("final")
     charged = alone.ledger().steps_charged
     alone.train_alone(restart=True)
     assert alone.ended().reason == "Completed"
     assert alone.ledger().outcome == "Completed"
     assert alone.ledger().steps_charged == charged
-    assert alone.store().read("final", alone.ledger().checkpoints[-1].digest) == sealed
+    assert alone.store().read("final", alone.ledger().checkpoints[-1].digest) == final_files
 
 
 def test_single_rank_channel_wraps() -> None:
-    """The stand-in for a process group does what the trainer checks of a real one."""
+    """The replacement of a process group passes the check that the trainer makes of a real one."""
     check_all_reduce_wraps(SingleRankChannel())
 
 
 def test_job_resumes_from_an_object_store(tmp_path: Path, s3_bucket: S3, break_at: Break) -> None:
-    """Broken after its fourth step, resumed from there, and nothing left but what the ledger knows."""
+    """The job fails after its fourth step and resumes there; only checkpoints that the ledger recorded are left."""
     job = Job.make(
         tmp_path / "run",
         "spec.cluster.workers=1",
@@ -308,7 +308,7 @@ def test_job_resumes_from_an_object_store(tmp_path: Path, s3_bucket: S3, break_a
     break_at(None)
     job.train_alone()
     assert job.ended().reason == "Completed", job.ended().message
-    started = [event.step for event in job.records() if isinstance(event, Started)]
+    started = [record.step for record in job.records() if isinstance(record, Started)]
     assert started == [0, 4]
     assert job.store().names() == ["final", "step-000006-a2i1"]
     final = job.ledger().checkpoints[-1]

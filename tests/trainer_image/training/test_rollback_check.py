@@ -1,4 +1,4 @@
-"""A ledger is believed only where the checkpoints, the event log and the plan agree with it."""
+"""A ledger is trusted only if the checkpoints, the run log and the plan agree with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorguard.training.worker import Worker
 
 
 def attempt(job: Job) -> tuple[str, str]:
-    """How the next attempt ended, and that it was charged nothing."""
+    """Run the next attempt, which must charge nothing; return its reason and message."""
     charged = job.ledger().steps_charged
     job.train_alone()
     assert job.ledger().steps_charged == charged
@@ -29,12 +29,12 @@ def attempt(job: Job) -> tuple[str, str]:
 
 
 def test_charges_removed_after_the_last_checkpoint_are_detected(halted: Job) -> None:
-    """Six were charged and the last checkpoint knows of four: the event log knows of five."""
+    """Six steps were charged. The last checkpoint records four of them, the run log five."""
     ledger = halted.directory / NAME
     lines = ledger.read_bytes().splitlines(keepends=True)
     kinds = [json.loads(line)["kind"] for line in lines]
-    last_release = max(number for number, kind in enumerate(kinds) if kind == "release")
-    ledger.write_bytes(b"".join(lines[: last_release + 1]))
+    last_published = max(number for number, kind in enumerate(kinds) if kind == "release")
+    ledger.write_bytes(b"".join(lines[: last_published + 1]))
     assert halted.ledger().steps_charged < steps_charged_in(halted.directory / RUN_LOG)
     reason, message = attempt(halted)
     assert reason == "LedgerCorrupt"
@@ -68,7 +68,7 @@ def test_checkpoints_of_another_job_are_neither_resumed_nor_overwritten(tmp_path
 
 
 def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path: Path) -> None:
-    """Each has spent what the other's statement leaves out: the second to seal a checkpoint is refused."""
+    """Each copy spends what the other's statement leaves out. So the second one to write a checkpoint is refused."""
     copy = replace(alone, directory=tmp_path / "copy")
     copy.directory.mkdir()
     for name in (NAME, JOB_KEY):
@@ -77,11 +77,11 @@ def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path
     second = Worker(copy.config(), SingleRankChannel(), torch.device("cpu"))
     second.start()
     alone.train_alone()
-    sealed = alone.store().names()
+    published = alone.store().names()
     with pytest.raises(LedgerCorrupt, match="the ledger is shorter than it was when"):
         second.run_steps()
     second.close()
-    assert alone.store().names() == sealed
+    assert alone.store().names() == published
 
 
 def test_spending_under_a_lost_ledger_is_not_reported_as_zero(halted: Job) -> None:

@@ -1,9 +1,8 @@
-"""Neighbouring data sets through the whole private half of a step: the sums differ by at most S, exactly.
+"""Sensitivity: the sums of neighbouring data sets through the whole private part of a step differ by at most S.
 
-This is the sensitivity on which σ rests, so it is asked of everything between a shard and the noise at once: whatever
-one unit holds, it moves the integer sum by a vector k with Σk² ≤ S², and the other units' terms by nothing at all.
-Rounding and dropout are keyed by unit and record. The last tests break a part on purpose and show that this test sees
-it.
+σ rests on this bound, so one test covers everything between a shard and the noise. Whatever one unit contains, it
+changes the integer sum by a vector k with Σk² ≤ S², and it does not change the terms of other units. Rounding and
+dropout are keyed by unit and record. The last tests break one part on purpose, and show that this test detects it.
 """
 
 from __future__ import annotations
@@ -48,42 +47,42 @@ quick = settings(max_examples=20, suppress_health_check=list(HealthCheck), deran
 
 
 def with_duplicates(units: Sequence[Unit], doubled: bool) -> list[Unit]:
-    """The units, and where asked for each of them twice."""
+    """The units; with `doubled`, each of them twice."""
     return [*units, *units] if doubled else list(units)
 
 
-def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, place: int) -> int:
-    """The squared distance of the sums of `units` and of them with `x`, who stands at `place` among those drawn."""
+def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, position: int) -> int:
+    """The squared distance of the sums with and without unit `x`, which is at `position` of the drawn units."""
     with_x = [*units, x]
     order = [*range(len(units))]
-    order.insert(place % len(with_x), len(units))
+    order.insert(position % len(with_x), len(units))
     return squared_norm(pipe.sum(with_x, order) - pipe.sum(units))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
-@given(units=st.lists(examples, max_size=9), x=examples, place=st.integers(0, 20), doubled=st.booleans())
+@given(units=st.lists(examples, max_size=9), x=examples, position=st.integers(0, 20), doubled=st.booleans())
 def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
-    task: str, precision: str, units: list[Unit], x: Unit, place: int, doubled: bool
+    task: str, precision: str, units: list[Unit], x: Unit, position: int, doubled: bool
 ) -> None:
-    distance = check_neighbours(pipeline(task, precision), with_duplicates(units, doubled), x, place)
+    distance = check_neighbours(pipeline(task, precision), with_duplicates(units, doubled), x, position)
     assert distance <= GRID**2
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
-@given(units=st.lists(users, max_size=4), x=users, place=st.integers(0, 20))
+@given(units=st.lists(users, max_size=4), x=users, position=st.integers(0, 20))
 def test_one_user_changes_the_sum_by_at_most_one_clip_norm(
-    task: str, precision: str, units: list[Unit], x: Unit, place: int
+    task: str, precision: str, units: list[Unit], x: Unit, position: int
 ) -> None:
-    assert check_neighbours(pipeline(task, precision), units, x, place) <= GRID**2
+    assert check_neighbours(pipeline(task, precision), units, x, position) <= GRID**2
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 def test_bound_is_reached_because_clipping_is_active(task: str) -> None:
-    """Records whose gradients are clipped come within a tenth of it: the test looks at the right scale."""
+    """Records whose gradients are clipped reach at least 0.9 of the bound, so the test has the right scale."""
     x: Unit = [([7, 9, 11, 13], 1)]
     distance = check_neighbours(pipeline(task, "fp32"), [[([5, 6], 0)]], x, 0)
     assert (0.9 * GRID) ** 2 < distance <= GRID**2
@@ -114,7 +113,7 @@ def test_sum_does_not_depend_on_the_order_of_the_batch(task: str) -> None:
 
 
 class BatchClipper(GridClipper):
-    """Clips the sum of what it is given: a well-known mistake."""
+    """Clips the sum of the batch in place of each gradient: a well-known mistake."""
 
     def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
         if len(rows):
@@ -122,7 +121,7 @@ class BatchClipper(GridClipper):
 
 
 def test_clipping_the_whole_batch_would_fail_this_test() -> None:
-    """Where records pull in opposite directions, one more may turn the whole batch's direction around."""
+    """If records have opposite gradients, one more record may reverse the direction of the batch."""
     pipe = pipeline("SequenceClassification")
     units: list[Unit] = [[([5 + i, 6, 7 + i], i % 2)] for i in range(8)]
     x: Unit = [([30, 31, 32, 33], 1)]
@@ -134,8 +133,8 @@ def test_clipping_the_whole_batch_would_fail_this_test() -> None:
     assert max(distances) > GRID**2
 
 
-def mean_over_the_batch_s_tokens(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """What Hugging Face's `.loss` is, shared out over the records: each one's part depends on the others' lengths."""
+def mean_over_tokens_of_the_batch(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The `.loss` of Hugging Face, divided among the records: each part depends on the lengths of the others."""
     logits = forward_logits(model, batch).float()
     labels = batch["labels"][:, 1:]
     losses = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), labels, reduction="none")
@@ -143,16 +142,18 @@ def mean_over_the_batch_s_tokens(model: torch.nn.Module, batch: Batch) -> torch.
 
 
 def test_mean_over_the_tokens_of_the_batch_would_fail_this_test() -> None:
-    """Clipped so loosely that the records' own shares show: the neighbours' terms shrink when a long record joins."""
-    wrong, right = (pipeline("CausalLM", dropout=0.0, loss=loss) for loss in (mean_over_the_batch_s_tokens, None))
+    """The clip is loose, so the terms of the other records visibly shrink when a long record joins."""
+    with_mean, with_record_loss = (
+        pipeline("CausalLM", dropout=0.0, loss=loss) for loss in (mean_over_tokens_of_the_batch, None)
+    )
     units: list[Unit] = [[([5 + i, 6, 7], 0)] for i in range(6)]
-    x: Unit = [([9] * 16, 0)]  # as long as may be in the others' bucket, so it stands in their micro-batch
+    x: Unit = [([9] * 16, 0)]  # the longest record in the same bucket, so it is in the same micro-batch
 
     def distance(pipe: Pipeline) -> int:
         loose = [GridClipper(pipe.gradients.dimension, GRID, 0.2, CPU) for _ in range(2)]
         return squared_norm(pipe.sum([*units, x], clipper=loose[0]) - pipe.sum(units, clipper=loose[1]))
 
-    assert distance(wrong) > GRID**2 >= distance(right)
+    assert distance(with_mean) > GRID**2 >= distance(with_record_loss)
 
 
 def test_unit_contributes_the_same_alone_and_last_of_many() -> None:

@@ -1,4 +1,4 @@
-"""What is said of the machine that a model was tried on."""
+"""Checks of the model before the first step, and what the statement remarks about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_remark_states_what_kernel_rounding_could_cost() -> None:
 
 
 def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) -> None:
-    """One record with such a token would end the job, whose end would tell of it."""
+    """A record with such a token would end the job, which would reveal that the data has such a record."""
     job = Job.make(tmp_path / "run").job
     model: Any = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(44, 2))
     _check_vocabulary(job, model, 43)

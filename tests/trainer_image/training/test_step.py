@@ -1,4 +1,4 @@
-"""The order within a step, and steps in which nobody joins: test 2 and 3 of the mechanism, on the whole engine."""
+"""The order within a step, and steps in which no unit joins (tests 2 and 3 of the mechanism), on the whole trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job whose draws are mostly empty, killed after four of its steps and gone on with by a new incarnation."""
+    """A job whose draws are mostly empty. It is killed after four steps, and a new incarnation resumes it."""
     job = Job.make(
         tmp_path_factory.mktemp("empty") / "run",
         f"spec.training.steps={STEPS}",
@@ -51,11 +51,11 @@ def test_ranks_run_the_same_number_of_steps_even_with_empty_draws(empty: Job) ->
 
 
 def test_sum_of_an_empty_step_is_noise_with_the_full_variance(empty: Job) -> None:
-    """N/(N-t) sigma^2 S^2: each of two workers adds enough for the other to be a colluder."""
+    """N/(N-t) σ² S²: each of two workers adds enough noise for the case that the other colludes."""
     mechanism = empty.plan.mechanism
     revealed = totals(empty)
     variance = 2 * (float(mechanism.noise_multiplier) * mechanism.grid) ** 2
-    # A unit that joins adds at most S² to a step's sum of squares, against d times the variance.
+    # A unit that joins adds at most S² to the sum of squares of a step; the noise adds d times the variance.
     ratio = float((revealed**2).mean() / variance)
     assert abs(ratio - 1) < 7 * (2 / revealed.size) ** 0.5 + 3 / revealed.shape[1]
 
@@ -69,34 +69,34 @@ def test_noise_is_never_reused_even_after_a_restart(empty: Job) -> None:
 
 
 def test_charge_is_on_disk_before_its_step_is_revealed(alone: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
+    calls: list[str] = []
     fsync, charge, reveal = os.fsync, FileLedger.charge, reduce.reveal
 
-    def syncing(descriptor: int) -> None:
+    def logging_fsync(descriptor: int) -> None:
         fsync(descriptor)
         if Path(f"/proc/self/fd/{descriptor}").readlink().name == "ledger.jsonl":
-            happened.append("on the disk")
+            calls.append("fsync")
 
-    def charging(ledger: FileLedger, steps: int) -> Any:
-        happened.append(f"charge {steps}")
+    def logging_charge(ledger: FileLedger, steps: int) -> Any:
+        calls.append(f"charge {steps}")
         return charge(ledger, steps)
 
-    def revealing(*arguments: Any) -> Any:
-        happened.append("reveal")
+    def logging_reveal(*arguments: Any) -> Any:
+        calls.append("reveal")
         return reveal(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", syncing)
-        patch.setattr(FileLedger, "charge", charging)
-        patch.setattr(reduce, "reveal", revealing)
+        patch.setattr(os, "fsync", logging_fsync)
+        patch.setattr(FileLedger, "charge", logging_charge)
+        patch.setattr(reduce, "reveal", logging_reveal)
         alone.train_alone()
-    charges = [number for number, what in enumerate(happened) if what.startswith("charge")]
-    assert sum(int(happened[number].split()[1]) for number in charges) == happened.count("reveal") == 7
-    paid = 0
-    for number, what in enumerate(happened):
-        if what.startswith("charge"):
-            assert happened[number + 1] == "on the disk"
-            paid += int(what.split()[1])
-        elif what == "reveal":
-            paid -= 1
-            assert paid >= 0, happened
+    charges = [number for number, call in enumerate(calls) if call.startswith("charge")]
+    assert sum(int(calls[number].split()[1]) for number in charges) == calls.count("reveal") == 7
+    unused = 0
+    for number, call in enumerate(calls):
+        if call.startswith("charge"):
+            assert calls[number + 1] == "fsync"
+            unused += int(call.split()[1])
+        elif call == "reveal":
+            unused -= 1
+            assert unused >= 0, calls

@@ -1,4 +1,4 @@
-"""From drawn units to their clipped sum: however the micro-batches fall, the sum is the same."""
+"""From drawn units to their clipped sum: the sum does not depend on how the micro-batches fall."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def units(count: int, records: int) -> list[Unit]:
 @pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
 @pytest.mark.parametrize("records", [1, 5])
 def test_gradient_accumulation_changes_the_sum_only_by_rounding(task: str, records: int) -> None:
-    """An expected batch far above the micro-batch is worked off in pieces: as if it had been one."""
+    """An expected batch much larger than the micro-batch is processed in pieces, with the same result as in one."""
     data = units(24, records)
     sums = [pipeline(task, rows=rows).sum(data) for rows in (1, 2, 8, 32)]
-    # Kernels differ by shape in the last bits of fp32, which may move a coordinate of a unit by one grid step.
+    # Kernels for different shapes differ in the last bits of fp32. This may shift a unit's coordinate by one grid step.
     largest = np.sqrt(squared_norm(sums[0]))
     assert largest > GRID
     for total in sums[1:]:
@@ -39,13 +39,13 @@ def test_gradient_accumulation_changes_the_sum_only_by_rounding(task: str, recor
 
 
 def test_user_is_clipped_once_for_all_records() -> None:
-    """Eleven copies of a record, over two micro-batches, still make a term of at most S; each alone would add up."""
+    """Eleven copies of a record, over two micro-batches, add at most S. As eleven units they add more."""
     pipe = pipeline("SequenceClassification")
     record = ([7, 9, 11], 1)
-    together = pipe.sum([[record] * 11])
-    apart = pipe.sum([[record]] * 11)
-    assert (0.9 * GRID) ** 2 < squared_norm(together) <= GRID**2
-    assert squared_norm(apart) > 25 * GRID**2
+    one_user = pipe.sum([[record] * 11])
+    eleven_units = pipe.sum([[record]] * 11)
+    assert (0.9 * GRID) ** 2 < squared_norm(one_user) <= GRID**2
+    assert squared_norm(eleven_units) > 25 * GRID**2
 
 
 def test_rows_of_a_unit_are_added_in_order_across_micro_batches() -> None:

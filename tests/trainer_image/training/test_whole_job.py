@@ -1,4 +1,4 @@
-"""A whole job on two ranks: what it leaves behind is right, and everything says the same of it."""
+"""A whole job on two ranks: its results are correct, and the ledger, the status and the statements agree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_job_completes_and_every_step_is_charged_once_before_its_reveal(job: Job
     assert ledger.steps_recharged == 0
     assert ledger.dataset_digest == job.digest
     assert job.revealed() == [STEPS, STEPS]
-    assert [event.step for event in job.records() if isinstance(event, Stepped)] == list(range(1, STEPS + 1))
+    assert [record.step for record in job.records() if isinstance(record, Stepped)] == list(range(1, STEPS + 1))
 
 
 def test_all_ranks_have_bit_identical_weights_after_each_step(job: Job) -> None:
@@ -60,16 +60,16 @@ def test_all_ranks_have_bit_identical_weights_after_each_step(job: Job) -> None:
 
 
 def test_checkpoints_are_published_and_only_the_newest_are_kept(job: Job) -> None:
-    releases = job.ledger().checkpoints
-    assert [(release.step, release.final) for release in releases] == [(2, False), (4, False), (6, False), (7, True)]
+    published = job.ledger().checkpoints
+    assert [(each.step, each.final) for each in published] == [(2, False), (4, False), (6, False), (7, True)]
     store = job.store()
     assert store.names() == ["final", "step-000004-a1i1", "step-000006-a1i1"]
-    for release in releases[1:]:
-        name = release.uri.rsplit("/", 1)[1]
-        assert release.digest == digest(checkpoint(job, name).joinpath(MANIFEST).read_bytes())
-        assert release.statement_digest == digest(store.read(name, release.digest)["statement.json"])
-    told = [event for event in job.records() if isinstance(event, Saved)]
-    assert [event.digest for event in told] == [release.digest for release in releases]
+    for each in published[1:]:
+        name = each.uri.rsplit("/", 1)[1]
+        assert each.digest == digest(checkpoint(job, name).joinpath(MANIFEST).read_bytes())
+        assert each.statement_digest == digest(store.read(name, each.digest)["statement.json"])
+    saved = [record for record in job.records() if isinstance(record, Saved)]
+    assert [record.digest for record in saved] == [each.digest for each in published]
 
 
 def test_statement_of_each_checkpoint_can_be_recomputed(job: Job) -> None:
@@ -104,7 +104,7 @@ def test_adapter_loads_in_plain_peft(job: Job) -> None:
 
 
 def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(job: Job) -> None:
-    """Composed step by step, from the events as the ledger has them: nothing of our own arithmetic is used."""
+    """The privacy events of the ledger are composed step by step, without any arithmetic of this project."""
     status = job.status()
     document = json.loads((checkpoint(job, "final") / "statement.json").read_text())
     (event,) = document["events"]
@@ -119,7 +119,7 @@ def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(j
 
     assert event["steps"] == job.ledger().steps_charged
     assert status.privacy.epsilon_spent == status.privacy.epsilon_claimed == recomputed(sigma)
-    assert status.privacy.epsilon_against_outsider == recomputed(sigma * 2**0.5)  # of two workers one may collude
+    assert status.privacy.epsilon_against_outsider == recomputed(sigma * 2**0.5)  # one of the two workers may collude
     assert float(status.privacy.epsilon_spent) <= float(job.plan.target_epsilon)
     assert status.checkpoints[-1].epsilon == document["spent"]["epsilon"] == status.privacy.epsilon_spent
 

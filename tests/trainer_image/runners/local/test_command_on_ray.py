@@ -1,7 +1,7 @@
-"""The command on a real Ray cluster: killed and interrupted in every way, and nothing of it left behind.
+"""The command on a real Ray cluster: killed and interrupted in several ways, with nothing left behind.
 
-One job of one worker lives through all of it, since a start takes most of a minute on two cores. What happens to the
-others when one of two workers dies, and how SIGTERM ends a run, is in `distributed/test_restarts.py`.
+One job with one worker goes through all of it, because a start takes most of a minute on two cores.
+`distributed/test_restarts.py` tests what happens when one of two workers dies, and how SIGTERM ends a run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Ray for several runs in this process, which join it."""
+def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray cluster that several runs in this process join."""
     with local_ray(tmp_path_factory.mktemp("ray"), cpus=1, gpus=0):
         yield
 
@@ -44,7 +44,7 @@ def a_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ],
 )
 def test_unusable_data_fails_in_one_sentence_and_costs_nothing(
-    a_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
+    shared_ray: None, tmp_path: Path, override: str, content: str | None, reason: str, named: str
 ) -> None:
     write_job(tmp_path)
     if content is not None:
@@ -55,7 +55,7 @@ def test_unusable_data_fails_in_one_sentence_and_costs_nothing(
         output_dir=tmp_path / "out",
         base_dir=tmp_path,
         resume=False,
-        listener=lambda event: None,
+        listener=lambda record: None,
         stop=StopSignal(),
     )
     assert result.job.status is not None
@@ -78,10 +78,12 @@ def test_command_survives_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
         assert spent == sorted(spent)
         return ledger
 
-    # The driver dies: a person resumes, though the orphaned workers may still hold the ledger.
+    # The driver is killed. A user resumes, although the orphaned workers may still hold the ledger.
     command = RunCommand(tmp_path, temporary, resume=False)
     command.wait_for_steps(14)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [0o700]  # Ray opens what is in it
+    assert [stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()] == [
+        0o700
+    ]  # Ray makes its own folders inside readable for all users
     before = checked(command)
     command.kill_driver()
     command = RunCommand(tmp_path, temporary, resume=True)
@@ -90,7 +92,7 @@ def test_command_survives_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     assert (ledger.attempt, ledger.incarnation) == (2, 1)
     assert ledger.steps_charged > before.steps_charged
 
-    # Both the driver and a worker die.
+    # Both the driver and a worker are killed.
     command.kill_rank_0()
     command.kill_driver()
     command = RunCommand(tmp_path, temporary, resume=True)
@@ -99,7 +101,7 @@ def test_command_survives_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     assert ledger.attempt == 3
     assert ledger.steps_recharged > before.steps_recharged
 
-    # Ctrl-C, which a terminal sends to Ray's processes too, seals a checkpoint of the last step that was revealed.
+    # Ctrl-C, which a terminal also sends to Ray's processes, saves a checkpoint of the last revealed step.
     code, out = command.interrupt()
     assert code == 130, command.stderr_text()
     assert "--resume" in command.stderr_text()
@@ -107,12 +109,12 @@ def test_command_survives_kills_and_ctrl_c_and_leaves_nothing_behind(tmp_path: P
     assert status["phase"] == ledger.outcome == "Suspended"
     assert [each["reason"] for each in status["attempts"]] == ["WorkerLost", "WorkerLost", "Interrupted"]
     assert status["privacy"]["stepsCharged"] == ledger.steps_charged
-    sealed = ledger.checkpoints[-1]
-    assert sealed.step == status["progress"]["step"] < 300
-    name = sealed.uri.rsplit("/", 1)[1]
-    claim = json.loads(CheckpointStore(str(tmp_path / "checkpoints")).read(name, sealed.digest)["statement.json"])
-    assert recompute_epsilon(claim) == status["privacy"]["epsilonSpent"]
+    saved = ledger.checkpoints[-1]
+    assert saved.step == status["progress"]["step"] < 300
+    name = saved.uri.rsplit("/", 1)[1]
+    statement = json.loads(CheckpointStore(str(tmp_path / "checkpoints")).read(name, saved.digest)["statement.json"])
+    assert recompute_epsilon(statement) == status["privacy"]["epsilonSpent"]
     assert float(status["privacy"]["epsilonClaimed"]) > float(status["privacy"]["epsilonSpent"])
     _, plan = resolve_job(load_manifest(tmp_path / "out" / "job.yaml"))
-    assert float(status["privacy"]["epsilonSpent"]) >= plan.epsilon(sealed.step + ledger.steps_recharged)
+    assert float(status["privacy"]["epsilonSpent"]) >= plan.epsilon(saved.step + ledger.steps_recharged)
     assert_nothing_is_left(tmp_path / "out", temporary)

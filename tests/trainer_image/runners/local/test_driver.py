@@ -1,6 +1,6 @@
-"""One call of `run`, from manifest to status, with everything real but Ray: what is refused, what a resume may change.
+"""One call of `run`, from manifest to status, without Ray: what it refuses, and what a resume may change.
 
-Data is sharded and the one worker trained in this process, so a whole run takes a second.
+The test shards the data and trains the one worker in this process, so a whole run takes a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensafe_api.statement import digest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
-from tensorguard.runners.local import driver as engine
+from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.preflight import RunRefused, changed_fields, cpus_per_worker
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
@@ -32,7 +32,13 @@ from tensorguard.training.worker import train
 
 
 class Folder:
-    """A place to run jobs in. `stop_at`: the step (from 0) that is asked to stop; `fails`: what the workers raise."""
+    """A folder in which jobs run.
+
+    Attributes:
+        stop_at: the step (from 0) at which a stop is requested; None for none.
+        fails: the exception of the workers; None for none.
+        records: the log records that the listener received.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -40,18 +46,18 @@ class Folder:
         self.stop_at: int | None = None
         self.fails: Exception | None = None
         self.rows = records(240)
-        self.heard: list[LogRecord] = []
+        self.records: list[LogRecord] = []
         make_model(place / "model")
 
     def run(self, *overrides: str, resume: bool = False, output: Path | None = None) -> RunResult:
         text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", "checkpoints")
         small = ("spec.cluster.workers=1", "spec.training.steps=4", "spec.checkpoint.everySteps=2")
-        return engine.run(
+        return driver.run(
             load_manifest(text, (*small, *overrides)),
             output_dir=output or self.output,
             base_dir=self.place,
             resume=resume,
-            listener=self.heard.append,
+            listener=self.records.append,
             stop=StopSignal(),
         )
 
@@ -86,20 +92,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
             threads=1,
         )
 
-    def fit(loop: Any, config: dict[str, Any], *_: Any) -> None:
+    def run_workers(function: Any, config: dict[str, Any], *_: Any) -> None:
         if folder.fails:
             raise folder.fails
         train(WorkerConfig.unpack(config), SingleRankChannel(), torch.device("cpu"))
 
     monkeypatch.setattr(HeaderAgreement, "agree", agreeing)
-    monkeypatch.setattr(engine, "local_ray", no_ray)
-    monkeypatch.setattr(engine._Run, "_prepare", prepare)
-    monkeypatch.setattr(engine, "run_workers", fit)
+    monkeypatch.setattr(driver, "local_ray", no_ray)
+    monkeypatch.setattr(driver._Run, "_prepare", prepare)
+    monkeypatch.setattr(driver, "run_workers", run_workers)
     return folder
 
 
 def stopped(folder: Folder) -> RunResult:
-    """A run that was asked to stop in its fourth step."""
+    """A run that was stopped in its fourth step."""
     folder.stop_at = 3
     result = folder.run()
     folder.stop_at = None
@@ -132,7 +138,7 @@ def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
     assert status.privacy.steps_charged == 4
     assert status.final_model is not None
     assert status.final_model.uri == (folder.place / "checkpoints" / "final").as_uri()  # relative to the manifest
-    assert [event.kind for event in folder.heard][-2:] == ["saved", "ended"]
+    assert [record.kind for record in folder.records][-2:] == ["saved", "ended"]
     assert not (folder.output / WORK_FOLDER).exists()
     for private in (JOB_KEY, LEDGER, RUN_LOG):
         assert (folder.output / private).stat().st_mode & 0o077 == 0
@@ -144,8 +150,13 @@ def test_run_is_resumed_with_the_manifest_in_its_folder(folder: Folder) -> None:
     resolved, plan = resolve_job(job)
     assert resolved == job
     assert plan.mechanism == folder.ledger().read().spec.mechanism
-    result = engine.run(
-        job, output_dir=folder.output, base_dir=Path("/"), resume=True, listener=folder.heard.append, stop=StopSignal()
+    result = driver.run(
+        job,
+        output_dir=folder.output,
+        base_dir=Path("/"),
+        resume=True,
+        listener=folder.records.append,
+        stop=StopSignal(),
     )
     assert result.exit_code == 0
     assert result.job.status is not None
@@ -181,7 +192,7 @@ def test_missing_ledger_is_not_taken_for_a_new_run(folder: Folder) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_folder_with_an_uncharged_ledger_can_be_used_again(folder: Folder, resume: bool) -> None:
-    """And how the uncharged attempt ended is not taken for the end of this one."""
+    """The end of the uncharged attempt is not taken for the end of this one."""
     folder.fails = WorkersFailed(0)
     failed = folder.run()
     assert failed.exit_code == 1
@@ -200,7 +211,7 @@ def test_run_that_ended_before_its_workers_started_can_be_started_again(
         raise OSError("the data is not there yet")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._Run, "_prepare", unreadable)
+        patch.setattr(driver._Run, "_prepare", unreadable)
         assert folder.run().exit_code == 1
     assert not (folder.output / LEDGER).exists()
     assert folder.run(resume=resume).exit_code == 0
@@ -216,7 +227,7 @@ CHANGES = {
     "spec.privacy.maxGradNorm=2": "mechanism.clip",
     "spec.privacy.reserveSteps=50": "reserveSteps",
     "spec.dataset.unit={kind: User, column: label, atLeast: 200}": "mechanism.unit",
-    "spec.dataset.lineage=somebody-else": "lineage",
+    "spec.dataset.lineage=another": "lineage",
     "metadata.name=other": "jobName",
     "spec.observability.privateMetrics=Internal": "privateMetrics",
     "spec.evaluation={uri: e.jsonl, visibility: Private}": "evaluation",
@@ -268,19 +279,19 @@ def test_missing_run_log_is_refused(folder: Folder) -> None:
 
 
 def test_ledger_that_was_cut_during_the_run_is_not_trusted_at_its_end(folder: Folder) -> None:
-    """Its status names no figure that could be too small."""
+    """The status shows no figure that could be too small."""
     stopped(folder)
     path = folder.output / "ledger.jsonl"
 
     lines = path.read_bytes().splitlines(keepends=True)
-    run = engine._Run.result
+    run = driver._Run.result
 
     def result(one: Any) -> RunResult:
         path.write_bytes(b"".join(lines[:3]))
         return run(one)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._Run, "result", result)
+        patch.setattr(driver._Run, "result", result)
         cut = folder.run(resume=True)
     assert reason(cut)[0] == "LedgerCorrupt"
     assert cut.exit_code == 1
@@ -289,12 +300,12 @@ def test_ledger_that_was_cut_during_the_run_is_not_trusted_at_its_end(folder: Fo
 
 
 @pytest.mark.parametrize(
-    "spelt", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "file://DATA", "."]
+    "spelling", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "file://DATA", "."]
 )
-def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder: Folder, spelt: str) -> None:
+def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder: Folder, spelling: str) -> None:
     (folder.place / "x").mkdir()
     (folder.place / "data.jsonl").write_text('{"text": "w1", "label": 1}\n')
-    uri = spelt.replace("DATA", f"{folder.place}/data.jsonl")
+    uri = spelling.replace("DATA", f"{folder.place}/data.jsonl")
     evaluation = f"spec.evaluation={{uri: '{uri}', visibility: Public}}"
     refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
     assert refused.path == "spec.evaluation.uri"
@@ -310,7 +321,7 @@ def test_hard_links_and_files_without_a_suffix_are_the_same_files(folder: Folder
     for public in ("part/part-0000", "linked", "part"):
         evaluation = f"spec.evaluation={{uri: {public}, format: jsonl, visibility: Public}}"
         if public == private:
-            continue  # which the manifest's own rule refuses
+            continue  # a rule of the manifest refuses this case
         refused = refusal(folder, f"spec.dataset.uri={private}", "spec.dataset.format=jsonl", evaluation)
         assert "so it is private" in str(refused)
 
@@ -376,7 +387,7 @@ def test_unsupported_model_option_fails_in_one_sentence_and_costs_nothing(
 
 
 def test_exceptions_of_workers_are_not_quoted_in_the_status(folder: Folder) -> None:
-    """It may quote a record."""
+    """The message of an exception may quote a record."""
     folder.fails = WorkersFailed(2)
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
     why, message = reason(folder.run())

@@ -1,4 +1,4 @@
-"""The driver of an attempt in a cluster, with workers that do nothing: what it reads, hands on, asks and answers."""
+"""The driver of an attempt in a cluster, with workers that do nothing: what it reads, sends, requests and returns."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ RECORD = "Jane Doe has diabetes"
 
 
 class Workers:
-    """What the worker group is asked for. `fails`: what it ends with; `until`: it goes on until that flag is raised;
-    `meanwhile`: is called before the end.
+    """Replaces the worker group, and stores its arguments.
+
+    Attributes:
+        fails: the exception with which it ends; None for none.
+        until: it runs until this flag is set.
+        meanwhile: called before the end.
     """
 
     def __init__(self) -> None:
@@ -42,9 +46,9 @@ class Workers:
         self.until: StopSignal | None = None
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def fit(self, loop: Any, values: dict[str, Any], group: WorkerGroup, storage: Path) -> None:
+    def run_workers(self, function: Any, values: dict[str, Any], group: WorkerGroup, storage: Path) -> None:
         self.values, self.group = values, group
-        wait_until(lambda: self.until is None or self.until, failure_message=lambda: "nobody raised the flag")
+        wait_until(lambda: self.until is None or self.until, failure_message=lambda: "the flag was not set")
         self.meanwhile()
         if self.fails is not None:
             raise self.fails
@@ -52,38 +56,38 @@ class Workers:
 
 @pytest.fixture
 def head(tmp_path: Path) -> PodFiles:
-    """A head pod's mounts: the job and the place, and no key."""
+    """The files of a head pod: the job and the location of its ledger, and no key."""
     text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
     job, _ = resolve_job(load_manifest(text))
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})})
     for folder in ("etc/tensafe/job", "var/run/tensafe"):
         (tmp_path / folder).mkdir(parents=True)
-    told = config_map(job, 2, "tiny-ledger", "33-44", "digest of the key")
-    for name, text in told["data"].items():
+    written = config_map(job, 2, "tiny-ledger", "33-44", "digest of the key")
+    for name, text in written["data"].items():
         (tmp_path / "etc/tensafe/job" / name).write_text(text)
-    return PodFiles(tmp_path, digest(told))
+    return PodFiles(tmp_path, digest(written))
 
 
 @pytest.fixture
 def workers(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """Workers whose run folder is the head's, and the tasks that reach it done at once."""
+    """Workers whose run folder is that of the head. Tasks on them run at once, in this process."""
 
     @contextmanager
-    def no_ray(asking: threading.Lock) -> Iterator[None]:
+    def no_ray(using_ray: threading.Lock) -> Iterator[None]:
         yield
 
     workers = Workers()
     monkeypatch.setenv(ROOT_VARIABLE, str(head.root))
     monkeypatch.setattr(module, "joined_ray", no_ray)
-    monkeypatch.setattr(module, "run_workers", workers.fit)
+    monkeypatch.setattr(module, "run_workers", workers.run_workers)
     monkeypatch.setattr(module, "_workers", lambda: ["worker"])
-    monkeypatch.setattr(module, "_run_on_workers", lambda act: [act()])
+    monkeypatch.setattr(module, "_run_on_workers", lambda task: [task()])
     return workers
 
 
-def end(mounted: PodFiles, reason: Reason, message: str) -> None:
-    """What rank 0 leaves in its pod."""
-    log = RunLog(mounted.run / RUN_LOG)
+def end(files: PodFiles, reason: Reason, message: str) -> None:
+    """Write the run log that rank 0 leaves in its pod."""
+    log = RunLog(files.run / RUN_LOG)
     log.write(Stepped(1.0, 12, 12))
     log.write(Ended(2.0, 2, reason.value, message))
     log.close()
@@ -126,13 +130,13 @@ def test_stop_request_is_forwarded_to_the_workers(head: PodFiles, workers: Worke
 def test_terminating_head_stays_while_a_worker_may_train(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
-    """Also where one of two does not answer."""
+    """This includes the case that one of two workers does not answer."""
     asked: list[object] = []
 
-    def answer(act: object) -> list[Any]:
-        if act is read_result:
+    def answer(task: object) -> list[Any]:
+        if task is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
-        asked.append(act)
+        asked.append(task)
         return answers
 
     def asked_again() -> None:
@@ -155,7 +159,7 @@ def test_terminating_head_ends_at_once_when_no_worker_trains(
     end(head, Reason.INTERRUPTED, "stopped on request")
     monkeypatch.setattr(module, "_workers", lambda: pods)
     monkeypatch.setattr(
-        module, "_run_on_workers", lambda act: [read_result()] if act is read_result else [False for _ in pods]
+        module, "_run_on_workers", lambda task: [read_result()] if task is read_result else [False for _ in pods]
     )
     workers.meanwhile = lambda: wait_until(lambda: not is_run_locked(head.run))
     StopSignal.of(head.run).request()
@@ -165,12 +169,12 @@ def test_terminating_head_ends_at_once_when_no_worker_trains(
 def test_ray_is_not_left_while_another_thread_uses_it(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray would end the driver with 1, and KubeRay would take the attempt for failed."""
+    """Otherwise Ray would end the driver with exit code 1, and KubeRay would take the attempt for failed."""
     asked, left = threading.Event(), threading.Event()
     left_meanwhile: list[bool] = []
 
-    def answer(act: object) -> list[Any]:
-        if act is read_result:
+    def answer(task: object) -> list[Any]:
+        if task is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
         asked.set()
         left_meanwhile.append(left.wait(0.5))
@@ -197,36 +201,36 @@ def test_head_without_its_files_does_not_start(head: PodFiles, workers: Workers)
 def test_tasks_use_the_pod_that_they_run_in(head: PodFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(head.root))
     assert read_result() is None
-    end(head, Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
-    assert read_result() == (Reason.BUDGET_EXHAUSTED, "step 9 would pass the target")
+    end(head, Reason.BUDGET_EXHAUSTED, "step 9 would exceed the target")
+    assert read_result() == (Reason.BUDGET_EXHAUSTED, "step 9 would exceed the target")
     assert not StopSignal.of(head.run)
     assert not set_stop_flag()
     assert StopSignal.of(head.run)
-    release = hold_run_lock(head.run)
+    unlock = hold_run_lock(head.run)
     assert set_stop_flag()
-    release()
+    unlock()
     assert not set_stop_flag()
 
 
 def test_importing_the_driver_imports_nothing_heavy() -> None:
-    """What it imports, Ray Train's controller imports once more, one after the other, before a worker starts."""
+    """Ray Train's controller imports the driver's modules again, one after the other, before a worker starts."""
     code = (
         "import sys\nimport tensorguard.runners.pod.attempt\n"
         "sys.exit(', '.join({'torch', 'ray', 'scipy', 'dp_accounting'} & set(sys.modules)) or 0)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
-    assert (told.returncode, told.stderr.strip()) == (0, "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
 def test_driver_never_starts_a_ray_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    settings_of_init: dict[str, Any] = {}
 
     def init(**settings: Any) -> None:
-        asked.update(settings)
+        settings_of_init.update(settings)
         raise ConnectionError("Could not find any running Ray instance")
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RayUnavailable, match="tensafe run"), joined_ray(threading.Lock()):
         pass
-    assert asked["address"] == "auto"
-    assert asked["log_to_driver"] is False
+    assert settings_of_init["address"] == "auto"
+    assert settings_of_init["log_to_driver"] is False

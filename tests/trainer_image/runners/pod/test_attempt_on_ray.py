@@ -1,5 +1,7 @@
-"""A whole attempt as the RayJob's entrypoint runs it: two Ray nodes, a head without CPUs and a worker, a real API
-server, and the files that the operator would have had mounted. Each node has a root of its own, as a pod has.
+"""A whole attempt as the RayJob's entrypoint runs it, on two Ray nodes with a real API server.
+
+One node is a head without CPUs, the other a worker. The test mounts the files that the operator would mount. Each node
+has its own root folder, as a pod has.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ STARTS = 3
 
 
 class Nodes:
-    """Ray's processes and the driver's. `head` and `worker` are the roots of the two pods."""
+    """The processes of Ray and of the driver. `head` and `worker` are the root folders of the two pods."""
 
     def __init__(self, place: Path, of_all: dict[str, str], of_worker: dict[str, str]) -> None:
         """Args: of_all, of_worker: environment variables."""
         self.head, self.worker = place / "head", place / "worker"
-        self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # a socket's path has to be short
+        self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # the path of a socket must be short
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"
         self._of_worker = of_worker
@@ -68,13 +70,13 @@ class Nodes:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Start the head, and the worker once it is there."""
+        """Start the head, and then the worker."""
         head = ("--head", "--num-cpus=0", f"--port={self._port}", "--include-dashboard=false")
         self._start(self.head, {}, *head, f"--temp-dir={self._temporary}")
         self._start(self.worker, self._of_worker, f"--address={self._address}", "--num-cpus=2")
 
     def drive(self) -> subprocess.Popen[str]:
-        """The entrypoint in the head."""
+        """Start the entrypoint in the head."""
         return subprocess.Popen(
             [sys.executable, "-m", "tensorguard.cluster"],
             env=self._common | {ROOT_VARIABLE: str(self.head), "RAY_ADDRESS": self._address},
@@ -90,7 +92,7 @@ class Nodes:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _start(self, root: Path, more: dict[str, str], *arguments: str) -> None:
-        """Start a node, again where the machine is too busy for the half minute that Ray gives itself."""
+        """Start a node. Retry if the machine is too slow for the half minute that Ray allows itself."""
         log = root / "ray.log"
         memory = ("--object-store-memory=100000000", "--node-ip-address=127.0.0.1")
         for _ in range(STARTS):
@@ -106,12 +108,12 @@ class Nodes:
             while process.poll() is None:
                 if b"Ray runtime started" in log.read_bytes():
                     return
-                time.sleep(0.1)  # it tells in its log alone
+                time.sleep(0.1)  # it reports this in its log only
         raise AssertionError(log.read_text())
 
 
 class Clinic:
-    """A job in a namespace, the objects that the operator makes for it, and where they are mounted."""
+    """A job in a namespace, the objects that the operator creates for it, and the folders where they are mounted."""
 
     def __init__(self, plane: ControlPlane, namespace: str, place: Path, steps: int) -> None:
         self._plane, self._namespace = plane, namespace
@@ -136,17 +138,17 @@ class Clinic:
             self.key = base64.b64decode(content)
             (key / name).write_bytes(self.key)
         self._place = place
-        self._told = configuration.config_map(
+        self._written = configuration.config_map(
             self.job, 1, self._ledger["name"], self._ledger["uid"], key_digest(secret)
         )
         for root in ("head", "worker"):
-            for name, content in self._told["data"].items():
+            for name, content in self._written["data"].items():
                 (place / root / "etc/tensafe/job" / name).write_text(content)
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the operator tells all pods."""
-        return {JOB_DIGEST_VARIABLE: configuration.digest(self._told)}
+        """The environment variables that the operator sets in all pods."""
+        return {JOB_DIGEST_VARIABLE: configuration.digest(self._written)}
 
     def status(self) -> dict[str, Any]:
         name = self._ledger["name"]
@@ -154,7 +156,7 @@ class Clinic:
         return dict(json.loads(found.stdout).get("status", {}))
 
     def hooks(self) -> list[list[str]]:
-        """The preStop commands of head and worker, each in its own root."""
+        """The preStop commands of head and worker, each with the paths of its own root folder."""
         job = ray_job(self.job, 1, Settings(), job_digest="", key_secret="")["spec"]["rayClusterSpec"]
         pods = {"head": job["headGroupSpec"], "worker": job["workerGroupSpecs"][0]}
         found = []
@@ -210,17 +212,17 @@ def test_stopped_attempt_saves_a_checkpoint_and_reports_it(clinic: Clinic, nodes
     driver.send_signal(signal.SIGTERM)
     out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
     status = clinic.status()
-    sealed = status["releases"][-1]
-    told = f"Interrupted: stopped on request after step {sealed['step']} of 20000.\n"
-    assert (driver.returncode, out, status["outcome"]) == (0, told, "Suspended")
-    assert 0 < sealed["step"] <= status["charges"][0]["steps"] < 20_000
+    saved = status["releases"][-1]
+    sentence = f"Interrupted: stopped on request after step {saved['step']} of 20000.\n"
+    assert (driver.returncode, out, status["outcome"]) == (0, sentence, "Suspended")
+    assert 0 < saved["step"] <= status["charges"][0]["steps"] < 20_000
     store = CheckpointStore(str(nodes.head.parent / "checkpoints"))
-    assert store.read(sealed["uri"].rsplit("/", 1)[1], sealed["digest"])
+    assert store.read(saved["uri"].rsplit("/", 1)[1], saved["digest"])
 
 
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
 def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
-    """The preStop hooks of head and worker, which the kubelet calls before it ends Ray."""
+    """The test calls the preStop hooks of head and worker, as the kubelet does before it ends Ray."""
     driver = nodes.drive()
     wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     try:
@@ -229,7 +231,7 @@ def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, nodes: Nodes) 
         status = clinic.status()
         assert status["outcome"] == "Suspended"
         assert status["releases"][-1]["step"] == status["progress"]["step"]
-        assert driver.poll() is None, "it has said how the job ended, where only its pod ends"
+        assert driver.poll() is None, "it printed the end of the job, although only its pod ends"
     finally:
         driver.kill()
     assert driver.communicate()[0] == ""

@@ -1,6 +1,6 @@
-"""A worker pod before its first step: each rank prepares its own shard from its own mounts, and they agree on the rest.
+"""A worker pod before its first step: each rank prepares its own shard from its own mounts, and all agree on the rest.
 
-Ranks are threads here, which meet at barriers; no Ray, no API server.
+Ranks are threads here, which wait for each other at barriers. There is no Ray and no API server.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from tensorguard.training.run_log import Ended, Evaluated, RunLogReader, Started
 RANKS = 2
 
 
-class Meeting:
-    """Where the ranks exchange messages."""
+class Exchange:
+    """The messages of the ranks, and the barrier at which they exchange them."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(RANKS, timeout=300)
         self.messages: list[bytes] = [b""] * RANKS
-        self.met = 0
+        self.waited = 0
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         self.barrier.wait()
-        self.met += 1
+        self.waited += 1
 
 
-class Thread:
+class ThreadChannel:
     """One rank's channel."""
 
     size = RANKS
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank, self._meeting = rank, meeting
+    def __init__(self, rank: int, exchange: Exchange) -> None:
+        self.rank, self._exchange = rank, exchange
 
     def all_gather(self, message: bytes) -> list[bytes]:
-        self._meeting.messages[self.rank] = message
-        self._meeting.barrier.wait()
-        found = list(self._meeting.messages)
-        self._meeting.barrier.wait()
+        self._exchange.messages[self.rank] = message
+        self._exchange.barrier.wait()
+        found = list(self._exchange.messages)
+        self._exchange.barrier.wait()
         return found
 
     def all_reduce(self, vector: np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ class Pods:
     def __init__(self, place: Path, kind: JobKind = CLASSES) -> None:
         self.place = place
         self.kind = kind
-        self.meeting = Meeting()
+        self.exchange = Exchange()
         self.key = secrets.token_bytes(32)
         kind.make_model(place / "model")
         self.write_data(kind.rows(60))
@@ -92,42 +92,42 @@ class Pods:
         job = job.model_copy(
             update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
         )
-        told = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
-        self.mounts = [PodFiles(self.place / f"pod-{rank}", digest(told)) for rank in range(RANKS)]
-        for mounted in self.mounts:
+        written = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
+        self.mounts = [PodFiles(self.place / f"pod-{rank}", digest(written)) for rank in range(RANKS)]
+        for files in self.mounts:
             for folder in ("etc/tensafe/job", "etc/tensafe/key", "var/run/tensafe"):
-                (mounted.root / folder).mkdir(parents=True, exist_ok=True)
-            for name, text in told["data"].items():
-                (mounted.root / "etc/tensafe/job" / name).write_text(text)
-            mounted.key_file.write_bytes(self.key)
+                (files.root / folder).mkdir(parents=True, exist_ok=True)
+            for name, text in written["data"].items():
+                (files.root / "etc/tensafe/job" / name).write_text(text)
+            files.key_file.write_bytes(self.key)
 
-    def all(self, act: Callable[[PodFiles, Thread], Any]) -> list[Any]:
-        """What each rank comes to; an exception is a result."""
+    def all(self, act: Callable[[PodFiles, ThreadChannel], Any]) -> list[Any]:
+        """Run `act` on each rank; return the results, with an AttemptFailed as a result."""
 
         def one(rank: int) -> Any:
             try:
-                return act(self.mounts[rank], Thread(rank, self.meeting))
+                return act(self.mounts[rank], ThreadChannel(rank, self.exchange))
             except AttemptFailed as failure:
                 return failure
 
         with ThreadPoolExecutor(RANKS) as threads:
             return list(threads.map(one, range(RANKS)))
 
-    def raising(self, act: Callable[[PodFiles, Thread], Any]) -> None:
-        """As `all`; what the ranks raise is raised."""
+    def raising(self, act: Callable[[PodFiles, ThreadChannel], Any]) -> None:
+        """Run `act` on each rank, and raise what the ranks raise."""
 
-        def one(mounted: PodFiles, channel: Thread) -> Exception | None:
+        def one(files: PodFiles, channel: ThreadChannel) -> Exception | None:
             try:
-                act(mounted, channel)
+                act(files, channel)
             except Exception as error:
                 return error
             return None
 
         if errors := [error for error in self.all(one) if error is not None]:
-            raise ExceptionGroup("what the ranks raised", errors)
+            raise ExceptionGroup("errors of the ranks", errors)
 
     def configure(self) -> list[Any]:
-        return self.all(lambda mounted, channel: configure(mounted, channel, self.meeting.meet))
+        return self.all(lambda files, channel: configure(files, channel, self.exchange.wait))
 
 
 @pytest.fixture
@@ -154,10 +154,10 @@ def test_each_rank_has_its_own_shard_and_all_have_one_digest(pods: Pods) -> None
     configs: list[WorkerConfig] = pods.configure()
     units = 0
     for rank, config in enumerate(configs):
-        own, other = config.shards[rank], config.shards[1 - rank]
-        assert Path(own).is_relative_to(pods.mounts[rank].run)
+        shard, other = config.shards[rank], config.shards[1 - rank]
+        assert Path(shard).is_relative_to(pods.mounts[rank].run)
         assert other == ""
-        units += len(Shard.open(Path(own)))
+        units += len(Shard.open(Path(shard)))
         assert config.job_key() == pods.key
         assert (config.job_uid, config.attempt) == ("11-22", 2)
         assert config.ledger_location is not None and config.ledger_location.ledger == "tiny-ledger"
@@ -184,7 +184,7 @@ def test_all_ranks_report_the_same_error_when_no_record_is_usable(pods: Pods) ->
 def test_rank_without_its_key_ends_all_ranks(pods: Pods) -> None:
     pods.mounts[1].key_file.unlink()
     failures = pods.configure()
-    assert pods.meeting.met == RANKS
+    assert pods.exchange.waited == RANKS
     for failure in failures:
         assert isinstance(failure, AttemptFailed)
         assert str(pods.mounts[1].key_file) in str(failure)
@@ -203,10 +203,10 @@ def test_end_of_the_attempt_is_logged_where_the_driver_reads_it(pods: Pods, monk
     monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("nothing is trained"))
     (pods.place / "data.jsonl").unlink()
     cpu = torch.device("cpu")
-    for mounted in pods.mounts:
-        mounted.output.parent.mkdir(parents=True)
-        mounted.output.touch()
-    pods.all(lambda mounted, channel: train_in_pod(mounted, channel, cpu, pods.meeting.meet))
+    for files in pods.mounts:
+        files.output.parent.mkdir(parents=True)
+        files.output.touch()
+    pods.all(lambda files, channel: train_in_pod(files, channel, cpu, pods.exchange.wait))
     [ended] = RunLogReader(pods.mounts[0].run / RUN_LOG).read()
     assert isinstance(ended, Ended)
     assert ended.reason == Reason.DATASET_UNREADABLE
@@ -222,22 +222,22 @@ def test_pod_log_has_log_records_warnings_and_the_error_but_no_steps(
     def train(config: WorkerConfig, channel: Any, device: torch.device, listener: Any) -> None:
         listener(Started(1.0, 2, 1, 0))
         listener(Stepped(2.0, 1, 1))
-        logging.getLogger("tensorguard.storage").warning("the storage does not answer (%s); waiting", "TimeoutError")
+        logging.getLogger("tensorguard.storage").warning("the storage does not answer (%s); retrying", "TimeoutError")
         logging.getLogger("tensorguard.storage").info("a detail")
         raise ValueError("patient Jane Doe")
 
     monkeypatch.setattr(worker, "train", train)
-    mounted = pods.mounts[0]
-    mounted.output.parent.mkdir(parents=True)
-    mounted.output.touch()
+    files = pods.mounts[0]
+    files.output.parent.mkdir(parents=True)
+    files.output.touch()
     with pytest.raises(ExceptionGroup):
-        pods.raising(lambda mounted, channel: train_in_pod(mounted, channel, torch.device("cpu"), pods.meeting.meet))
-    lines = [json.loads(line) for line in mounted.output.read_text().splitlines()]
+        pods.raising(lambda files, channel: train_in_pod(files, channel, torch.device("cpu"), pods.exchange.wait))
+    lines = [json.loads(line) for line in files.output.read_text().splitlines()]
     assert {"started", "warning", "lost"} == {line["kind"] for line in lines}
     assert {line["rank"] for line in lines} <= {0, 1}
     assert "TimeoutError" in next(line["message"] for line in lines if line["kind"] == "warning")
     assert "ValueError" in next(line["message"] for line in lines if line["kind"] == "lost")
-    assert "Jane" not in mounted.output.read_text()
+    assert "Jane" not in files.output.read_text()
     assert not any(isinstance(each, PodLog) for each in logging.getLogger("tensorguard").handlers)
 
 
@@ -251,12 +251,12 @@ def test_loss_that_is_nan_is_left_out(tmp_path: Path) -> None:
 def test_unread_pod_log_neither_fails_nor_delays_training(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    said = PodLog(0, tmp_path / "pipe")
-    for _ in range(2000):  # more than a pipe holds
-        said.write_record(Started(1.0, 2, 1, 0))
+    log = PodLog(0, tmp_path / "pipe")
+    for _ in range(2000):  # more than the buffer of a pipe
+        log.write_record(Started(1.0, 2, 1, 0))
     os.close(reader)
-    said.write_record(Started(1.0, 2, 1, 0))
-    said.close()
-    said.write_record(Started(1.0, 2, 1, 0))
-    said.close()
+    log.write_record(Started(1.0, 2, 1, 0))
+    log.close()
+    log.write_record(Started(1.0, 2, 1, 0))
+    log.close()
     PodLog(0, tmp_path / "absent").write_record(Started(1.0, 2, 1, 0))
