@@ -22,9 +22,9 @@ PLACES = {
 """The pattern in front of which each block of the page belongs, in the order of the page."""
 
 
-def blocks() -> list[str]:
+def blocks(language: str = "python") -> list[str]:
     section = PAGE.read_text(encoding="utf-8").split("## A status condition\n")[1].split("\n## ")[0]
-    return [block.rstrip("\n") for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL)]
+    return [block.rstrip("\n") for block in re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)]
 
 
 @pytest.fixture
@@ -76,6 +76,20 @@ def test_condition_of_the_page_is_reported(tree: Path) -> None:
     assert message.startswith("3 steps were charged a second time: Lower checkpoint.everySteps")
 
 
+TEST = """
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import PrivacyStatus, Status
+from tensafe_operator.plan.conditions import JobState, set_conditions
+
+"""
+
+
+def test_test_of_the_page_passes(tree: Path) -> None:
+    [test] = blocks("text")
+    done = run(tree, "-c", TEST + test)
+    assert done.returncode == 0, done.stderr
+
+
 def test_generated_files_receive_the_condition(tree: Path) -> None:
     for command in (("-m", "tensafe_api.crd"), ("docs/generate.py",)):
         assert run(tree, *command, "--check").returncode == 1
@@ -86,6 +100,12 @@ def test_generated_files_receive_the_condition(tree: Path) -> None:
     reference = (tree / "docs/reference/conditions-and-reasons.md").read_text(encoding="utf-8")
     assert "| `Recharged` | Steps were charged a second time" in reference
     assert "| `StepsRecharged` |" in reference
+    page = PAGE.read_text(encoding="utf-8")
+    for folder in ("crds", "charts", "docs/reference"):
+        for path in (tree / folder).rglob("*.*"):
+            name = path.relative_to(tree)
+            if path.suffix in (".yaml", ".md") and path.read_bytes() != (ROOT / name).read_bytes():
+                assert f"- `{name}`\n" in page
 
 
 def test_type_without_a_rule_fails_the_tests_of_conditions(tree: Path) -> None:

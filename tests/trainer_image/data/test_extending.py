@@ -49,6 +49,19 @@ def test_class_of_the_page_is_a_format(logfmt: DataFormat) -> None:
     assert pickle.loads(pickle.dumps(logfmt)).name == "logfmt"
 
 
+@pytest.mark.usefixtures("logfmt")
+def test_format_of_the_page_can_be_tried_without_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Step 5 of the page."""
+    section = PAGE.read_text().split("## A data format\n")[1].split("\n## ")[0]
+    [code] = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "notes.logfmt").write_bytes(RECORDS)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(PAGE), "exec"), {})
+    assert "{'text': 'a b', 'label': '1'}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_files_of_the_format_become_the_shards_of_a_job(
     logfmt: DataFormat, make_spec: Any, make_tokenizer: Any, tmp_path: Path, ending: str
