@@ -17,9 +17,9 @@ from tensorguard.checkpoint.store import CheckpointStore
 
 def download_final_model(team: TeamNamespace, final: dict[str, Any], folder: Path) -> dict[str, bytes]:
     """The files of a job's final model, every digest checked, also put into `folder`."""
-    place, _, name = final["uri"].rpartition("/")
+    store_uri, _, name = final["uri"].rpartition("/")
     with team.s3_options() as options:
-        files = CheckpointStore(place, options).read(name, final["digest"])
+        files = CheckpointStore(store_uri, options).read(name, final["digest"])
     for file, content in files.items():
         (folder / file).write_bytes(content)
     return files

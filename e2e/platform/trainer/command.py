@@ -29,24 +29,24 @@ OVERRIDES = (
 )
 
 
-def write_job(place: Path) -> None:
-    make_model(place / "model")
-    (place / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
-    text = MANIFEST.replace("MODEL", str(place / "model")).replace("CHECKPOINTS", str(place / "checkpoints"))
-    (place / "job.yaml").write_text(text)
+def write_job(folder: Path) -> None:
+    make_model(folder / "model")
+    (folder / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
+    text = MANIFEST.replace("MODEL", str(folder / "model")).replace("CHECKPOINTS", str(folder / "checkpoints"))
+    (folder / "job.yaml").write_text(text)
 
 
 class RunCommand:
     """A process of `tensafe run` in its own process group, as a shell starts it."""
 
-    def __init__(self, place: Path, temporary: Path, *, resume: bool) -> None:
-        self.output = place / "out"
+    def __init__(self, folder: Path, temporary: Path, *, resume: bool) -> None:
+        self.output = folder / "out"
         self._log = RunLogReader(self.output / RUN_LOG, from_end=True)
         arguments = [part for override in OVERRIDES for part in ("--set", override)]
-        self.stderr = (place / "stderr").open("ab")
+        self.stderr = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tensorguard.cli.main", "run", str(place / "job.yaml"), *arguments, "-o", "json"]
-            + ["--set", f"spec.checkpoint.uri={place / 'checkpoints'}", "--output-dir", str(self.output)]
+            [sys.executable, "-m", "tensorguard.cli.main", "run", str(folder / "job.yaml"), *arguments, "-o", "json"]
+            + ["--set", f"spec.checkpoint.uri={folder / 'checkpoints'}", "--output-dir", str(self.output)]
             + (["--resume"] if resume else []),
             stdout=subprocess.PIPE,
             stderr=self.stderr,

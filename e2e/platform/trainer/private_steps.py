@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class GivenGradients:
-    """Stands for the model: each unit's gradient is given. A unit's rounding seed is its number."""
+    """Replaces the model: each unit's gradient is given. A unit's rounding seed is its number."""
 
     shard: Shard
 
@@ -46,7 +46,7 @@ class GivenGradients:
 
 @dataclass
 class CountingGate:
-    """Stands for the ledger: one charge for each step, up to `budget` charges."""
+    """Replaces the ledger: one charge for each step, up to `budget` charges."""
 
     events: list[tuple[str, int]]
     budget: int = 1000
@@ -60,7 +60,7 @@ class CountingGate:
 
 
 class RecordingOptimizer:
-    """Stands for the optimiser: keeps the gradients that it receives."""
+    """Replaces the optimiser: keeps the gradients that it receives."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.parameters = parameters

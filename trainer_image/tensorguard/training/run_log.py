@@ -119,7 +119,7 @@ class Ended(LogRecord):
 Listener = Callable[[LogRecord], None]
 
 _KINDS: dict[str, type[LogRecord]] = {
-    event.kind: event for event in (Preparing, Started, Stepped, Evaluated, Saved, Ended)
+    record.kind: record for record in (Preparing, Started, Stepped, Evaluated, Saved, Ended)
 }
 
 

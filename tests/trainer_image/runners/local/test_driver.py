@@ -40,22 +40,22 @@ class Folder:
         records: the log records that the listener received.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.output = place / "out"
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.output = base / "out"
         self.stop_at: int | None = None
         self.fails: Exception | None = None
         self.rows = records(240)
         self.records: list[LogRecord] = []
-        make_model(place / "model")
+        make_model(base / "model")
 
     def run(self, *overrides: str, resume: bool = False, output: Path | None = None) -> RunResult:
-        text = MANIFEST.replace("MODEL", str(self.place / "model")).replace("CHECKPOINTS", "checkpoints")
+        text = MANIFEST.replace("MODEL", str(self.base / "model")).replace("CHECKPOINTS", "checkpoints")
         small = ("spec.cluster.workers=1", "spec.training.steps=4", "spec.checkpoint.everySteps=2")
         return driver.run(
             load_manifest(text, (*small, *overrides)),
             output_dir=output or self.output,
-            base_dir=self.place,
+            base_dir=self.base,
             resume=resume,
             listener=self.records.append,
             stop=StopSignal(),
@@ -137,7 +137,7 @@ def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
     assert status.phase == "Succeeded"
     assert status.privacy.steps_charged == 4
     assert status.final_model is not None
-    assert status.final_model.uri == (folder.place / "checkpoints" / "final").as_uri()  # relative to the manifest
+    assert status.final_model.uri == (folder.base / "checkpoints" / "final").as_uri()  # relative to the manifest
     assert [record.kind for record in folder.records][-2:] == ["saved", "ended"]
     assert not (folder.output / WORK_FOLDER).exists()
     for private in (JOB_KEY, LEDGER, RUN_LOG):
@@ -303,9 +303,9 @@ def test_ledger_that_was_cut_during_the_run_is_not_trusted_at_its_end(folder: Fo
     "spelling", ["x/../data.jsonl", "./data.jsonl", "data.jsonl*", "dat[a].jsonl", "file://DATA", "."]
 )
 def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder: Folder, spelling: str) -> None:
-    (folder.place / "x").mkdir()
-    (folder.place / "data.jsonl").write_text('{"text": "w1", "label": 1}\n')
-    uri = spelling.replace("DATA", f"{folder.place}/data.jsonl")
+    (folder.base / "x").mkdir()
+    (folder.base / "data.jsonl").write_text('{"text": "w1", "label": 1}\n')
+    uri = spelling.replace("DATA", f"{folder.base}/data.jsonl")
     evaluation = f"spec.evaluation={{uri: '{uri}', visibility: Public}}"
     refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
     assert refused.path == "spec.evaluation.uri"
@@ -315,9 +315,9 @@ def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder
 @pytest.mark.parametrize("private", ["part", "part/part-0000", "part/part-*", "x/../part"])
 def test_hard_links_and_files_without_a_suffix_are_the_same_files(folder: Folder, private: str) -> None:
     for name in ("part", "x"):
-        (folder.place / name).mkdir()
-    (folder.place / "part" / "part-0000").write_text('{"text": "w1", "label": 1}\n')
-    (folder.place / "linked").hardlink_to(folder.place / "part" / "part-0000")
+        (folder.base / name).mkdir()
+    (folder.base / "part" / "part-0000").write_text('{"text": "w1", "label": 1}\n')
+    (folder.base / "linked").hardlink_to(folder.base / "part" / "part-0000")
     for public in ("part/part-0000", "linked", "part"):
         evaluation = f"spec.evaluation={{uri: {public}, format: jsonl, visibility: Public}}"
         if public == private:
@@ -328,17 +328,17 @@ def test_hard_links_and_files_without_a_suffix_are_the_same_files(folder: Folder
 
 def test_checkpoints_of_another_run_are_not_overwritten(folder: Folder) -> None:
     folder.run()
-    final = folder.place / "checkpoints" / "final"
+    final = folder.base / "checkpoints" / "final"
     before = {path: path.read_bytes() for path in final.iterdir()}
-    refused = refusal(folder, output=folder.place / "second")
+    refused = refusal(folder, output=folder.base / "second")
     assert refused.path == "spec.checkpoint.uri"
     assert "another run's checkpoint" in str(refused)
     assert {path: path.read_bytes() for path in final.iterdir()} == before
-    assert folder.run("spec.checkpoint.uri=elsewhere", output=folder.place / "third").exit_code == 0
+    assert folder.run("spec.checkpoint.uri=elsewhere", output=folder.base / "third").exit_code == 0
 
 
 def test_unwritable_checkpoint_location_is_refused_before_anything_is_spent(folder: Folder) -> None:
-    (folder.place / "file").write_text("in the way")
+    (folder.base / "file").write_text("in the way")
     refused = refusal(folder, "spec.checkpoint.uri=file/checkpoints")
     assert refused.path == "spec.checkpoint.uri"
     assert "cannot be written to" in str(refused)
@@ -346,8 +346,8 @@ def test_unwritable_checkpoint_location_is_refused_before_anything_is_spent(fold
 
 
 def test_unwritable_output_folder_is_refused(folder: Folder) -> None:
-    (folder.place / "file").write_text("in the way")
-    assert "choose another --output-dir" in str(refusal(folder, output=folder.place / "file" / "out"))
+    (folder.base / "file").write_text("in the way")
+    assert "choose another --output-dir" in str(refusal(folder, output=folder.base / "file" / "out"))
 
 
 def test_folder_in_use_by_another_run_is_refused(folder: Folder) -> None:

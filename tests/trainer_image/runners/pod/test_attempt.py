@@ -131,16 +131,16 @@ def test_terminating_head_stays_while_a_worker_may_train(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
 ) -> None:
     """This includes the case that one of two workers does not answer."""
-    asked: list[object] = []
+    requests: list[object] = []
 
     def answer(task: object) -> list[Any]:
         if task is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
-        asked.append(task)
+        requests.append(task)
         return answers
 
     def asked_again() -> None:
-        wait_until(lambda: len(asked) > 2)
+        wait_until(lambda: len(requests) > 2)
         assert is_run_locked(head.run)
 
     monkeypatch.setattr(module, "_STOP_INTERVAL_SECONDS", 0.0)
@@ -170,13 +170,13 @@ def test_ray_is_not_left_while_another_thread_uses_it(
     head: PodFiles, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise Ray would end the driver with exit code 1, and KubeRay would take the attempt for failed."""
-    asked, left = threading.Event(), threading.Event()
+    requests, left = threading.Event(), threading.Event()
     left_meanwhile: list[bool] = []
 
     def answer(task: object) -> list[Any]:
         if task is read_result:
             return [(Reason.INTERRUPTED, "stopped on request")]
-        asked.set()
+        requests.set()
         left_meanwhile.append(left.wait(0.5))
         return [True]
 
@@ -184,7 +184,7 @@ def test_ray_is_not_left_while_another_thread_uses_it(
     monkeypatch.setattr("ray.init", lambda **_: None)
     monkeypatch.setattr("ray.shutdown", left.set)
     monkeypatch.setattr(module, "_run_on_workers", answer)
-    workers.meanwhile = lambda: asked.wait(TIMEOUT_SECONDS)
+    workers.meanwhile = lambda: requests.wait(TIMEOUT_SECONDS)
     StopSignal.of(head.run).request()
     assert run_attempt(head, StopSignal()) == (Reason.INTERRUPTED, "stopped on request")
     assert left.is_set()

@@ -49,9 +49,9 @@ STARTS = 3
 class Nodes:
     """The processes of Ray and of the driver. `head` and `worker` are the root folders of the two pods."""
 
-    def __init__(self, place: Path, of_all: dict[str, str], of_worker: dict[str, str]) -> None:
+    def __init__(self, base: Path, of_all: dict[str, str], of_worker: dict[str, str]) -> None:
         """Args: of_all, of_worker: environment variables."""
-        self.head, self.worker = place / "head", place / "worker"
+        self.head, self.worker = base / "head", base / "worker"
         self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # the path of a socket must be short
         self._port = free_port()
         self._address = f"127.0.0.1:{self._port}"
@@ -115,13 +115,13 @@ class Nodes:
 class Clinic:
     """A job in a namespace, the objects that the operator creates for it, and the folders where they are mounted."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, place: Path, steps: int) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, base: Path, steps: int) -> None:
         self._plane, self._namespace = plane, namespace
-        make_model(place / "model")
-        (place / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
+        make_model(base / "model")
+        (base / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
         overrides = ("spec.cluster.workers=1", f"spec.training.steps={steps}")
-        self.job, plan = resolve_job(load_manifest(self._text(place), overrides))
-        plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(place))
+        self.job, plan = resolve_job(load_manifest(self._text(base), overrides))
+        plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(base))
         uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
         metadata = self.job.metadata.model_copy(update={"uid": uid, "namespace": namespace})
         self.job: TenSafeTrainingJob = self.job.model_copy(update={"metadata": metadata})
@@ -131,19 +131,19 @@ class Clinic:
         self.pod = make_pod(plane, namespace, "tiny")
         for root in ("head", "worker"):
             for folder in ("etc/tensafe/job", "var/run/tensafe"):
-                (place / root / folder).mkdir(parents=True)
-        key = place / "worker/etc/tensafe/key"
+                (base / root / folder).mkdir(parents=True)
+        key = base / "worker/etc/tensafe/key"
         key.mkdir()
         for name, content in secret["data"].items():
             self.key = base64.b64decode(content)
             (key / name).write_bytes(self.key)
-        self._place = place
+        self._base = base
         self._written = configuration.config_map(
             self.job, 1, self._ledger["name"], self._ledger["uid"], key_digest(secret)
         )
         for root in ("head", "worker"):
             for name, content in self._written["data"].items():
-                (place / root / "etc/tensafe/job" / name).write_text(content)
+                (base / root / "etc/tensafe/job" / name).write_text(content)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -163,13 +163,13 @@ class Clinic:
         for root, pod in pods.items():
             (container,) = pod["template"]["spec"]["containers"]
             command = container["lifecycle"]["preStop"]["exec"]["command"]
-            found.append([part.replace(RUN_PATH, str(self._place / root / "var/run/tensafe")) for part in command])
+            found.append([part.replace(RUN_PATH, str(self._base / root / "var/run/tensafe")) for part in command])
         return found
 
     @staticmethod
-    def _text(place: Path) -> str:
-        text = MANIFEST.replace("MODEL", str(place / "model")).replace("CHECKPOINTS", str(place / "checkpoints"))
-        return text.replace("uri: unused.jsonl", f"uri: {place / 'data.jsonl'}")
+    def _text(base: Path) -> str:
+        text = MANIFEST.replace("MODEL", str(base / "model")).replace("CHECKPOINTS", str(base / "checkpoints"))
+        return text.replace("uri: unused.jsonl", f"uri: {base / 'data.jsonl'}")
 
 
 @pytest.fixture

@@ -72,28 +72,28 @@ class ThreadChannel:
 class Pods:
     """The mounts of two worker pods of one job."""
 
-    def __init__(self, place: Path, kind: JobKind = CLASSES) -> None:
-        self.place = place
+    def __init__(self, base: Path, kind: JobKind = CLASSES) -> None:
+        self.base = base
         self.kind = kind
         self.exchange = Exchange()
         self.key = secrets.token_bytes(32)
-        kind.make_model(place / "model")
+        kind.make_model(base / "model")
         self.write_data(kind.rows(60))
         self.mount()
 
     def write_data(self, rows: list[dict[str, Any]]) -> None:
-        (self.place / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (self.base / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def mount(self, *overrides: str) -> None:
-        text = self.kind.manifest.replace("MODEL", str(self.place / "model")).replace(
-            "CHECKPOINTS", str(self.place / "saved")
+        text = self.kind.manifest.replace("MODEL", str(self.base / "model")).replace(
+            "CHECKPOINTS", str(self.base / "saved")
         )
-        job, _ = resolve_job(load_manifest(text, (f"spec.dataset.uri={self.place / 'data.jsonl'}", *overrides)))
+        job, _ = resolve_job(load_manifest(text, (f"spec.dataset.uri={self.base / 'data.jsonl'}", *overrides)))
         job = job.model_copy(
             update={"metadata": job.metadata.model_copy(update={"uid": "11-22", "namespace": "clinic"})}
         )
         written = config_map(job, 2, "tiny-ledger", "33-44", hashlib.sha256(self.key).hexdigest())
-        self.mounts = [PodFiles(self.place / f"pod-{rank}", digest(written)) for rank in range(RANKS)]
+        self.mounts = [PodFiles(self.base / f"pod-{rank}", digest(written)) for rank in range(RANKS)]
         for files in self.mounts:
             for folder in ("etc/tensafe/job", "etc/tensafe/key", "var/run/tensafe"):
                 (files.root / folder).mkdir(parents=True, exist_ok=True)
@@ -192,8 +192,8 @@ def test_rank_without_its_key_ends_all_ranks(pods: Pods) -> None:
 
 
 def test_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
-    (pods.place / "public.jsonl").symlink_to(pods.place / "data.jsonl")
-    pods.mount(f"spec.evaluation={{uri: {pods.place / 'public.jsonl'}, visibility: Public}}")
+    (pods.base / "public.jsonl").symlink_to(pods.base / "data.jsonl")
+    pods.mount(f"spec.evaluation={{uri: {pods.base / 'public.jsonl'}, visibility: Public}}")
     for failure in pods.configure():
         assert failure.reason is Reason.INVALID_MANIFEST
         assert "spec.evaluation.uri" in str(failure)
@@ -201,7 +201,7 @@ def test_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
 
 def test_end_of_the_attempt_is_logged_where_the_driver_reads_it(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "train", lambda *_: pytest.fail("nothing is trained"))
-    (pods.place / "data.jsonl").unlink()
+    (pods.base / "data.jsonl").unlink()
     cpu = torch.device("cpu")
     for files in pods.mounts:
         files.output.parent.mkdir(parents=True)

@@ -124,7 +124,7 @@ class _Run:
     _log: RunLog = field(init=False)
     _records_of_call: RunLogReader = field(init=False)
     """Reads the records of this call only. An attempt that never acquired the ledger and the next one have the same
-    number, so the number alone does not tell them apart."""
+    number, so the number alone does not distinguish them."""
 
     def admit(self, resume: bool) -> None:
         """Refuse a run that cannot start, and create the job key, the manifest copy and the run log."""

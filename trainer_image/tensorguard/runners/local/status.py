@@ -85,14 +85,14 @@ def _attempts(records: Sequence[LogRecord], ended: Ended) -> tuple[Attempt, ...]
     ends[ended.attempt] = ended
     found = []
     for number in sorted(starts.keys() | ends.keys()):
-        began, end = starts.get(number, []), ends.get(number)
+        started, end = starts.get(number, []), ends.get(number)
         found.append(
             Attempt(
                 number=number,
-                start_time=format_time(began[0].time) if began else None,
+                start_time=format_time(started[0].time) if started else None,
                 end_time=format_time(end.time) if end else None,
                 reason=end.reason if end else Reason.WORKER_LOST.value,
-                restarts=max(0, len(began) - 1),
+                restarts=max(0, len(started) - 1),
                 message=end.message if end else "the run was killed",
             )
         )

@@ -71,8 +71,8 @@ def run_attempt(files: PodFiles, stop: StopSignal) -> AttemptResult:
         if not (stop or stop_of_hook) or time.monotonic() < next_stop:
             return
         with using_ray, suppress(Exception):  # Ray may be about to end
-            asked, training = len(_workers()), list(_run_on_workers(set_stop_flag))
-            if len(training) == asked and not any(training):
+            workers, training = len(_workers()), list(_run_on_workers(set_stop_flag))
+            if len(training) == workers and not any(training):
                 unlock()  # no worker has a checkpoint to write, so the pod may end
         next_stop = time.monotonic() + _STOP_INTERVAL_SECONDS  # again, because restarted workers have a new folder
 
