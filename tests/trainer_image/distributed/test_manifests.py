@@ -257,7 +257,7 @@ def test_words_and_tags_are_a_task_of_their_own(config: Make) -> None:
         ([], "train_dataset: it is empty"),
         ([{"a": 1, "b": 2}], "train_dataset has 'a', 'b': write the role of each"),
         ([("a", 1)], "train_dataset: must hold dicts, not tuple"),
-        ({"train": RECORDS}, "not dict; of a dict of splits, pass one"),
+        ({"train": RECORDS}, "not dict; if it is a dict of splits, pass one of them"),
         ("notes.jsonl", "not str"),
         (Endless(), "train_dataset (Endless) does not list its columns"),
     ],
