@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +44,14 @@ def s3_tls_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
     monkeypatch.setattr(botocore.retryhandler, "delay_exponential", lambda *_, **__: 0.0)
     with s3.server(tmp_path / "objects", tls=True) as found:
         yield from _in_environment(found, monkeypatch)
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files of the command. Its path is short: the paths of Ray's sockets start with it."""
+    directory = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _in_environment(server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[s3.S3]:

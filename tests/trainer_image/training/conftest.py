@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,11 +58,3 @@ def halted(alone: Job, break_at: Break) -> Job:
         alone.train_alone()
     break_at(None)
     return alone
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """The folder for temporary files of the command. Its path is short: the paths of Ray's sockets start with it."""
-    directory = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
