@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,14 @@ def test_result_has_epsilon_and_evaluation(fake: Any, config: Make, tmp_path: Pa
     assert result.metrics["steps"] == result.metrics["total_steps"] == 10
     assert result.checkpoint == str(tmp_path / "checkpoints" / "step-10")
     assert result.output_dir == tmp_path / "checkpoints" / "run"
+
+
+@pytest.fixture(autouse=True)
+def default_sigint_handler() -> Iterator[None]:
+    """Handle SIGINT as a terminal's foreground process does: a shell ignores it in its background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_runner_receives_data_folder_and_timeout(fake: Any, config: Make, tmp_path: Path) -> None:

@@ -79,9 +79,10 @@ def test_token_classification_trains(tmp_path: Path, precision: str) -> None:
 def test_two_workers_publish_the_entity_f1_of_all_records(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",
-        "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 12}",
+        "spec.evaluation={uri: other.jsonl, visibility: Public, everySteps: 36}",
         "spec.training.expectedBatchSize=200",
         "spec.training.learningRate=5e-2",
+        "spec.training.steps=36",
         "spec.privacy.targetEpsilon=1000",
         kind=TAGS,
     )
