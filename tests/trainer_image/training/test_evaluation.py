@@ -44,6 +44,7 @@ def evaluate(shard: Shard, size: int) -> list[tuple[float, dict[str, float]]]:
         common = {"task": task, "batch_size": 4, "max_length": 32, "pad_id": 0, "device": CPU}
         results = [evaluate_on_all_ranks(channel, shard, Guess(), **common) for channel in channels]
         messages = [channel.sent for channel in channels]
+        assert len({len(message) for message in messages}) == 1, "an all-gather needs messages of one length"
     return results
 
 

@@ -18,8 +18,11 @@ from tensorguard.models.losses import EvaluationSums, evaluate_batch
 from tensorguard.models.tasks import Task
 from tensorguard.training.unit_gradients import model_inputs
 
-_SUMS = struct.Struct(">dq")
-_COUNT = struct.Struct(">q")
+MAX_COUNTS = 8
+"""How many counts a task may have (`Task.counts`)."""
+_SUMS = struct.Struct(f">dqB{MAX_COUNTS}q")
+"""Loss, records, the number of counts, and the counts. The messages of an all-gather have one length, also that of a
+rank without a batch, which does not know how many counts the task has."""
 
 
 def evaluate_on_all_ranks(
@@ -54,9 +57,12 @@ def evaluate_on_all_ranks(
 
 
 def _pack(sums: EvaluationSums) -> bytes:
-    return _SUMS.pack(sums.loss, sums.records) + b"".join(map(_COUNT.pack, sums.counts))
+    if len(sums.counts) > MAX_COUNTS:
+        raise ValueError(f"a task has at most {MAX_COUNTS} counts (found: {len(sums.counts)}): raise MAX_COUNTS")
+    unused = (0,) * (MAX_COUNTS - len(sums.counts))
+    return _SUMS.pack(sums.loss, sums.records, len(sums.counts), *sums.counts, *unused)
 
 
 def _unpack(message: bytes) -> EvaluationSums:
-    loss, records = _SUMS.unpack_from(message)
-    return EvaluationSums(loss, records, tuple(count for (count,) in _COUNT.iter_unpack(message[_SUMS.size :])))
+    loss, records, number, *counts = _SUMS.unpack(message)
+    return EvaluationSums(loss, records, tuple(counts[:number]))
