@@ -53,7 +53,7 @@ class NamedObject(Block):
 
 
 class Worker(Block):
-    """Resources of each worker. A worker is one pod that runs one training process (rank)."""
+    """Resources of each worker. A worker is one pod, one training process (rank) and one trust domain."""
 
     gpus: Annotated[int, Field(strict=True, ge=0)] = Field(
         0, description="GPUs of each worker: 0 or 1. To use more GPUs, raise cluster.workers."

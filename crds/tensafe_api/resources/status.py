@@ -82,7 +82,7 @@ class Attempt(StatusBlock):
     end_time: Timestamp | None = Field(None, description="Time at which the attempt ended. Absent while it runs.")
     reason: OneLine | None = Field(None, description="Reason why the attempt ended, as one CamelCase word.")
     exit_code: Annotated[int, Field(strict=True)] | None = Field(
-        None, description="Exit code of the container that failed first."
+        None, description="Exit code of the process that failed first."
     )
     node: Text | None = Field(None, description="Node of the pod that failed first.")
     restarts: Count | None = Field(None, description="Number of times that the workers of the attempt were restarted.")

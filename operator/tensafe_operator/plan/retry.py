@@ -1,8 +1,8 @@
 """Retry: what the end of an attempt means for the job, and when the next attempt may start.
 
-An attempt that failed is repeated after a backoff, at most `retry.maxAttempts` times. An attempt that a user or the
-cluster interrupted is not a failure: it is repeated at once and not counted. A failure that every attempt would repeat
-ends the job.
+An attempt that failed is repeated after a backoff, until `retry.maxAttempts` attempts have failed. An attempt that
+ended as `Interrupted` (a suspension, a drained node) is not a failure: it is repeated at once and not counted. A
+failure that every attempt would repeat ends the job.
 """
 
 from __future__ import annotations

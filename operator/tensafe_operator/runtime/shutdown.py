@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 END_SECONDS = 10.0
-"""Longest duration of a shutdown. It must be shorter than the grace period of the pod."""
+"""Longest duration of a shutdown. It must be shorter than the grace period of the pod, which is 15 seconds."""
 AGAIN_SECONDS = 1.0
 T = TypeVar("T")
 

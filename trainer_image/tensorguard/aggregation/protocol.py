@@ -5,7 +5,7 @@ the same on every worker, or nothing at all. A protocol is one subclass of `Secu
 finds it by name.
 
 The base class compares the header of a step (`aggregation.header`) before it calls the protocol. A protocol therefore
-cannot skip this check, and cannot reveal a sum that the ledger was not charged for.
+cannot skip this check. The caller, `training.step`, ensures that the ledger was charged for the step before it calls.
 """
 
 from __future__ import annotations

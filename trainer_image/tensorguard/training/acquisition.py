@@ -1,8 +1,9 @@
 """Acquires the ledger for one incarnation, and finds the step at which its training starts.
 
 Only rank 0 holds the ledger. In come the ledger, the worker's configuration and the components of a step; out comes an
-`Acquisition`, which rank 0 sends to the other ranks as a message of fixed length. Every check comes before the ledger
-is acquired, so a run that is refused changes nothing and leaves the ledger to its present holder.
+`Acquisition`, which rank 0 sends to the other ranks as a message of fixed length. Every check but one comes before
+the ledger is acquired, so a run that is refused there changes nothing and leaves the ledger to its present holder. The
+digest of the data set is compared by the holder only: a run with changed data acquires the ledger and then ends.
 """
 
 from __future__ import annotations
