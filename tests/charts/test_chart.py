@@ -15,6 +15,7 @@ import yaml
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, make_pod
 from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.helm import CHART, helm, render_chart
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
@@ -214,15 +215,14 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
 def test_crd_of_ledgers_is_not_deleted_by_mistake(release: Release) -> None:
     plane = release.plane
     plane.kubectl("apply", "-f", str(ROOT / "crds"))
-    refused = "with this CRD every privacy ledger"
+    refused = "deleting this CRD would delete every privacy ledger"
     kind = "crd/privacyledgers.tensafe.io"
     delete = ("delete", kind, "--wait=false")
 
     def dry_run() -> str:
         return plane.kubectl(*delete, "--dry-run=server", check=False).stderr
 
-    while refused not in dry_run():  # a new policy takes effect after a moment
-        pass
+    wait_until(lambda: refused in dry_run())  # a new policy takes effect after a moment
     assert refused in plane.kubectl(*delete, check=False).stderr
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?labelSelector=team%3Dml"
     plane.kubectl("label", kind, "team=ml")
