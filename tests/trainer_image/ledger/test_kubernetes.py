@@ -87,7 +87,7 @@ def test_api_server_refuses_a_pod_of_another_service_account(
     backend.create(spec)
     stranger = kubernetes_backend(control_plane, namespace, like=backend, account="stranger").open()
     timer = Timer()
-    with pytest.raises(Fenced, match="only the service account in spec.serviceAccountName"):
+    with pytest.raises(Fenced, match=r"only the service account in spec\.serviceAccountName"):
         stranger.acquire(attempt=1, from_step=0)
     assert timer.elapsed_with_cpu < 10, "the refusal of a policy is final"
 
