@@ -16,6 +16,7 @@ from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
+from tensorguard.ledger.file import NAME as LEDGER
 
 _STYLES = {
     Phase.SUCCEEDED: "bold green",
@@ -129,7 +130,7 @@ def _places(status: Status, output_dir: Path, picture: Path | None) -> list[tupl
     places: list[tuple[str, str | None]] = [
         ("adapter", final.uri if final else None),
         ("statement", final.statement_uri if final else None),
-        ("ledger", _existing(output_dir / "ledger.jsonl")),
+        ("ledger", _existing(output_dir / LEDGER)),
         ("report", str(picture) if picture else None),
     ]
     return [(name, _path(place)) for name, place in places if place]
