@@ -28,7 +28,7 @@ class Settings:
     namespaces: namespaces to operate in, separated by commas; empty: all.
     own_namespace: namespace of the operator's Lease.
     kuberay_namespace: namespace that may connect to the Ray dashboard.
-    egress_cidrs: networks that job pods may connect to beyond the job, DNS and HTTPS, separated by commas.
+    egress_cidrs: networks that job pods may connect to beside DNS and HTTPS, separated by commas.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
     """
