@@ -83,6 +83,21 @@ def test_archive_of_several_members_is_read_to_its_end(tmp_path: Path, ending: s
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
+def test_damaged_second_member_is_refused(tmp_path: Path, ending: str) -> None:
+    """Otherwise its rows would be missing without an error."""
+    for damage in (b"\x07", b"\x07" * 100):
+        second = damage + COMPRESS[ending](b"b,0\n")[len(damage) :]
+        (tmp_path / f"d.csv{ending}").write_bytes(COMPRESS[ending](b"text,label\na,1\n") + second)
+        assert "archive is corrupt" in str(error_at(tmp_path / f"d.csv{ending}"))
+
+
+def test_zeros_between_the_streams_of_an_archive_are_padding(tmp_path: Path) -> None:
+    first, second = lzma.compress(b"text,label\na,1\n"), lzma.compress(b"b,0\n")
+    (tmp_path / "d.csv.xz").write_bytes(first + b"\0" * 8 + second + b"\0" * 4)
+    assert [row["text"] for row in rows_at(tmp_path / "d.csv.xz")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("name", CONTENT)
 def test_truncated_archive_is_refused_by_name(tmp_path: Path, name: str, ending: str) -> None:
     path = tmp_path / f"claims.{name}{ending}"
@@ -147,14 +162,19 @@ def test_compressed_files_are_not_split(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(fragment["part"], fragment["parts"]) for fragment in fragments] == [(0, 1)]
 
 
-def test_compressed_parquet_and_zip_archives_are_refused(tmp_path: Path) -> None:
+def test_compressed_parquet_and_unsupported_archives_are_refused(tmp_path: Path) -> None:
     (tmp_path / "d.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
     assert "compresses inside the file: decompress it" in str(error_at(tmp_path / "d.parquet.gz"))
-    (tmp_path / "d.csv.zip").write_bytes(b"PK")
-    assert "is a zip archive, which can hold several files: decompress it" in str(error_at(tmp_path / "d.csv.zip"))
+    for archive in (".zip", ".lz4", ".tar.gz", ".snappy"):
+        folder = tmp_path / archive
+        folder.mkdir()
+        (folder / "a.csv").write_bytes(CONTENT["csv"])
+        (folder / f"b.csv{archive}").write_bytes(b"PK")
+        refused = f"b.csv{archive} is a {archive.removesuffix('.gz')} archive, which cannot be read: decompress it"
+        assert refused in str(error_at(folder))
 
 
-@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("ending", COMPRESS)
 def test_memory_does_not_grow_with_the_decompressed_size(tmp_path: Path, ending: str) -> None:
     """64 MiB of rows in an archive of a few kilobytes: a bomb for a reader that decompresses the file as a whole."""
     line = b"a" * 1000 + b"\t1\n"

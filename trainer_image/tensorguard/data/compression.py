@@ -16,6 +16,7 @@ import io
 import lzma
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -34,14 +35,23 @@ def compression_of(path: str) -> str | None:
     return ending if ending in _DECOMPRESSORS else None
 
 
-def is_zip(path: str) -> bool:
-    """Whether a file's name says that it is a zip archive. These are refused: a zip archive can hold several files."""
-    return PurePosixPath(path).suffix.lower() == ".zip"
+def unsupported_archive(path: str) -> str | None:
+    """The ending of an archive that cannot be read (".zip", ".lz4"), also below a compression (".tar" of ".tar.gz").
+
+    None for any other file.
+    """
+    return next((ending for ending in _archive_endings(path) if ending in _UNSUPPORTED), None)
 
 
 def without_compression(path: str) -> str:
-    """The name without the ending of a compression or archive: "notes.jsonl.gz" gives "notes.jsonl"."""
-    return str(PurePosixPath(path).with_suffix("")) if compression_of(path) or is_zip(path) else path
+    """The name without the endings of compressions and archives: "notes.jsonl.gz" gives "notes.jsonl"."""
+    return path[: len(path) - sum(map(len, _archive_endings(path)))]
+
+
+def _archive_endings(path: str) -> list[str]:
+    """The endings of compressions and archives in lower case, the last one first."""
+    endings = (ending.lower() for ending in reversed(PurePosixPath(path).suffixes))
+    return list(takewhile(lambda ending: ending in _DECOMPRESSORS or ending in _UNSUPPORTED, endings))
 
 
 @contextmanager
@@ -98,6 +108,41 @@ class _Compressed(io.RawIOBase):
         return len(content)
 
 
+class _Streams:
+    """The content of all streams of a bz2 or xz file.
+
+    `BZ2File` and `LZMAFile` ignore what follows the first stream if it is not another one: the rows of a damaged second
+    stream would be missing without an error.
+    """
+
+    def __init__(self, compressed: io.RawIOBase, decompressor: Callable[[], Any]) -> None:
+        self._pieces = filter(None, _pieces(compressed, decompressor))
+        self._piece = b""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end."""
+        self._piece = self._piece or next(self._pieces, b"")
+        content, self._piece = self._piece[:size], self._piece[size:]
+        return content
+
+
+def _pieces(compressed: io.RawIOBase, decompressor: Callable[[], Any]) -> Iterator[bytes]:
+    data = compressed.read(BUFFER_BYTES)
+    while data:
+        data = data.lstrip(b"\0")  # An xz file may have zeros between its streams.
+        if data:
+            stream = decompressor()
+            while not stream.eof:
+                yield stream.decompress(data, BUFFER_BYTES)
+                data = b""
+                if stream.needs_input:
+                    data = compressed.read(BUFFER_BYTES)
+                    if not data:
+                        raise EOFError
+            data = stream.unused_data
+        data = data or compressed.read(BUFFER_BYTES)
+
+
 def _fault(error: Exception, compression: str) -> str:
     """What is wrong with an archive. The codecs' own messages are not repeated: gzip's quotes the content."""
     if "too much memory" in str(error):  # zstd --long
@@ -113,7 +158,9 @@ def _zstd(compressed: io.RawIOBase) -> Any:
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda compressed: gzip.GzipFile(fileobj=compressed),
     ".zst": _zstd,
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    ".lzma": lzma.LZMAFile,
+    ".bz2": lambda compressed: _Streams(compressed, bz2.BZ2Decompressor),
+    ".xz": lambda compressed: _Streams(compressed, lzma.LZMADecompressor),
+    ".lzma": lambda compressed: _Streams(compressed, lzma.LZMADecompressor),
 }
+_UNSUPPORTED = frozenset({".7z", ".br", ".lz", ".lz4", ".lzo", ".rar", ".snappy", ".sz", ".tar", ".tgz", ".z", ".zip"})
+"""Endings of archives that are refused by name. Some of them can hold several files."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tensafe_api.resources.data import FILE_FORMATS
 from tensafe_api.resources.training import Storage
 from tensorguard.data.columns import check_types
-from tensorguard.data.compression import compression_of, is_zip
+from tensorguard.data.compression import compression_of, unsupported_archive
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source, unreadable
 from tensorguard.data.formats import format_named, format_of
@@ -125,10 +125,10 @@ def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # 
 def _check_compression(source: Source, files: Iterable[str]) -> None:
     """Refuse archives that are not one compressed text file."""
     for path in files:
-        if is_zip(path):
+        if (archive := unsupported_archive(path)) is not None:
             raise DataError(
-                f"{source.where}.uri: {path} is a zip archive, which can hold several files: decompress it, or "
-                "compress each file with gzip or zstd"
+                f"{source.where}.uri: {path} is a {archive} archive, which cannot be read: decompress it, or compress "
+                "each file with gzip or zstd"
             )
         if compression_of(path) and not source.format.compressible:
             raise DataError(
