@@ -6,22 +6,29 @@ PY    := $(VENV)/python
 KILLS ?= 200
 # `make e2e SCENARIOS="e2e and gate"` runs those that continuous integration runs.
 SCENARIOS ?= e2e
-# `make test COVERAGE=1` prints the branch coverage of the packages that carry a privacy claim.
+# `make test COVERAGE=1` prints the branch coverage of the packages that carry a privacy claim, and
+# `make test-all COVERAGE=1` after it that of both commands together.
 COVERAGE ?=
 QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
-FAST := $(PYTEST) -n 2 --dist worksteal -m "not ray and not model and not cluster and not e2e"
+FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster or e2e)"
+SLOW := $(PYTEST) -n 2 --dist worksteal -m slow
 # Ray's own processes fill both cores, so these tests run one after the other.
 SMOKE := $(PYTEST) -m "smoke and ray" tests/trainer_image/distributed
+CLUSTER_SMOKE := $(PYTEST) -n 2 -m "smoke and cluster" tests/operator
 # Each of the two processes has its own control plane. Go builds it on the first run, in about ten minutes.
-CLUSTER := $(PYTEST) -n 2
+CLUSTER := $(PYTEST) -n 2 -m cluster
 # The tests of one file share a Ray cluster. While one file waits for its processes to start, another one runs.
-SLOW := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
+RAY := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "ray or model"
 ifneq ($(COVERAGE),)
-FAST += --cov --cov-branch --cov-report=term:skip-covered
+MEASURED := --cov --cov-branch --cov-report=term:skip-covered
+FAST += $(MEASURED)
+SLOW += $(MEASURED) --cov-append
+CLUSTER += $(MEASURED) --cov-append
+RAY += $(MEASURED) --cov-append
 endif
 
 .DEFAULT_GOAL := help
@@ -47,20 +54,21 @@ test: setup lint ## lint, the fast tests, one training on Ray, and some tests on
 	$(FAST)
 	$(SMOKE)
 	@if $(PY) -m e2e.platform built; then \
-	  set -x; $(CLUSTER) -m "smoke and cluster" tests/operator; \
+	  set -x; $(CLUSTER_SMOKE); \
 	else \
 	  echo "The API server is not built on this machine, so its tests did not run: \`make test-all\` builds it."; \
 	fi
 
-test-fast: setup ## the tests that need neither an API server nor Ray nor a pretrained model
+test-fast: setup ## the quick tests that need neither an API server nor Ray nor a pretrained model
 	$(FAST)
 
-test-all: setup ## what `make test` leaves out: all tests on a real API server, with Ray and with a pretrained model
-	$(CLUSTER) -m cluster
+test-all: setup ## what `make test` leaves out: slow tests, and all on a real API server, with Ray, with a pretrained model
 	$(SLOW)
+	$(CLUSTER)
+	$(RAY)
 
 test-cluster: setup ## all tests on a real API server
-	$(CLUSTER) -m cluster
+	$(CLUSTER)
 
 e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root), or in the one that KUBECONFIG names
 	TENSAFE_E2E_REQUIRED=1 $(PY) -m pytest tests/e2e -v -m "$(SCENARIOS)"

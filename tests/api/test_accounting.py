@@ -183,6 +183,7 @@ def test_sigma_for_which_rdp_is_not_a_number_gives_infinity(sigma: float) -> Non
     assert epsilon(sample_rate=0.1, noise_multiplier=sigma, steps=1, delta=1e-5) > 1e3
 
 
+@pytest.mark.slow
 def test_calibration_by_pld_meets_its_target_with_less_noise() -> None:
     arguments = {"target_epsilon": 2.0, "sample_rate": 0.05, "steps": 200, "delta": 1e-5}
     by_pld = calibrate(**arguments, accountant="PLD")  # type: ignore[arg-type]

@@ -304,6 +304,7 @@ def test_colluding_workers_make_noise_shares_larger(job: Job) -> None:
     assert plan.mechanism.outsider_noise_multiplier == 2.0
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.sampled_from(["0.5", "1", "3", "8", "20"]), st.integers(1, 3000), st.integers(30, 100_000))
 def test_planned_and_reserved_steps_stay_within_the_target(target: str, steps: int, at_least: int) -> None:

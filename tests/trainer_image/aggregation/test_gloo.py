@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SIZE, DIMENSION = 3, 10_001
 
@@ -25,6 +26,7 @@ def expected() -> list[int]:
     return [(value + 2**31) % 2**32 - 2**31 for value in total]
 
 
+@pytest.mark.slow
 def test_three_processes_agree_and_sum_exactly(tmp_path: Path) -> None:
     script = Path(__file__).with_name("gloo_worker.py")
     rendezvous = tmp_path / "rendezvous"

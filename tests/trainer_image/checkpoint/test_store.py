@@ -300,6 +300,7 @@ def test_bucket_with_tls_needs_a_trusted_authority(s3_tls_bucket: S3, monkeypatc
             act()
 
 
+@pytest.mark.slow
 def test_store_waits_for_a_service_that_is_unavailable(s3_tls_bucket: S3) -> None:
     store = CheckpointStore(f"s3://{BUCKET}/checkpoints")
     first = store.write("step-1", FILES)
@@ -328,6 +329,7 @@ def test_large_file_is_uploaded_in_parts(s3_bucket: S3) -> None:
     assert "-" in fs.info(root)["ETag"], "it was uploaded in one part"
 
 
+@pytest.mark.slow
 def test_outage_is_not_mistaken_for_an_absent_checkpoint(s3_tls_bucket: S3) -> None:
     """Otherwise a ledger would not be checked against that checkpoint, and training would restart at step 0."""
     CheckpointStore(f"s3://{BUCKET}").write("step-1", FILES)

@@ -174,6 +174,7 @@ def test_compressed_parquet_and_unsupported_archives_are_refused(tmp_path: Path)
         assert refused in str(error_at(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_memory_does_not_grow_with_the_decompressed_size(tmp_path: Path, ending: str) -> None:
     """64 MiB of rows in an archive of a few kilobytes: a bomb for a reader that decompresses the file as a whole."""

@@ -98,7 +98,7 @@ def test_missing_resources_raise_ray_timeout_error(cluster: None, tmp_path: Path
     occupied = placement_group([{"CPU": 1}])
     ray.get(occupied.ready())
     try:
-        with pytest.raises(RayTimeoutError, match="not have the resources for 2 workers with 1 CPU each within 1 seconds"):
+        with pytest.raises(RayTimeoutError, match="the resources for 2 workers with 1 CPU each within 1 seconds"):
             TenSafeTrainer(config).fit(ray.data.from_items(records(240)))
     finally:
         remove_placement_group(occupied)

@@ -76,6 +76,7 @@ def test_token_classification_trains(tmp_path: Path, precision: str) -> None:
     PeftModel.from_pretrained(base, job.directory / "checkpoints" / "final")
 
 
+@pytest.mark.slow
 def test_two_workers_publish_the_entity_f1_of_all_records(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",

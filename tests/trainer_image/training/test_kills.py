@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from e2e.platform.trainer.fault_injection import POINTS, POINTS_ON_EVERY_RANK, Instrument, Kill, TearLedgerWrite
 from e2e.platform.trainer.rank_harness import Job, join
 from tensafe_api.statement import recompute_epsilon
@@ -122,6 +124,7 @@ class KilledJob:
             assert state.ledger_length <= ledger.length
 
 
+@pytest.mark.slow
 def test_training_resumes_after_every_kill_and_charges_never_fall(tmp_path: Path) -> None:
     planned = kills(random.Random(20))
     kills_done = jobs = 0

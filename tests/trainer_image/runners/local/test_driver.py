@@ -234,6 +234,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_resume_with_another_privacy_value_names_the_field(folder: Folder) -> None:
     stopped(folder)
     for change, named in CHANGES.items():
