@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tensafe_api.tasks import TASKS
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +32,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("crds", "trainer_image", "e2e", "charts", "docs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     text = (tree / TABLE).read_text(encoding="utf-8")
-    [tasks] = re.findall(r"^TASKS = .*? in \((.*?)\)\}$", text, re.MULTILINE)
-    text = text.replace(f"({tasks})", f"({tasks}, PAIR_CLASSIFICATION)").replace("\nTASKS = ", f"\n{entry}\nTASKS = ")
-    (tree / TABLE).write_text(text, encoding="utf-8")
+    [table] = re.finditer(r"^TASKS = \{[^}]*?\sin \([^)]*?(,?\s*\)\s*\})$", text, re.MULTILINE)
+    before, tasks, after = text[: table.start()], text[table.start() : table.start(1)], text[table.end() :]
+    (tree / TABLE).write_text(f"{before}{entry}\n{tasks}, PAIR_CLASSIFICATION)}}{after}", encoding="utf-8")
     (tree / MODULE).write_text(module, encoding="utf-8")
     for command in (("-m", "tensafe_api.crd"), ("docs/generate.py",)):
         done = run(tree, *command)
@@ -49,7 +51,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_schema_and_reference_page_have_the_task(tree: Path) -> None:
     schema = json.dumps(yaml.safe_load((tree / "crds/tensafe.io_tensafetrainingjobs.yaml").read_text(encoding="utf-8")))
-    assert '"SequenceClassification", "TokenClassification", "PairClassification"]' in schema
+    assert json.dumps([*TASKS, "PairClassification"]) in schema
     assert "has(self.premise) == has(self.hypothesis) && has(self.hypothesis) == has(self.relation)" in schema
     reference = (tree / "docs/reference/tensafetrainingjob.md").read_text(encoding="utf-8")
     assert "premise, hypothesis and relation for PairClassification" in reference
