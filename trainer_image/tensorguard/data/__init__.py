@@ -1,7 +1,7 @@
 """From a data set's URI to fixed-shape micro-batches. The modules, in the order in which a record passes them:
 
 - `listing` finds the files at an address, and `columns` checks that they have the columns of the job.
-- `formats` has one module for each file format, and `compression` opens `.gz` and `.zst` files. `files` reads the rows.
+- `formats` has one module for each file format, and `compression` opens compressed files. `files` reads the rows.
 - `read` makes a Ray Data set of the rows, or of data in memory.
 - `partition` assigns each record to a worker, and then tokenises it. `keys` computes the keyed hashes of the record and
   its unit that decide the worker.

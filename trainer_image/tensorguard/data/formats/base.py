@@ -24,9 +24,9 @@ class DataFormat(Protocol):
 
     Attributes:
         name: the value of `spec.dataset.format`.
-        endings: of file names, in lower case, with the dot.
+        endings: of file names, in lower case, with the dot, one suffix each: only a name's last suffix is compared.
         splittable: whether several tasks can share one uncompressed file. If False, `part` is 0 and `parts` is 1.
-        compressible: whether a compression ending (`.gz`, `.zst`) may follow the format's own.
+        compressible: whether a compression ending, such as `.gz`, may follow the format's own.
     """
 
     @property
