@@ -36,6 +36,7 @@ class AggregationConfig:
     grid_bits: int
     """k: one clip norm is 2^k grid steps. All workers must agree on it."""
     verify: VerifyLevel
+    """A protocol verifies at least this much, or its `__init__` raises `AggregationError`."""
 
 
 class SecureAggregator(ABC):
@@ -48,8 +49,9 @@ class SecureAggregator(ABC):
     - The sum is exact modulo 2^32: integers in, integers out, with no rounding on the way. Local sums beyond an int32
       saturate first (`reduce.saturate`), so that neighbouring sums stay equally close.
     - A worker that is lost, or whose message is missing, aborts the step. No partial sum is revealed.
-    - Everything that a worker receives is verified. A message that is not authentic, or a sum that is not the sum of
-      its parts, raises `AggregationError`, and the worker group restarts.
+    - Everything that a worker receives is verified, as thoroughly as `AggregationConfig.verify` asks. A message that
+      is not authentic, or a sum that is not the sum of its parts, raises `AggregationError`, and the worker group
+      restarts.
     - No key stream is used twice. A step number occurs once in each incarnation, and each incarnation has new keys.
     """
 
@@ -70,7 +72,7 @@ class SecureAggregator(ABC):
         """Do the work for `step` that depends on no data, such as drawing masks.
 
         The training loop calls this on another thread, one step ahead, and waits for it before it calls `sum` for the
-        same step. The default does nothing.
+        same step. `reveal` must also work for a step that was not prepared. The default does nothing.
         """
 
     @final
