@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tensafe_api.reasons import ConditionType, Phase, Reason
-from tensafe_api.resources.status import Status, WorkerCount
+from tensafe_api.resources.status import Condition, Status, WorkerCount
 from tensafe_api.timestamps import format_time
-from tensafe_operator.plan.conditions import RULES, JobState, set_conditions, status_of_failed_reconcile
+from tensafe_operator.plan.conditions import RULES, Finding, JobState, set_conditions, status_of_failed_reconcile
+
+
+def without_own_reason(status: Status, state: JobState) -> list[Condition]:
+    """The conditions whose rules leave the reason to the job's state."""
+    found = {kind: rule(state, status) for kind, rule in RULES.items()}
+    kinds = {kind for kind, each in found.items() if not (isinstance(each, Finding) and each.reason is not None)}
+    return [each for each in status.conditions if each.type in kinds]
 
 
 def status_in(phase: Phase, *, ready: int = 0, **flags: bool) -> Status:
@@ -55,15 +62,37 @@ def test_transition_time_changes_only_with_the_status_of_a_condition() -> None:
     status = Status(observed_generation=1)
     set_conditions(status, JobState(Phase.RUNNING, Reason.TRAINING), 1e9)
     status.observed_generation = 2
-    set_conditions(status, JobState(Phase.SUCCEEDED, Reason.COMPLETED, "Done."), 2e9)
-    changed = {each.type for each in status.conditions if each.last_transition_time == format_time(2e9)}
+    done = JobState(Phase.SUCCEEDED, Reason.COMPLETED, "Done.")
+    set_conditions(status, done, 2e9)
+    conditions = without_own_reason(status, done)
+    changed = {each.type for each in conditions if each.last_transition_time == format_time(2e9)}
     assert changed == {"Ready", "Reconciling", "PodsReady", "Running", "Succeeded"}
-    found = {(each.reason, each.message, each.observed_generation) for each in status.conditions}
+    found = {(each.reason, each.message, each.observed_generation) for each in conditions}
     assert found == {("Completed", "Done.", 2)}
 
 
 def test_condition_without_a_message_shows_the_sentence_of_its_reason() -> None:
-    assert {each.message for each in status_in(Phase.RUNNING).conditions} == {Reason.TRAINING.sentence}
+    conditions = without_own_reason(status_in(Phase.RUNNING), JobState(Phase.RUNNING, Reason.TRAINING))
+    assert {each.message for each in conditions} == {Reason.TRAINING.sentence}
+
+
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "message", "shown"),
+    [
+        (Reason.QUEUED, "The queue is full.", ("Queued", "The queue is full.")),
+        (Reason.QUEUED, "", ("Queued", Reason.QUEUED.sentence)),
+        (None, "", ("Training", "Step 3 runs.")),
+    ],
+)
+def test_finding_has_its_own_reason_or_that_of_the_state(
+    holds: bool, reason: Reason | None, message: str, shown: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, ConditionType.QUEUED, lambda state, status: Finding(holds, reason, message))
+    status = Status()
+    set_conditions(status, JobState(Phase.RUNNING, Reason.TRAINING, "Step 3 runs."), 0.0)
+    queued = next(each for each in status.conditions if each.type == "Queued")
+    assert (queued.status, (queued.reason, queued.message)) == (str(holds), shown)
 
 
 def test_failed_reconcile_changes_the_condition_stalled_alone() -> None:
