@@ -6,6 +6,8 @@ all workers is revealed. The numbers in the comments are those of the parts:
 
     1 sample  2 gradients  3 clip and round  4 noise  5 charge the ledger  6 mask  7 sum over workers  8 verify
     9 update the model
+
+Noise and masks depend on no data: a background thread makes both one step ahead. So `run` takes the noise after part 5.
 """
 
 from __future__ import annotations
