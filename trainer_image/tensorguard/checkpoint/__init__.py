@@ -1,0 +1,9 @@
+"""The files of a checkpoint, and the folder or object store that keeps them.
+
+In: named files as bytes. Out: a complete checkpoint with a digest, or none. `training.checkpointing` decides what is in
+a checkpoint, and publishes it in the ledger. The modules, in the order in which a checkpoint is written:
+
+- `optimizer_state` is the optimiser's state as bytes.
+- `trainer_state` is the step, and the position in the ledger.
+- `store` writes, reads and removes checkpoints.
+"""
