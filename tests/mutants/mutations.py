@@ -337,6 +337,43 @@ MUTATIONS: tuple[Mutation, ...] = (
         (_TRAINING_TESTS + "test_rank_faults.py::test_stop_during_gradients_reveals_nothing_of_that_step",),
     ),
     Mutation(
+        "a step is revealed twice, with the same masks",
+        (
+            Edit(
+                _TRAINER + "aggregation/protocol.py",
+                "if not self._next_step <= step < charged_through:",
+                "if not step < charged_through:",
+            ),
+        ),
+        (_AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
+    ),
+    Mutation(
+        "a step that is not charged is revealed",
+        (
+            Edit(
+                _TRAINER + "aggregation/protocol.py",
+                "if not self._next_step <= step < charged_through:",
+                "if not self._next_step <= step:",
+            ),
+        ),
+        (_AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
+    ),
+    Mutation(
+        "the statement claims verification that is disabled",
+        (
+            Edit(
+                _TRAINER + "aggregation/pairwise_masks.py",
+                """a change on the way is detected."
+                if self.verify_level != "Disabled"
+""",
+                """a change on the way is detected."
+                if True
+""",
+            ),
+        ),
+        (_AGGREGATION_TESTS + "test_protocol.py::test_statement_without_verification_claims_no_detection",),
+    ),
+    Mutation(
         "a resume forgets the optimiser's state",
         (
             Edit(

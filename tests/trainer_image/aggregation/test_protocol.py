@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_
 from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
 from tensorguard.aggregation.channel import AggregationError
+from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, PROTOCOLS, create_aggregator
 from tensorguard.aggregation.session import Session
+from tensorguard.aggregation.verify import CHALLENGES
 from tensorguard.training.budget_gate import Verdict
 
 Run = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -75,6 +78,17 @@ def test_pairwise_masks_contribute_to_the_statement(workers: Run) -> None:
     assert any(sentence.startswith("Malicious workers") for sentence in document["notCovered"])
 
 
+def test_statement_without_verification_claims_no_detection(workers: Run) -> None:
+    def parts(channel: Any) -> list[AggregationStatement]:
+        return [create_aggregator(replace(config(channel), verify=level)).statement() for level in CHALLENGES]
+
+    (found,) = workers(1, parts)
+    for level, part in zip(CHALLENGES, found):
+        text = " ".join((*part.assumed, *part.not_covered))
+        assert ("a change on the way is detected" in text) == (level != "Disabled")
+        assert ("sums are not verified" in text) == (level == "Disabled")
+
+
 @pytest.mark.parametrize("protocol", [DEFAULT_PROTOCOL, "ClearSum"])
 def test_workers_that_differ_on_the_header_reveal_nothing(
     protocol: str, toy: type[SecureAggregator], outcomes: Run
@@ -114,6 +128,44 @@ def test_masks_that_were_not_prepared_are_made_when_needed(workers: Run) -> None
         return total.tolist()
 
     assert workers(2, work) == [[2, -4, -2]] * 2  # two saturated values wrap: 2·(2^31 − 1) ≡ −2
+
+
+@pytest.mark.parametrize(("first", "second", "charged"), [(0, 0, 9), (5, 4, 9), (0, 3, 3)])
+def test_step_that_is_repeated_or_uncharged_is_not_revealed(
+    first: int, second: int, charged: int, workers: Run
+) -> None:
+    """A mask that is used for two sums reveals their difference."""
+
+    def work(channel: Any) -> None:
+        aggregator = create_aggregator(config(channel))
+        zeros = np.zeros(3, dtype=np.int64)
+        aggregator.sum(first, zeros, zeros, charged_through=charged, ledger_head="0" * 64, stop=False)
+        with pytest.raises(ValueError, match=f"step {second} cannot be revealed: the next step is {first + 1}"):
+            aggregator.sum(second, zeros, zeros, charged_through=charged, ledger_head="0" * 64, stop=False)
+
+    workers(2, work)
+
+
+def test_protocol_cannot_override_the_checks_of_a_step() -> None:
+    with pytest.raises(TypeError, match="Unchecked overrides `sum`, which checks each step: override `reveal` instead"):
+
+        class Unchecked(PairwiseMasks):
+            def sum(self, step: int, local_sum: np.ndarray, noise: np.ndarray, **_: Any) -> np.ndarray:  # type: ignore[misc]
+                return local_sum
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(1, dtype=np.int32), np.zeros(3, dtype=np.int64)])
+def test_sum_of_another_shape_or_type_is_refused(wrong: np.ndarray, workers: Run) -> None:
+    class Wrong(PairwiseMasks):
+        def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            return wrong
+
+    def work(channel: Any) -> None:
+        zeros = np.zeros(3, dtype=np.int64)
+        with pytest.raises(TypeError, match=r"PairwiseMasks revealed .*, not int32 \(3,\)"):
+            Wrong(config(channel)).sum(0, zeros, zeros, **CHARGED, stop=False)
+
+    workers(1, work)
 
 
 def test_unknown_protocol_is_refused(workers: Run) -> None:

@@ -48,9 +48,14 @@ class PairwiseMasks(SecureAggregator):
         return AggregationStatement(
             protocol="pairwise masks",
             assumed=(
-                "The network may read everything that passes; a change on the way is detected.",
+                "The network may read everything that passes; a change on the way is detected."
+                if self.verify_level != "Disabled"
+                else "The network may read everything that passes, but changes nothing: `aggregation.verify` is "
+                "Disabled, so a change on the way is not detected.",
                 "On one machine, masks do not protect against the owner of the machine. They run all the same, so that "
                 "the code that is tested is the code that is used.",
             ),
-            not_covered=("Malicious workers: verification finds faults in transit and in libraries.",),
+            not_covered=("Malicious workers: verification finds only faults in transit and in libraries.",)
+            if self.verify_level != "Disabled"
+            else ("Malicious workers, and faults in transit and in libraries: sums are not verified.",),
         )

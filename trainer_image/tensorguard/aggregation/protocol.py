@@ -4,8 +4,8 @@ In: each worker's integer sum of clipped gradients, and its share of the noise. 
 the same on every worker, or nothing at all. A protocol is one subclass of `SecureAggregator`; `aggregation.registry`
 finds it by name.
 
-The base class compares the header of a step (`aggregation.header`) before it calls the protocol. A protocol therefore
-cannot skip this check. The caller, `training.step`, ensures that the ledger was charged for the step before it calls.
+The base class checks that the step is charged and new, and compares its header (`aggregation.header`), before it calls
+the protocol. A protocol therefore cannot skip these checks. The caller, `training.step`, charges the ledger.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class SecureAggregator(ABC):
         self.channel = config.channel
         self._grid_bits = config.grid_bits
         self._agreement = HeaderAgreement(config.channel, config.session, config.job_key)
+        self._next_step = 0
+
+    def __init_subclass__(cls) -> None:
+        if "sum" in vars(cls):
+            raise TypeError(f"{cls.__name__} overrides `sum`, which checks each step: override `reveal` instead")
 
     def prepare(self, step: int, dimension: int) -> None:  # noqa: B027 - optional
         """Do the work for `step` that depends on no data, such as drawing masks.
@@ -101,7 +106,15 @@ class SecureAggregator(ABC):
 
         Raises:
             AggregationError: when the workers differ on the step, or the sum cannot be verified.
+            ValueError: for a step that is not charged, or that is not after the previous one (its masks could then be
+                used twice).
+            TypeError: when the protocol does not reveal an int32 [d].
         """
+        if not self._next_step <= step < charged_through:
+            raise ValueError(
+                f"step {step} cannot be revealed: the next step is {self._next_step}, and {charged_through} are charged"
+            )
+        self._next_step = step + 1
         header = Header(
             session=self._agreement.session,
             step=step,
@@ -113,7 +126,10 @@ class SecureAggregator(ABC):
         )
         if self._agreement.agree(header, stop):
             return None
-        return self.reveal(step, local_sum, noise)
+        total = self.reveal(step, local_sum, noise)
+        if total.dtype != np.int32 or total.shape != local_sum.shape:
+            raise TypeError(f"{self.name} revealed {total.dtype} {total.shape}, not int32 {local_sum.shape}")
+        return total
 
     @abstractmethod
     def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
