@@ -186,6 +186,27 @@ def test_user_id_is_the_same_in_every_format(tmp_path):
         assert {user_of(row["u"]) for row in rows} == {b"7", None}
 
 
+def test_lists_of_words_and_tags_are_read_whatever_holds_them(tmp_path):
+    words, tags = ["a", "b"], [0, 1]
+    columns = {"tokens": "tokens", "tags": "tags"}
+    found = []
+    for name, kinds in {
+        "list": (pa.list_(pa.string()), pa.list_(pa.int64())),
+        "fixed": (pa.list_(pa.string(), 2), pa.list_(pa.int8(), 2)),
+        "dictionary": (pa.list_(pa.dictionary(pa.int32(), pa.string())), pa.list_(pa.int64())),
+    }.items():
+        arrays = (pa.array([value], kind) for value, kind in zip((words, tags), kinds))
+        pq.write_table(pa.table(dict(zip(columns, arrays))), tmp_path / f"{name}.parquet")
+        found += rows_at(tmp_path / f"{name}.parquet", columns)
+    in_memory = [tags, np.array(tags), [np.int64(0), np.int64(1)], torch.tensor(tags), (0, 1)]
+    records = [{"tokens": words, "tags": each} for each in in_memory]
+    found += _records_table(records, columns, "train_dataset").to_pylist()
+    decoded = [
+        {name: json.loads(value) if isinstance(value, str) else value for name, value in row.items()} for row in found
+    ]
+    assert decoded == [{"tokens": words, "tags": tags}] * 8
+
+
 def test_ids_in_memory_that_json_cannot_hold_are_kept():
     ids = (uuid.UUID(int=1), datetime.date(2026, 1, 31), b"\xff", "\ud800")
     rows = _records_table([{"u": u} for u in ids for _ in range(2)], {"user": "u"}, "train_dataset").to_pylist()
@@ -254,11 +275,14 @@ def test_error_of_a_corrupt_file_reveals_no_content(tmp_path):
         ("tokens", pa.list_(pa.string()), True),
         ("tokens", pa.large_list(pa.large_string()), True),
         ("tokens", pa.string(), True),
+        ("tokens", pa.list_(pa.string(), 5), True),
+        ("tokens", pa.list_(pa.dictionary(pa.int32(), pa.string())), True),
         ("tokens", pa.list_(pa.int64()), False),
         ("tokens", pa.int64(), False),
         ("tags", pa.list_(pa.int64()), True),
         ("tags", pa.list_(pa.dictionary(pa.int32(), pa.string())), True),
         ("tags", pa.string(), True),
+        ("tags", pa.list_(pa.int8(), 5), True),
         ("tags", pa.list_(pa.list_(pa.int64())), False),
         ("tags", pa.int64(), False),
         ("user", pa.int64(), True),

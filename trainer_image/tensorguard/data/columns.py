@@ -82,9 +82,8 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
         kind = types[name]
         if not isinstance(kind, pa.DataType):
             continue  # Ray gives Python objects a type that is not Arrow's: then each record is checked by itself
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        nested = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        kind = _decoded(kind)
+        element = _element(kind)
         if role == "user":
             fits, needs = _is_scalar(kind) or not pa.types.is_nested(kind), "strings or integers"
         else:
@@ -92,13 +91,23 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
             fits = {
                 "text": _is_text(kind),
                 "label": _is_scalar(kind),
-                "conversation": _is_text(kind) or nested,
-                "words": _is_text(kind) or (nested and _is_text(kind.value_type)),
-                "word labels": _is_text(kind) or (nested and _is_scalar(kind.value_type)),
+                "conversation": _is_text(kind) or element is not None,
+                "words": _is_text(kind) or (element is not None and _is_text(element)),
+                "word labels": _is_text(kind) or (element is not None and _is_scalar(element)),
             }[content]
             needs = _NEEDS[content]
         if not fits:
             raise DataError(f"{where}: column {name!r} ({role}) is of type {kind}; it needs {needs}")
+
+
+def _decoded(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _element(kind: Any) -> Any:
+    """The type of a list's elements; None for a type that is no list."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return _decoded(kind.value_type) if is_list else None
 
 
 def _is_text(kind: Any) -> bool:
@@ -107,7 +116,5 @@ def _is_text(kind: Any) -> bool:
 
 
 def _is_scalar(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     return _is_text(kind) or number

@@ -185,9 +185,16 @@ def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str],
 def _text(value: Any) -> str | None:
     """As `text_of`; a tensor or array becomes its number or list, and a value that JSON cannot hold becomes None."""
     try:
-        return text_of(value.tolist() if hasattr(value, "tolist") else value)
+        return text_of(_plain(value))
     except (TypeError, ValueError, RecursionError):
         return None
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as Python numbers and lists, also inside a list: `list(array)` holds numpy's integers."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _user_text(value: Any) -> str | None:
