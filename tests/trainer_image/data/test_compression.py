@@ -209,6 +209,13 @@ def test_lost_connection_is_not_reported_as_a_corrupt_archive() -> None:
         stream.read()
 
 
+@pytest.mark.parametrize(("alias", "ending"), [(".gzip", ".gz"), (".zstd", ".zst"), (".bzip2", ".bz2")])
+def test_long_endings_in_a_folder_are_read_too(tmp_path: Path, alias: str, ending: str) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text,label\na,1\n")
+    (tmp_path / f"b.csv{alias}").write_bytes(COMPRESS[ending](b"text,label\nb,1\n"))
+    assert [row["text"] for row in rows_at(tmp_path)] == ["a", "b"]
+
+
 def test_endings_are_recognised_in_any_case() -> None:
     assert [compression_of(name) for name in ("a.csv.GZ", "a.csv.zst", "a.csv", "gz", "a.zip")] == [
         ".gz",

@@ -162,5 +162,8 @@ _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".xz": lambda compressed: _Streams(compressed, lzma.LZMADecompressor),
     ".lzma": lambda compressed: _Streams(compressed, lzma.LZMADecompressor),
 }
+_DECOMPRESSORS |= {
+    alias: _DECOMPRESSORS[ending] for alias, ending in ((".gzip", ".gz"), (".zstd", ".zst"), (".bzip2", ".bz2"))
+}
 _UNSUPPORTED = frozenset({".7z", ".br", ".lz", ".lz4", ".lzo", ".rar", ".snappy", ".sz", ".tar", ".tgz", ".z", ".zip"})
 """Endings of archives that are refused by name. Some of them can hold several files."""
