@@ -277,7 +277,7 @@ def _beside(name: str, first: str) -> Callable[[Collection[str]], bool]:
 def task_columns_cel(task: str, columns: str) -> str:
     """CEL that is true where the columns fit the task; `task` and `columns` are the paths of both in a manifest.
 
-    It assumes that the rules of `columns_rules` hold: where one of them is broken, that one alone is reported.
+    It assumes that the rules of `columns_rules` hold. Where one of them is broken, this rule may be reported as well.
     """
     written = "false"
     for name in reversed(TASKS):
