@@ -21,6 +21,7 @@ import absl.logging
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
+from scipy.optimize import brentq
 
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 
@@ -258,13 +259,19 @@ def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
-    """Bisection over the six-decimal strings of σ, so that the result is the smallest of them."""
+    """The search runs over the six-decimal strings of σ, so that the result is the smallest of them."""
     least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
-    def fits(places: int, by: AccountantName = accountant) -> bool:
+    def spent(places: int, by: AccountantName = accountant) -> float:
         sigma = float(_sigma(places))
-        spent = epsilon(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by)
-        return spent <= target_epsilon
+        return epsilon(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by)
+
+    def fits(places: int, by: AccountantName = accountant) -> bool:
+        return spent(places, by) <= target_epsilon
+
+    def excess(places: float) -> float:
+        """Below 0 where the target is met. The logarithm is close to a straight line, which needs few steps."""
+        return math.log(min(max(spent(round(places)), 1e-300), 1e300) / target_epsilon)
 
     if fits(least, "RDP"):
         return _sigma(least)
@@ -273,16 +280,20 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         # PLD takes half a minute with a small σ, so its search starts just below the σ of RDP.
         high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
         low = max(least, high * 7 // 10)
-        while low > least and fits(low):
+        while fits(low):
+            if low == least:
+                return _sigma(least)
             low, high = max(least, low * 7 // 10), low
     while not fits(high):
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
-    while high - low > 1:  # high fits, low does not
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return _sigma(high)
+    smallest = min(high, math.ceil(brentq(excess, low, high, xtol=0.5)))  # high fits, low does not
+    while not fits(smallest):
+        smallest += 1
+    while fits(smallest - 1):
+        smallest -= 1
+    return _sigma(smallest)
 
 
 def _sigma(places: int) -> str:
