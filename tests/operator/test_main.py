@@ -107,7 +107,12 @@ def test_process_logs_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "tensafe_operator"], capture_output=True, text=True)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "KUBECONFIG" in done.stderr
-    assert subprocess.run([sys.executable, "-m", "tensafe_operator", "more"], capture_output=True).returncode == 2
+
+
+def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["more"])
+    assert "unrecognized arguments: more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
 STEPS = 45
 
 
+def blocks(count: int, quick: int) -> list[Any]:
+    """Parameters for blocks of histories: `make test` runs the first `quick` blocks, and `make test-all` the others."""
+    return [pytest.param(block, marks=[] if block < quick else pytest.mark.slow) for block in range(count)]
+
+
 class Invariants:
     """The invariants of one history."""
 
@@ -112,13 +117,13 @@ def run_history(seed: int) -> None:
             raise AssertionError(f"history {seed}: {broken}") from broken
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", blocks(10, quick=4))
 def test_invariants_hold_in_random_histories(block: int) -> None:
     for seed in range(block * HISTORIES // 10, (block + 1) * HISTORIES // 10):
         run_history(seed)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", blocks(4, quick=1))
 def test_reconcile_leaves_no_work_undone_unless_it_wakes_at_once(block: int) -> None:
     """Watch events about the operator's own writes start no reconcile, so none may be needed."""
     for seed in range(block * 25, (block + 1) * 25):
