@@ -125,7 +125,7 @@ sigmas = st.floats(0.4, 8.0)
 deltas = st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(rates, sigmas, st.integers(1, 20_000), deltas, st.integers(1, 5000), st.floats(1.001, 2.0))
 def test_epsilon_grows_with_steps_and_sampling_and_falls_with_noise_and_delta(
     q: float, sigma: float, steps: int, delta: float, more: int, factor: float
@@ -212,7 +212,7 @@ def test_cancellation_never_makes_epsilon_zero(sigma: float, q: float) -> None:
     assert 0 < epsilon_of_events([event], 1e-9) < 0.02
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rates, sigmas, st.floats(0.01, 20.0), st.integers(0, 3000))
 def test_steps_within_returns_the_largest_number_that_fits(q: float, sigma: float, target: float, at_most: int) -> None:
     arguments = {"sample_rate": q, "noise_multiplier": sigma, "delta": 1e-6}
