@@ -38,6 +38,11 @@ class ScriptedStream(SecretStream):
         return bytearray(next(self._ties).to_bytes(count, "little"))
 
 
+@pytest.fixture
+def shared_noise_tables() -> None:
+    """Replaces the fixture that shares tables among tests: these tests change how they are built."""
+
+
 def masses_of(table: noise._Table) -> tuple[dict[int, int], int]:
     """The probability of each value in the alias table, as integers, and their total."""
     masses: dict[int, int] = {}
