@@ -35,7 +35,9 @@ def all_equal(rows):
     return all(torch.equal(rows[0], row) for row in rows[1:])
 
 
-@pytest.mark.parametrize("checkpointing", (False, True), ids=("kept", "recomputed"))
+@pytest.mark.parametrize(
+    "checkpointing", (pytest.param(False, id="kept"), pytest.param(True, id="recomputed", marks=pytest.mark.slow))
+)
 @pytest.mark.parametrize("dropout", (0.0, 0.25))
 @pytest.mark.parametrize("precision", ("fp32", "bf16", "fp16"))
 @pytest.mark.parametrize("kind", KINDS)

@@ -173,6 +173,7 @@ def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest
     assert abs(sum(map(len, drawn)) - 0.1 * chances) < 6 * (chances * 0.1 * 0.9) ** 0.5
 
 
+@pytest.mark.slow
 def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
     job = Job.make(
         tmp_path / "run",

@@ -40,6 +40,7 @@ def test_rank_with_another_job_key_is_rejected(tmp_path: Path) -> None:
     assert job.ledger().steps_charged == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_exception_on_one_rank_ends_both_and_a_restart_resumes(tmp_path: Path, rank: int) -> None:
     job = Job.make(tmp_path / "run", *SHORT)
@@ -52,6 +53,7 @@ def test_exception_on_one_rank_ends_both_and_a_restart_resumes(tmp_path: Path, r
     assert job.revealed() == [6, 6]  # the third step twice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "charged"), [(0, 2), (1, 3)])
 def test_stop_during_gradients_reveals_nothing_of_that_step(tmp_path: Path, rank: int, charged: int) -> None:
     """If rank 0 sees the flag, it charges no further step. If only rank 1 does, the step is charged, not revealed."""

@@ -59,7 +59,7 @@ def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, position: i
     return squared_norm(pipe.sum(with_x, order) - pipe.sum(units))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(examples, max_size=9), x=examples, position=st.integers(0, 20), doubled=st.booleans())
@@ -70,7 +70,7 @@ def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
     assert distance <= GRID**2
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
 @quick
 @given(units=st.lists(users, max_size=4), x=users, position=st.integers(0, 20))

@@ -15,6 +15,7 @@ from tensorguard.aggregation import reduce
 from tensorguard.ledger.file import FileLedger
 
 STEPS = 6
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
