@@ -12,6 +12,9 @@ COVERAGE ?=
 QUICKSTART_OUT := out/quickstart
 EXAMPLES := examples/quickstart
 
+# Without its cache of bytecode, each test process would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # One thread for each test process: pytest-xdist runs two of them, and torch would start two threads in each.
 FAST := $(PYTEST) -n 2 --dist worksteal -m "not (slow or ray or model or cluster or e2e)"

@@ -5,6 +5,7 @@ Hypothesis has no deadline for an example, because a virtual machine may pause f
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.roles import install_roles
+
+# Imports and collected tests are millions of objects that stay. The default of 700 walks them all too often: 2 s of 12.
+gc.set_threshold(100_000, 50, 50)
 
 CRDS = Path(__file__).parents[1] / "crds"
 _NUMBERS = itertools.count(1)
