@@ -118,6 +118,27 @@ def test_file_that_is_not_an_archive_is_refused_without_its_content(tmp_path: Pa
     assert "Jane" not in str(error)
 
 
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_archive_without_its_ending_is_refused_by_name(tmp_path: Path, ending: str) -> None:
+    (tmp_path / "1.jsonl").write_bytes(CONTENT["jsonl"])
+    (tmp_path / "2.jsonl").write_bytes(COMPRESS[ending](CONTENT["jsonl"]))
+    error = str(error_at(tmp_path))
+    assert error.endswith(
+        f"{tmp_path}/2.jsonl is a {ending} archive, not jsonl: decompress it, or add {ending} to its name"
+    )
+
+
+def test_archive_in_an_archive_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(CONTENT["jsonl"]))
+    (tmp_path / "2.jsonl.gz").write_bytes(gzip.compress(gzip.compress(CONTENT["jsonl"])))
+    assert str(error_at(tmp_path)).endswith("2.jsonl.gz is a .gz archive, not jsonl: compress it only once")
+
+
+def test_record_that_starts_as_an_archive_drops_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b"BZh\n" + CONTENT["jsonl"])
+    assert len(rows_at(tmp_path / "d.jsonl")) == 3
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
 def test_content_that_fails_the_checksum_of_its_archive_is_refused(tmp_path: Path, ending: str) -> None:
     """The fault is found at the end of the file, after rows were read: the data set is refused all the same."""

@@ -35,6 +35,11 @@ def compression_of(path: str) -> str | None:
     return ending if ending in _DECOMPRESSORS else None
 
 
+def compression_in(content: bytes) -> str | None:
+    """The ending that belongs to content which starts as an archive does; None for any other content."""
+    return next((ending for ending, magic in _MAGIC.items() if content.startswith(magic)), None)
+
+
 def unsupported_archive(path: str) -> str | None:
     """The ending of an archive that cannot be read (".zip", ".lz4"), also below a compression (".tar" of ".tar.gz").
 
@@ -165,5 +170,7 @@ _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
 _DECOMPRESSORS |= {
     alias: _DECOMPRESSORS[ending] for alias, ending in ((".gzip", ".gz"), (".zstd", ".zst"), (".bzip2", ".bz2"))
 }
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\0"}
+MAGIC_BYTES = max(map(len, _MAGIC.values()))
 _UNSUPPORTED = frozenset({".7z", ".br", ".lz", ".lz4", ".lzo", ".rar", ".snappy", ".sz", ".tar", ".tgz", ".z", ".zip"})
 """Endings of archives that are refused by name. Some of them can hold several files."""

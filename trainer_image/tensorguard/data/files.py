@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 
+from tensorguard.data.compression import MAGIC_BYTES, compression_in, compression_of
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile, DataFormat
 
@@ -45,11 +46,26 @@ class Source:
         Raises DataError, with nothing of the content, where the file cannot be read.
         """
         try:
-            yield from self.format.rows(self.file(path), self.columns, part, parts)
+            rows = 0
+            for table in self.format.rows(self.file(path), self.columns, part, parts):
+                rows += table.num_rows
+                yield table
+            if part == 0 and rows == 0:
+                self._check_content(path)
         except DataError:
             raise
         except Exception as error:
             raise unreadable(self, path, error) from None
+
+    def _check_content(self, path: str) -> None:
+        """Raise DataError if the content of a file without rows is an archive, which its name does not show."""
+        with self.file(path).open() as handle:
+            archive = compression_in(handle.read(MAGIC_BYTES))
+        if archive is not None:
+            fix = "compress it only once" if compression_of(path) else f"decompress it, or add {archive} to its name"
+            raise UnreadableDataError(
+                f"{self.where}.uri: the content of {path} is a {archive} archive, not {self.format.name}: {fix}"
+            )
 
 
 def unreadable(source: Source, path: str, error: Exception) -> UnreadableDataError:
