@@ -48,7 +48,7 @@ def read(
 
     Args:
         uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a file, a
-            directory (with its subdirectories, without names that start with "." or "_") or a glob.
+            directory (with its subdirectories, without names that start with "." or "_") or a glob (with such names).
         columns: role -> column name (`columns_of`).
         format: the name of a format, for files whose names have no known ending.
         storage: endpoint and region; credentials come from the environment.
