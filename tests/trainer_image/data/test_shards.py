@@ -3,10 +3,13 @@
 from collections import Counter
 from decimal import Decimal
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.data.extensions import ArrowTensorArray, ArrowVariableShapedTensorArray
 
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys
@@ -53,6 +56,29 @@ def shards(rows, limit=None, batches=1, **options):
 def test_shards_do_not_depend_on_the_order_of_rows_or_on_batches(rows, random, batches):
     shuffled = random.sample(rows, len(rows))
     assert shards(shuffled, limit=2, batches=batches) == shards(rows, limit=2)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        ArrowTensorArray.from_numpy(np.array([[0, 1], [1, 1]])),
+        ArrowVariableShapedTensorArray.from_numpy(np.array([np.array([0, 1]), np.array([1, 1])], dtype=object)),
+    ],
+    ids=["of-one-length", "of-any-length"],
+)
+def test_columns_of_ray_arrays_hold_the_same_records_as_lists(arrays):
+    def encode(values):
+        return [Example(tags, tags) if isinstance(tags, list) else None for tags in values["tags"]]
+
+    def split_tags(tags):
+        tokenise = Tokeniser(encode, Target.TOKEN_LABELS)
+        return split_by_unit(pa.table({"c": tags}), columns={"tags": "c"}, tokenise=tokenise, key=KEY, workers=1)[
+            0
+        ].to_pylist()
+
+    found = split_tags(arrays)
+    assert len(found) == 2
+    assert found == split_tags(pa.array([[0, 1], [1, 1]]))
 
 
 @given(records, st.tuples(texts, users))
@@ -239,8 +265,6 @@ def test_empty_shard_can_be_opened(tmp_path):
 
 
 def test_sum_of_record_keys_wraps_at_2_to_the_256():
-    import numpy as np
-
     ones = np.full((3, 32), 255, np.uint8)
     assert keys.record_key_sum(ones) == (3 * (2**256 - 1)) % 2**256
     assert keys.record_key_sum(np.empty((0, 32), np.uint8)) == 0

@@ -80,8 +80,8 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
     """Raise DataError, starting with `where`, for a column whose type cannot fit its role, whatever its values are."""
     for role, name in columns.items():
         kind = types[name]
-        if not isinstance(kind, pa.DataType):
-            continue  # Ray gives Python objects a type that is not Arrow's: then each record is checked by itself
+        if not isinstance(kind, pa.DataType) or isinstance(kind, pa.BaseExtensionType):
+            continue  # Ray has its own types for Python objects and arrays: then each record is checked by itself
         kind = _decoded(kind)
         element = _element(kind)
         if role == "user":

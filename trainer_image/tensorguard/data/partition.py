@@ -143,9 +143,9 @@ def _values(column: pa.ChunkedArray, fallback: str | None = None) -> list[Any]:
     """A column's values; `fallback` for those that Python cannot hold (text that is not UTF-8, a date out of range)."""
     try:
         values: list[Any] = column.to_pylist()
-        return values
     except (ValueError, OverflowError):
-        return [_value(scalar, fallback) for scalar in column]
+        values = [_value(scalar, fallback) for scalar in column]
+    return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]  # Ray's columns of arrays
 
 
 def _value(scalar: pa.Scalar, fallback: str | None) -> Any:
