@@ -46,11 +46,45 @@ def test_grid_overflow_is_rejected_before_a_ledger_is_created() -> None:
     assert cluster.ledger is None
 
 
+def test_relative_path_of_a_model_is_rejected_in_a_cluster() -> None:
+    cluster = FakeCluster.with_job(spec__model__name="./model")
+    FakeOperator(cluster).settle()
+    assert condition(cluster, "Stalled")["message"].startswith("spec.model.name: ./model: is relative to the manifest")
+
+
+def apply(cluster: FakeCluster, applied: object) -> None:
+    """Leave what a client applied in its annotation, as `kubectl apply` does."""
+    text = applied if isinstance(applied, str) else json.dumps(applied)
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": text}
+    cluster.job["metadata"]["annotations"] = annotations
+    cluster.take_snapshot()
+
+
+def misspelt(cluster: FakeCluster) -> dict[str, Any]:
+    spec = cluster.job["spec"]
+    return {"spec": {**spec, "cluster": {**spec["cluster"], "wokers": 3}}}
+
+
+def test_unknown_field_that_the_api_server_dropped_is_rejected() -> None:
+    cluster = FakeCluster.with_job()
+    apply(cluster, misspelt(cluster))
+    FakeOperator(cluster).settle()
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["reason"], cluster.ledger) == ("UnknownField", None)
+    assert stalled["message"].startswith("spec.cluster.wokers: unknown field")
+
+
+@pytest.mark.parametrize("applied", ["no JSON", "[]", {"spec": 3}, "[" * 30_000, {"spec": {"a": "a" * 70_000}}])
+def test_annotation_that_is_no_manifest_is_ignored(applied: object) -> None:
+    cluster = FakeCluster.with_job()
+    apply(cluster, applied)
+    FakeOperator(cluster).settle()
+    assert condition(cluster, "Accepted")["status"] == "True"
+
+
 def test_unknown_field_in_a_later_apply_does_not_stop_the_counting() -> None:
     cluster, operator = running_job()
-    applied = {"spec": {**cluster.job["spec"], "cluster": {**cluster.job["spec"]["cluster"], "wokers": 3}}}
-    annotation = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
-    cluster.job["metadata"]["annotations"] = annotation
+    apply(cluster, misspelt(cluster))
     cluster.charge(10)
     operator.settle()
     assert (cluster.status["phase"], cluster.status["privacy"]["stepsCharged"]) == ("Running", 15)
