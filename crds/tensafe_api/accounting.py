@@ -288,11 +288,8 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
-    smallest = min(high, math.ceil(brentq(excess, low, high, xtol=0.5)))  # high fits, low does not
-    while not fits(smallest):
-        smallest += 1
-    while fits(smallest - 1):
-        smallest -= 1
+    near = math.floor(brentq(excess, low, high, xtol=0.5))  # high fits, low does not
+    smallest = next(places for places in range(near - 1, high + 1) if fits(places))
     return _sigma(smallest)
 
 

@@ -436,4 +436,9 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/api/test_resolve.py::test_sample_rate_is_rounded_up",
         ),
     ),
+    Mutation(
+        "calibration returns a noise multiplier whose last digit is too small",
+        (Edit(_API + "accounting.py", "return _sigma(smallest)", "return _sigma(smallest - 1)"),),
+        ("tests/api/test_accounting.py::test_calibrated_sigma_is_the_smallest_string_within_the_target",),
+    ),
 )
