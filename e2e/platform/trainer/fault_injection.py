@@ -8,6 +8,7 @@ of the trainer at named points. A point has two moments, before the call and aft
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -90,6 +91,17 @@ def wrap(
     replace_attribute(owner, name, wrapped)
 
 
+def at_call(nth: int, action: Callable[[], None]) -> Callable[..., None]:
+    """A function that calls `action` the `nth` time it is called itself, whatever its arguments are."""
+    calls = itertools.count(1)
+
+    def counting(*_: Any, **__: Any) -> None:
+        if next(calls) == nth:
+            action()
+
+    return counting
+
+
 def replace_attribute(owner: Any, name: str, value: Any) -> None:
     """Replace a function of production code in this process."""
     setattr(owner, name, value)
@@ -128,14 +140,7 @@ class Kill:
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
             return
-        passed = 0
-
-        def hit(*_: Any, **__: Any) -> None:
-            nonlocal passed
-            passed += 1
-            if passed == self.nth:
-                kill(directory, rank, self.all_ranks)
-
+        hit = at_call(self.nth, lambda: kill(directory, rank, self.all_ranks))
         wrap(self.point, before=hit if self.moment == "before" else None, after=hit if self.moment == "after" else None)
 
 
@@ -178,15 +183,11 @@ class RaiseError:
     def install(self, rank: int, directory: Path) -> None:
         if rank != self.rank:
             return
-        passed = 0
 
-        def hit(*_: Any, **__: Any) -> None:
-            nonlocal passed
-            passed += 1
-            if passed == self.nth:
-                raise RuntimeError("raised by the test")
+        def fail() -> None:
+            raise RuntimeError("raised by the test")
 
-        wrap(self.point, before=hit)
+        wrap(self.point, before=at_call(self.nth, fail))
 
 
 @dataclass(frozen=True)
