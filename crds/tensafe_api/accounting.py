@@ -50,6 +50,9 @@ PLD_STEPS_LIMIT, PLD_EPSILON_LIMIT = 200_000, 100.0
 """Above this number of steps, or this ε by RDP, PLD is not used. Within the limits it took at most 160 MB and three
 seconds for every σ from 0.3; two billion steps would take a hundred gigabytes."""
 
+_BEYOND_LOGARITHMS = 1e4
+"""Larger than the logarithm of the quotient of any two floats."""
+
 SIGMA_DIGITS = 6
 _SIGMA_PLACES = 10**SIGMA_DIGITS
 EPSILON_DIGITS = 3
@@ -259,7 +262,7 @@ def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
-    """The search runs over the six-decimal strings of σ, so that the result is the smallest of them."""
+    """The smallest six-decimal σ that meets the target."""
     least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
     def spent(places: int, by: AccountantName = accountant) -> float:
@@ -270,8 +273,11 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         return spent(places, by) <= target_epsilon
 
     def excess(places: float) -> float:
-        """Below 0 where the target is met. The logarithm is close to a straight line, which needs few steps."""
-        return math.log(min(max(spent(round(places)), 1e-300), 1e300) / target_epsilon)
+        """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
+        value = spent(round(places))
+        if value == 0 or math.isinf(value):
+            return math.copysign(_BEYOND_LOGARITHMS, value - target_epsilon)
+        return math.log(value) - math.log(target_epsilon)
 
     if fits(least, "RDP"):
         return _sigma(least)
@@ -288,7 +294,7 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
-    near = math.floor(brentq(excess, low, high, xtol=0.5))  # high fits, low does not
+    near = math.floor(brentq(excess, low, high, xtol=0.5, maxiter=1000))  # high fits, low does not
     smallest = next(places for places in range(near - 1, high + 1) if fits(places))
     return _sigma(smallest)
 

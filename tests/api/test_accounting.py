@@ -198,6 +198,14 @@ def test_calibration_by_pld_meets_its_target_with_less_noise(
     assert float(by_pld) < most * float(calibrate(**arguments))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("target", [1e-310, 1e-300, 1e-20])
+def test_calibration_to_a_tiny_target_finds_the_smallest_sigma(target: float) -> None:
+    """RDP of one step of few records is exactly 0 from some σ on, so even such a target can be met."""
+    sigma = float(calibrate(target_epsilon=target, sample_rate=0.1, steps=1, delta=0.1))
+    values = [epsilon(sample_rate=0.1, noise_multiplier=each, steps=1, delta=0.1) for each in (sigma, sigma - 1e-6)]
+    assert values[0] <= target < values[1]
+
+
 def test_calibration_never_returns_less_than_the_minimum_sigma() -> None:
     assert float(calibrate(target_epsilon=1e9, sample_rate=0.01, steps=10, delta=1e-5)) == MIN_CALIBRATED_SIGMA
 
