@@ -118,14 +118,20 @@ def test_file_that_is_not_an_archive_is_refused_without_its_content(tmp_path: Pa
     assert "Jane" not in str(error)
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", CONTENT)
 @pytest.mark.parametrize("ending", COMPRESS)
-def test_archive_without_its_ending_is_refused_by_name(tmp_path: Path, ending: str) -> None:
-    (tmp_path / "1.jsonl").write_bytes(CONTENT["jsonl"])
-    (tmp_path / "2.jsonl").write_bytes(COMPRESS[ending](CONTENT["jsonl"]))
+def test_archive_without_its_ending_is_refused_by_name(tmp_path: Path, name: str, ending: str, first: bool) -> None:
+    plain, archive = ("2", "1") if first else ("1", "2")
+    (tmp_path / f"{plain}.{name}").write_bytes(CONTENT[name])
+    (tmp_path / f"{archive}.{name}").write_bytes(COMPRESS[ending](CONTENT[name]))
     error = str(error_at(tmp_path))
-    assert error.endswith(
-        f"{tmp_path}/2.jsonl is a {ending} archive, not jsonl: decompress it, or add {ending} to its name"
-    )
+    if first or name == "jsonl":
+        assert error.endswith(
+            f"{tmp_path}/{archive}.{name} is a {ending} archive, not {name}: decompress it, or add {ending} to its name"
+        )
+    else:
+        assert "2." in error and "has no column 'text'" in error
 
 
 def test_archive_in_an_archive_is_refused_by_name(tmp_path: Path) -> None:
@@ -134,9 +140,11 @@ def test_archive_in_an_archive_is_refused_by_name(tmp_path: Path) -> None:
     assert str(error_at(tmp_path)).endswith("2.jsonl.gz is a .gz archive, not jsonl: compress it only once")
 
 
-def test_record_that_starts_as_an_archive_drops_only_itself(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_bytes(b"BZh\n" + CONTENT["jsonl"])
-    assert len(rows_at(tmp_path / "d.jsonl")) == 3
+@pytest.mark.parametrize("start", [b"BZh", b"BZh91AY&SY", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0"])
+def test_record_that_starts_like_an_archive_drops_only_itself(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "1.jsonl").write_bytes(start + b" note\n" + CONTENT["jsonl"])
+    (tmp_path / "2.jsonl").write_bytes(start + b" note\n")
+    assert len(rows_at(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])

@@ -36,7 +36,7 @@ def compression_of(path: str) -> str | None:
 
 
 def compression_in(content: bytes) -> str | None:
-    """The ending that belongs to content which starts as an archive does; None for any other content."""
+    """The ending that belongs to content which starts like an archive; None for any other content."""
     return next((ending for ending, magic in _MAGIC.items() if content.startswith(magic)), None)
 
 

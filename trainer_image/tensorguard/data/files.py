@@ -8,13 +8,14 @@ tsv file, or a whole csv or compressed file, which cannot be split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 
-from tensorguard.data.compression import MAGIC_BYTES, compression_in, compression_of
+from tensorguard.data.compression import MAGIC_BYTES, CorruptArchive, compression_in, compression_of, decompressed
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile, DataFormat
 
@@ -51,18 +52,24 @@ class Source:
                 rows += table.num_rows
                 yield table
             if part == 0 and rows == 0:
-                self._check_content(path)
+                self.check_content(path)
         except DataError:
             raise
         except Exception as error:
             raise unreadable(self, path, error) from None
 
-    def _check_content(self, path: str) -> None:
-        """Raise DataError if the content of a file without rows is an archive, which its name does not show."""
+    def check_content(self, path: str) -> None:
+        """Raise DataError if the content of a file is an archive, which its name does not show.
+
+        Called for a file in which nothing was found. A record that only starts like an archive is not refused.
+        """
         with self.file(path).open() as handle:
             archive = compression_in(handle.read(MAGIC_BYTES))
-        if archive is not None:
-            fix = "compress it only once" if compression_of(path) else f"decompress it, or add {archive} to its name"
+        if archive is None:
+            return
+        fix = "compress it only once" if compression_of(path) else f"decompress it, or add {archive} to its name"
+        with self.file(path).open() as handle, suppress(CorruptArchive), decompressed(handle, archive) as content:
+            content.read(1)
             raise UnreadableDataError(
                 f"{self.where}.uri: the content of {path} is a {archive} archive, not {self.format.name}: {fix}"
             )

@@ -79,6 +79,8 @@ def inspect(
     first = next(iter(files))
     try:
         found = source.format.columns(source.file(first), source.columns)
+        if not set(source.columns) <= set(found.names):
+            source.check_content(first)
     except DataError:
         raise
     except Exception as error:
