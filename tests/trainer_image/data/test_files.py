@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.data.extensions import ArrowTensorTypeV2
+from ray.data.extensions import ArrowPythonObjectType, ArrowTensorTypeV2, ArrowVariableShapedTensorType
 from s3fs import S3FileSystem
 
 from e2e.platform.s3 import BUCKET
@@ -286,6 +286,13 @@ def test_error_of_a_corrupt_file_reveals_no_content(tmp_path):
         ("tags", pa.list_(pa.int8(), 5), True),
         ("tags", pa.list_(pa.list_(pa.int64())), False),
         ("tags", ArrowTensorTypeV2((2,), pa.int64()), True),
+        ("tags", ArrowVariableShapedTensorType(pa.int64(), 1), True),
+        ("tokens", ArrowTensorTypeV2((2,), pa.int64()), False),
+        ("text", ArrowTensorTypeV2((2,), pa.int64()), False),
+        ("label", ArrowTensorTypeV2((2,), pa.int64()), False),
+        ("label", ArrowPythonObjectType(), True),
+        ("user", ArrowTensorTypeV2((2,), pa.int64()), False),
+        ("user", pa.uuid(), True),
         ("tags", pa.int64(), False),
         ("user", pa.int64(), True),
         ("user", pa.timestamp("s"), True),

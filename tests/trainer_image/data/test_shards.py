@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.data.extensions import ArrowTensorArray, ArrowVariableShapedTensorArray
+from ray.data.extensions import ArrowPythonObjectArray, ArrowTensorArray, ArrowVariableShapedTensorArray
 
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data import keys
@@ -79,6 +79,16 @@ def test_columns_of_ray_arrays_hold_the_same_records_as_lists(arrays):
     found = split_tags(arrays)
     assert len(found) == 2
     assert found == split_tags(pa.array([[0, 1], [1, 1]]))
+
+
+def test_user_in_a_column_of_objects_is_one_unit_whatever_holds_the_id():
+    array = ArrowPythonObjectArray.from_objects
+    for ids in ([[np.int64(7)], [7], (7,), np.array([7])], [{"id": np.array([1])}, {"id": [1]}, {"id": (np.int8(1),)}]):
+        table = pa.table({"t": ["a"] * len(ids), "u": array(ids)})
+        tokenise = Tokeniser(letters, Target.LEARNED_TOKENS)
+        rows = split_by_unit(table, columns=COLUMNS, tokenise=tokenise, key=KEY, workers=1)[0].to_pylist()
+        assert len(rows) == len(ids)
+        assert len({row["unit"] for row in rows}) == 1
 
 
 @given(records, st.tuples(texts, users))

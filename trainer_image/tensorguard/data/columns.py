@@ -80,8 +80,8 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
     """Raise DataError, starting with `where`, for a column whose type cannot fit its role, whatever its values are."""
     for role, name in columns.items():
         kind = types[name]
-        if not isinstance(kind, pa.DataType) or isinstance(kind, pa.BaseExtensionType):
-            continue  # Ray has its own types for Python objects and arrays: then each record is checked by itself
+        if not isinstance(kind, pa.DataType):
+            continue  # Ray gives Python objects a type that is not Arrow's: then each record is checked by itself
         kind = _decoded(kind)
         element = _element(kind)
         if role == "user":
@@ -101,6 +101,9 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
 
 
 def _decoded(kind: Any) -> Any:
+    """The type of the values that a dictionary or an extension type holds. Arrays, as Ray has them, count as lists."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.list_(kind.value_type) if hasattr(kind, "value_type") else kind.storage_type
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tensorguard.data import keys
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Target, tokens_table, units_table
-from tensorguard.data.tokenise import Example, Tokeniser
+from tensorguard.data.tokenise import Example, Tokeniser, plain
 
 KEY = pa.binary(keys.WIDTH)
 Split = Callable[[pa.Table], list[pa.Table]]
@@ -141,17 +141,19 @@ def _alone(tokenise: Tokeniser, row: Mapping[str, Any]) -> Example | None:
 
 def _values(column: pa.ChunkedArray, fallback: str | None = None) -> list[Any]:
     """A column's values; `fallback` for those that Python cannot hold (text that is not UTF-8, a date out of range)."""
+    if isinstance(column.type, pa.BaseExtensionType):  # Ray's columns of arrays and of Python objects
+        return [_value(scalar, fallback) for scalar in column]
     try:
         values: list[Any] = column.to_pylist()
+        return values
     except (ValueError, OverflowError):
-        values = [_value(scalar, fallback) for scalar in column]
-    return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]  # Ray's columns of arrays
+        return [_value(scalar, fallback) for scalar in column]
 
 
 def _value(scalar: pa.Scalar, fallback: str | None) -> Any:
     try:
-        return scalar.as_py()
-    except (ValueError, OverflowError):
+        return plain(scalar.as_py())
+    except (ValueError, OverflowError, RecursionError):
         return fallback
 
 

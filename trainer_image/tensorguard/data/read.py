@@ -28,6 +28,7 @@ from tensorguard.data.files import Source
 from tensorguard.data.formats.text import text_of, text_table
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
+from tensorguard.data.tokenise import plain
 from tensorguard.storage import filesystem_options
 
 MAX_TASKS = 512
@@ -185,16 +186,9 @@ def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str],
 def _text(value: Any) -> str | None:
     """As `text_of`; a tensor or array becomes its number or list, and a value that JSON cannot hold becomes None."""
     try:
-        return text_of(_plain(value))
+        return text_of(plain(value))
     except (TypeError, ValueError, RecursionError):
         return None
-
-
-def _plain(value: Any) -> Any:
-    """Tensors and arrays as Python numbers and lists, also inside a list: `list(array)` holds numpy's integers."""
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _user_text(value: Any) -> str | None:

@@ -45,6 +45,15 @@ class Tokeniser:
         return self.encode(records)
 
 
+def plain(value: Any) -> Any:
+    """A value with Python's numbers, lists and dicts where it holds those of numpy, torch or other libraries."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def text_or_none(value: Any) -> str | None:
     """A value as text that a tokenizer can take (bytes as UTF-8, invalid ones replaced); None if it is not text."""
     if isinstance(value, bytes):
