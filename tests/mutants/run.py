@@ -53,7 +53,7 @@ class Copy:
             raise SystemExit(f"Python imports {found} instead of the copy: no mutation would have an effect")
 
     def failing(self, tests: tuple[str, ...]) -> set[str]:
-        """Those of `tests` that fail. The variants that need an API server do not run: each has one without it.
+        """Those of `tests` that fail. Variants that need an API server do not run: each test has one without.
 
         Raises:
             ValueError: when pytest cannot run them.
