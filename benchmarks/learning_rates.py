@@ -27,7 +27,7 @@ from benchmarks import corpora, minilm
 from benchmarks.peers.opacus_trainer import Settings, train
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
-from tensafe_api.resources.values import parse_decimal
+from tensafe_api.resources.numeric import parse_decimal
 
 EXAMPLE = corpora.ROOT / "examples" / "quickstart"
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tensafe_api.resources.base import Block
-from tensafe_api.resources.values import Positive, PositiveDecimal, Rate
+from tensafe_api.resources.numeric import Positive, PositiveDecimal, Rate
 
 _MAX_DIGITS = 400
 """Enough for every float: the largest one has 309 digits before the decimal point."""

@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from tensafe_api.resources.base import DUPLICATE_ERROR, RULE_ERROR, Block, block_of, fields_of
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
-from tensafe_api.resources.values import STRING_ERROR
+from tensafe_api.resources.string_form import STRING_ERROR
 
 Location = tuple[str | int, ...]
 MAX_PROBLEMS = 50

@@ -20,7 +20,7 @@ from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import Mechanism, round_up
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
-from tensafe_api.resources.values import parse_decimal
+from tensafe_api.resources.numeric import parse_decimal
 from tensafe_api.tasks import shape_for
 
 SAMPLE_RATE_DIGITS = 10

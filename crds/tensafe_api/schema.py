@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensafe_api.resources.base import Block
-from tensafe_api.resources.values import pattern_of
+from tensafe_api.resources.string_form import pattern_of
 
 KEYS = (
     "type",

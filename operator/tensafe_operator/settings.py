@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from tensafe_api.resources.values import IMAGE, RAY_VERSION
+from tensafe_api.resources.strings import IMAGE, RAY_VERSION
 from tensafe_operator.runtime.errors import ConfigurationError
 
 _PREFIX = "TENSAFE_"

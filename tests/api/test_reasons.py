@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason, reason_for_exit_code
-from tensafe_api.resources.values import OneLine
+from tensafe_api.resources.strings import OneLine
 
 NOTHING_TO_FIX = (
     Reason.COMPLETED,

@@ -15,17 +15,15 @@ from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
-from tensafe_api.resources.values import (
+from tensafe_api.resources.numeric import Count, Cpus, Flag, Memory, Size
+from tensafe_api.resources.string_form import cel_matches
+from tensafe_api.resources.strings import (
     QUALIFIED,
-    Count,
-    Cpus,
     EnvName,
-    Flag,
     Image,
     LabelMap,
     Labels,
     LabelValue,
-    Memory,
     MountPath,
     ObjectName,
     OptionalName,
@@ -33,10 +31,8 @@ from tensafe_api.resources.values import (
     QueueName,
     RayVersion,
     ResourceName,
-    Size,
     Text,
     VolumeName,
-    cel_matches,
 )
 
 _RESERVED_ENV = ("RAY_", "TENSAFE_", "BASH_ENV")

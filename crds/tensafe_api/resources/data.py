@@ -14,7 +14,8 @@ from pydantic import Field, create_model
 
 from tensafe_api import tasks
 from tensafe_api.resources.base import Block, Rule
-from tensafe_api.resources.values import URI, OneLine, Positive, UnitCount
+from tensafe_api.resources.numeric import Positive, UnitCount
+from tensafe_api.resources.strings import URI, OneLine
 
 FileFormat = Literal["parquet", "jsonl", "csv", "tsv"]
 FILE_FORMATS: tuple[str, ...] = get_args(FileFormat)

@@ -19,20 +19,11 @@ from tensafe_api.resources.base import Block, Rule, Transition
 from tensafe_api.resources.cluster import Cluster, Observability, Retry
 from tensafe_api.resources.data import Dataset, Evaluation
 from tensafe_api.resources.model import Lora, Model
+from tensafe_api.resources.numeric import DECIMAL, Count, Flag, Positive
 from tensafe_api.resources.status import Status
+from tensafe_api.resources.string_form import cel_matches
+from tensafe_api.resources.strings import JobName, LabelMap, ObjectName, Text, Timestamp
 from tensafe_api.resources.training import Aggregation, Checkpoint, Privacy, Storage, Training
-from tensafe_api.resources.values import (
-    DECIMAL,
-    Count,
-    Flag,
-    JobName,
-    LabelMap,
-    ObjectName,
-    Positive,
-    Text,
-    Timestamp,
-    cel_matches,
-)
 
 GROUP = "tensafe.io"
 VERSION = "v1alpha1"

@@ -23,20 +23,9 @@ from pydantic import Field
 
 from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.base import Block, Rule, StatusBlock, Transition, Unique
+from tensafe_api.resources.numeric import Count, Delta, Flag, Positive, PositiveDecimal, UnitCount
 from tensafe_api.resources.status import EvaluationResult, Progress
-from tensafe_api.resources.values import (
-    Count,
-    Delta,
-    Flag,
-    JobName,
-    LabelMap,
-    ObjectName,
-    OneLine,
-    Positive,
-    PositiveDecimal,
-    Text,
-    UnitCount,
-)
+from tensafe_api.resources.strings import JobName, LabelMap, ObjectName, OneLine, Text
 
 COUNTED_ANNOTATION = "tensafe.io/unit-at-least"
 """Annotation of a job whose `unit.atLeast` is the true number of records. Its value is that number."""

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from tensafe_api import tasks
 from tensafe_api.resources.base import Block, Rule, Unique
-from tensafe_api.resources.values import Count, DataKey, Flag, ObjectName, OneLine, Positive, Share, Template
+from tensafe_api.resources.numeric import Count, Flag, Positive, Share
+from tensafe_api.resources.strings import DataKey, ObjectName, OneLine, Template
 
 if TYPE_CHECKING:
     Task = str

@@ -14,19 +14,8 @@ from pydantic import Field, create_model
 
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resources.base import StatusBlock, Unique
-from tensafe_api.resources.values import (
-    Address,
-    Count,
-    Delta,
-    Flag,
-    Fraction,
-    NonNegativeDecimal,
-    OneLine,
-    Positive,
-    PositiveDecimal,
-    Text,
-    Timestamp,
-)
+from tensafe_api.resources.numeric import Count, Delta, Flag, Fraction, NonNegativeDecimal, Positive, PositiveDecimal
+from tensafe_api.resources.strings import Address, OneLine, Text, Timestamp
 from tensafe_api.tasks import METRICS
 
 

@@ -11,23 +11,20 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule
-from tensafe_api.resources.values import (
+from tensafe_api.resources.numeric import (
     Count,
     Delta,
-    Endpoint,
     Epsilon,
     Flag,
     Fraction,
     GradNorm,
     LearningRate,
     LossScale,
-    ObjectName,
-    OneLine,
     Positive,
     PositiveDecimal,
-    StoreURI,
     WeightDecay,
 )
+from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreURI
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Accountant = Literal["RDP", "PLD"]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Volume
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import parse_quantity
+from tensafe_api.resources.numeric import parse_quantity
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, metadata, service_account
 from tensafe_operator.settings import Settings

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
+from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.cli.exit_codes import INVALID
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from collections import Counter
 
 from tensafe_api import accounting
 from tensafe_api.privacy_events import PrivacyEvent
-from tensafe_api.resources.values import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
+from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
 from tensorguard.distributed._config import require_float, require_int
 from tensorguard.distributed._errors import ConfigurationError
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import parse_quantity
+from tensafe_api.resources.numeric import parse_quantity
 
 
 class RunRefused(Exception):

@@ -20,7 +20,7 @@ from tensafe_api import accounting
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.values import parse_decimal
+from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.shard import Shard
