@@ -1,0 +1,60 @@
+"""A folder in which the local driver runs jobs in this process, with one worker and without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from e2e.platform.trainer.local_runs import Folder
+from e2e.platform.trainer.rank_harness import SingleRankChannel, shard_records
+from tensafe_api.manifest import dump_manifest
+from tensafe_api.statement import digest
+from tensorguard.aggregation.header import Header, HeaderAgreement
+from tensorguard.runners.local import driver
+from tensorguard.training.config import JOB_KEY, WorkerConfig
+from tensorguard.training.worker import train
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """A new folder for jobs. The driver shards the data and trains in this process."""
+    folder = Folder(tmp_path)
+    agree = HeaderAgreement.agree
+
+    def agreeing(agreement: HeaderAgreement, header: Header, stop: bool) -> bool:
+        return agree(agreement, header, stop or header.step == folder.stop_at)
+
+    @contextmanager
+    def no_ray(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    def prepare(one: Any, work: Path) -> WorkerConfig:
+        work.mkdir(exist_ok=True)
+        key = (one.directory / JOB_KEY).read_bytes()
+        shards, _ = shard_records(work, one.job, folder.rows, key)
+        return WorkerConfig(
+            job=dump_manifest(one.job, format="json"),
+            job_uid=one.job.metadata.uid,
+            attempt=one.attempt,
+            run_directory=str(one.directory),
+            shards=tuple(map(str, shards)),
+            evaluation=None,
+            dataset_digest=digest(repr(folder.rows).encode()),
+            threads=1,
+        )
+
+    def run_workers(function: Any, config: dict[str, Any], *_: Any) -> None:
+        if folder.fails:
+            raise folder.fails
+        train(WorkerConfig.unpack(config), SingleRankChannel(), torch.device("cpu"))
+
+    monkeypatch.setattr(HeaderAgreement, "agree", agreeing)
+    monkeypatch.setattr(driver, "local_ray", no_ray)
+    monkeypatch.setattr(driver._Run, "_prepare", prepare)
+    monkeypatch.setattr(driver, "run_workers", run_workers)
+    return folder
