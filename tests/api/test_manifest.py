@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.manifests import INVALID_MANIFESTS, MINIMAL, changed
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.rejected_manifests import INVALID_MANIFESTS
 from tensafe_api.manifest import ManifestError, Problem, dump_manifest, load_manifest, parse_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.fakes.kuberay import install_kuberay_crds
-from e2e.platform.fixtures.manifests import REJECTED_BY_ACCOUNTING
 from e2e.platform.fixtures.operator_harness import FreezableProxy, OperatorHarness
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS
+from e2e.platform.fixtures.rejected_manifests import REJECTED_BY_ACCOUNTING
 from e2e.platform.fixtures.roles import install_roles
 
 pytestmark = pytest.mark.cluster
