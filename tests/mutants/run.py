@@ -1,6 +1,6 @@
 """`make mutants`: shows that the privacy tests can fail.
 
-Applies each mutation of `mutations.py` in a copy of the source tree, never in the working tree, and runs its tests
+Applies each mutation of `mutations` in a copy of the source tree, never in the working tree, and runs its tests
 there. Each of them must fail. The exit code is 1 if a test passes under its mutation (it then guards nothing), if a
 test fails without any mutation, or if a mutation's text is no longer in the source.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
+from mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTATIONS = runpy.run_path(str(Path(__file__).with_name("mutations.py")))["MUTATIONS"]
 
 
 def names_in(path: Path) -> set[str]:
@@ -25,7 +23,7 @@ def names_in(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mutation_fits_the_source(mutation: Any) -> None:
+def test_mutation_fits_the_source(mutation: Mutation) -> None:
     assert mutation.tests
     for edit in mutation.edits:
         assert edit.new != edit.old

@@ -1,0 +1,17 @@
+"""Mistakes that would make a privacy claim false, each as a change of the source, with the tests that must fail.
+
+A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
+time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
+entry in `mechanism.py`, `protocol.py` or `claims.py`.
+"""
+
+from __future__ import annotations
+
+from mutations.claims import CLAIMS
+from mutations.mechanism import MECHANISM
+from mutations.mutation import Edit, Mutation
+from mutations.protocol import PROTOCOL
+
+__all__ = ["MUTATIONS", "Edit", "Mutation"]
+
+MUTATIONS: tuple[Mutation, ...] = (*MECHANISM, *PROTOCOL, *CLAIMS)

@@ -1,0 +1,47 @@
+"""Mistakes in the figures that a job claims and in the words of its statement."""
+
+from __future__ import annotations
+
+from mutations.mutation import AGGREGATION_TESTS, API, TRAINER, Edit, Mutation
+
+CLAIMS: tuple[Mutation, ...] = (
+    Mutation(
+        "the statement claims verification that is disabled",
+        (
+            Edit(
+                TRAINER + "aggregation/pairwise_masks.py",
+                """a change on the way is detected."
+                if self.verify_level != "Disabled"
+""",
+                """a change on the way is detected."
+                if True
+""",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_protocol.py::test_statement_without_verification_claims_no_detection",),
+    ),
+    Mutation(
+        "the claim covers only the charged steps of a run that stopped early",
+        (
+            Edit(
+                API + "accounting.py",
+                "return max(charged, possible)",
+                "return charged",
+            ),
+        ),
+        ("tests/api/test_statement.py::test_claim_covers_at_least_the_planned_steps",),
+    ),
+    Mutation(
+        "figures are rounded to the nearest",
+        (Edit(API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
+        (
+            "tests/api/test_privacy_events.py::test_rounding_up_is_never_below_and_at_most_one_unit_above",
+            "tests/api/test_resolve.py::test_sample_rate_is_rounded_up",
+        ),
+    ),
+    Mutation(
+        "calibration returns a noise multiplier whose last digit is too small",
+        (Edit(API + "accounting.py", "return _sigma(smallest)", "return _sigma(smallest - 1)"),),
+        ("tests/api/test_accounting.py::test_calibrated_sigma_is_the_smallest_string_within_the_target",),
+    ),
+)

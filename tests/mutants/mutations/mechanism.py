@@ -1,0 +1,267 @@
+"""Mistakes in sampling, gradients, clipping, rounding and noise."""
+
+from __future__ import annotations
+
+from mutations.mutation import AGGREGATION_TESTS, API, PRIVACY_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
+
+_STEP = TRAINER + "training/step.py"
+_CLIPPING = TRAINER + "privacy/clipping.py"
+_NOISE = TRAINER + "privacy/noise.py"
+_SAMPLING = TRAINER + "privacy/sampling.py"
+_NEIGHBOURS = (
+    PRIVACY_TESTS + "test_clipping.py::test_neighbouring_sums_differ_by_at_most_the_grid",
+    AGGREGATION_TESTS + "test_whole_step.py::test_one_more_unit_moves_the_revealed_sum_by_at_most_the_grid",
+)
+_NOISE_IN_SUMS = (
+    AGGREGATION_TESTS + "test_whole_step.py::test_noise_of_all_ranks_is_in_every_sum_and_is_new_in_each_step",
+)
+_BATCH_SIZES = (PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_include_empty_draws",)
+
+MECHANISM: tuple[Mutation, ...] = (
+    Mutation(
+        "σ is halved in the noise shares",
+        (
+            Edit(
+                API + "privacy_events.py",
+                "return float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
+                "return 0.5 * float(self.noise_multiplier) * self.grid / math.sqrt(self.workers - self.colluders)",
+            ),
+        ),
+        (
+            *_NOISE_IN_SUMS,
+            PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
+            "tests/api/test_privacy_events.py::test_noise_shares_are_sized_for_colluding_workers",
+        ),
+    ),
+    Mutation(
+        "σ is halved in the noise sampler",
+        (Edit(_NOISE, "[_Table(Fraction(sigma) ** 2)]", "[_Table(Fraction(sigma) ** 2 / 4)]"),),
+        (
+            PRIVACY_TESTS + "test_noise.py::test_exact_distribution_of_a_table_is_within_its_bound",
+            PRIVACY_TESTS + "test_noise.py::test_sampler_is_indistinguishable_from_the_exact_sampler",
+        ),
+    ),
+    Mutation(
+        "noise shares ignore the colluders",
+        (
+            Edit(
+                API + "privacy_events.py",
+                "self.grid / math.sqrt(self.workers - self.colluders)",
+                "self.grid / math.sqrt(self.workers)",
+            ),
+        ),
+        (
+            *_NOISE_IN_SUMS,
+            PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
+        ),
+    ),
+    Mutation(
+        "one rank adds no noise",
+        (
+            Edit(
+                _STEP,
+                "self.noise.draw(self._dimension, self.noise_stream)",
+                "self.noise.draw(self._dimension, self.noise_stream) * (self.aggregator.channel.rank != 1)",
+            ),
+        ),
+        _NOISE_IN_SUMS,
+    ),
+    Mutation(
+        "noise is reused: every step reads the same stream",
+        (
+            Edit(
+                _STEP,
+                "self.noise.draw(self._dimension, self.noise_stream)",
+                'self.noise.draw(self._dimension, self.noise_stream.derive("again"))',
+            ),
+        ),
+        _NOISE_IN_SUMS,
+    ),
+    Mutation(
+        "noise is reused after a restart: streams have a fixed key",
+        (
+            Edit(
+                TRAINER + "privacy/stream.py",
+                "self._key = os.urandom(32) if key is None else key",
+                "self._key = bytes(32) if key is None else key",
+            ),
+        ),
+        (
+            PRIVACY_TESTS + "test_noise.py::test_resumed_run_draws_new_noise",
+            PRIVACY_TESTS + "test_sampling.py::test_workers_with_equal_global_seeds_draw_independently",
+            AGGREGATION_TESTS + "test_whole_step.py::test_restart_draws_new_noise",
+        ),
+    ),
+    Mutation(
+        "the clip bound is doubled",
+        (
+            Edit(_CLIPPING, "torch.clamp(self.clip / norms, max=1.0)", "torch.clamp(2 * self.clip / norms, max=2.0)"),
+            Edit(_CLIPPING, "self._grid = grid\n", "self._grid = 2 * grid\n"),
+        ),
+        _NEIGHBOURS,
+    ),
+    Mutation(
+        "the integer norm check is left out",
+        (
+            Edit(
+                _CLIPPING,
+                "return whole, bounded & (pieces.sum(dim=0) <= self._grid**2)",
+                "return whole, torch.isfinite(rounded).all(dim=1)",
+            ),
+        ),
+        (
+            PRIVACY_TESTS + "test_clipping.py::test_norm_check_is_exact_at_its_bound",
+            PRIVACY_TESTS + "test_clipping.py::test_unit_whose_norm_stays_too_large_is_dropped",
+            PRIVACY_TESTS + "test_clipping.py::test_unit_whose_norm_rounding_made_too_large_is_rounded_toward_zero",
+        ),
+    ),
+    Mutation(
+        "the batch is clipped instead of its units",
+        (
+            Edit(
+                _CLIPPING,
+                "norms = torch.stack([row.sum() for row in squares]).sqrt()",
+                "norms = squares.sum().sqrt().expand(len(rows))",
+            ),
+        ),
+        _NEIGHBOURS,
+    ),
+    Mutation(
+        "rounding is keyed by the position in the batch",
+        (
+            Edit(
+                _CLIPPING,
+                "torch.floor(rows + uniforms(seeds, rows.shape[1], rows.device))",
+                "torch.floor(rows + uniforms(list(range(len(seeds))), rows.shape[1], rows.device))",
+            ),
+        ),
+        (PRIVACY_TESTS + "test_clipping.py::test_integers_of_a_unit_do_not_depend_on_its_neighbours",),
+    ),
+    Mutation(
+        "the step skips empty draws",
+        (
+            Edit(
+                _STEP,
+                "        self.gradients.add_to(",
+                "        if not len(units):\n            return Verdict.CONTINUE\n        self.gradients.add_to(",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_whole_step.py::test_step_with_an_empty_draw_is_taken_noised_and_charged",),
+    ),
+    Mutation(
+        "the sampler repeats empty draws",
+        (
+            Edit(
+                _SAMPLING,
+                "return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)",
+                "return np.concatenate(chosen) if any(map(len, chosen)) else self.draw()",
+            ),
+        ),
+        _BATCH_SIZES,
+    ),
+    Mutation(
+        "ranks sample from a shared seed",
+        (
+            Edit(
+                _SAMPLING,
+                "self._stream.uint64(min(_WORDS_AT_ONCE, self._units - start))",
+                "np.random.randint(0, 2**64, min(_WORDS_AT_ONCE, self._units - start), dtype=np.uint64)",
+            ),
+        ),
+        (PRIVACY_TESTS + "test_sampling.py::test_workers_with_equal_global_seeds_draw_independently",),
+    ),
+    Mutation(
+        "batches of a fixed size are accounted as Poisson",
+        (
+            Edit(
+                _SAMPLING,
+                "return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)",
+                "size = round(self._units * self._threshold / 2**64)\n"
+                "        return np.sort(np.argsort(self._stream.uint64(self._units))[:size])",
+            ),
+        ),
+        _BATCH_SIZES,
+    ),
+    Mutation(
+        "the mean is over the drawn batch size",
+        (
+            Edit(
+                _STEP,
+                "self._apply(total, ",
+                "self._apply(total / max(1, len(units)), ",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_whole_step.py::test_mean_is_over_the_public_batch_size_not_the_drawn_one",),
+    ),
+    Mutation(
+        "records are clipped when the unit is a user",
+        (
+            Edit(
+                TRAINER + "training/unit_gradients.py",
+                "if open_unit is not None and open_unit[0] == unit:",
+                "if open_unit is not None and open_unit is None:",
+            ),
+        ),
+        (
+            TRAINING_TESTS + "test_unit_gradients.py::test_user_is_clipped_once_for_all_records",
+            TRAINING_TESTS + "test_sensitivity.py::test_one_user_changes_the_sum_by_at_most_one_clip_norm",
+        ),
+    ),
+    Mutation(
+        "records are sampled when the unit is a user: a user joins when any record is drawn",
+        (
+            Edit(
+                TRAINER + "training/setup.py",
+                'sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),',
+                "sampler=type(\n"
+                '            "RecordSampler",\n'
+                "            (PoissonSampler,),\n"
+                '            {"draw": lambda s: np.unique('
+                'np.searchsorted(shard._units, PoissonSampler.draw(s), "right") - 1)},\n'
+                '        )(int(shard._units[-1]), mechanism.sample_rate, stream.derive("sampling")),',
+            ),
+        ),
+        (TRAINING_TESTS + "test_job_variants.py::test_users_are_sampled_not_their_records",),
+    ),
+    Mutation(
+        "dropout is keyed by the slot in the micro-batch",
+        (
+            Edit(
+                TRAINER + "training/unit_gradients.py",
+                "seeds = dropout(batch.units, batch.records) + [0] * dummies",
+                "seeds = list(range(len(batch.units))) + [0] * dummies",
+            ),
+        ),
+        (TRAINING_TESTS + "test_sensitivity.py::test_sum_does_not_depend_on_the_order_of_the_batch",),
+    ),
+    Mutation(
+        "the loss is the mean over the batch's tokens instead of each record's",
+        (
+            Edit(
+                TRAINER + "models/losses.py",
+                "learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)",
+                "learned.to(dtype) / learned.sum().clamp(min=1)",
+            ),
+        ),
+        (
+            "tests/trainer_image/models/test_losses.py"
+            "::test_causal_loss_is_the_mean_over_the_records_own_learned_tokens",
+            "tests/trainer_image/models/test_record_independence.py::test_hostile_record_changes_no_other_gradient",
+        ),
+    ),
+    Mutation(
+        "the loss is the mean over the batch's labelled words instead of each record's",
+        (
+            Edit(
+                TRAINER + "models/losses.py",
+                "return _mean_token_losses(logits, labels)\n",
+                "share = (labels != IGNORE_INDEX).sum(dim=1) / (labels != IGNORE_INDEX).sum().clamp(min=1)\n"
+                "    return _mean_token_losses(logits, labels) * share\n",
+            ),
+        ),
+        (
+            "tests/trainer_image/models/test_losses.py::test_tag_loss_depends_on_no_other_record",
+            "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_other_records_or_padding",
+        ),
+    ),
+)

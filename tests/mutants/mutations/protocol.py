@@ -1,0 +1,117 @@
+"""Mistakes in masks, in the order of charge and reveal, in the ledger, and in a resume."""
+
+from __future__ import annotations
+
+from mutations.mutation import AGGREGATION_TESTS, LEDGER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
+
+_STEP = TRAINER + "training/step.py"
+_FOLD = TRAINER + "ledger/fold.py"
+_MASKS = TRAINER + "aggregation/masks.py"
+_FILE = TRAINER + "ledger/file.py"
+
+PROTOCOL: tuple[Mutation, ...] = (
+    Mutation(
+        "the charge comes after the reveal",
+        (
+            Edit(
+                _STEP,
+                "allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5",
+                "allowed = self.budget_gate.allowance",
+            ),
+            Edit(
+                _STEP,
+                "        return Verdict.CONTINUE\n\n    def close",
+                "        return self.budget_gate.ensure_charged(step, bool(self.stop)).verdict\n\n    def close",
+            ),
+        ),
+        (
+            AGGREGATION_TESTS + "test_whole_step.py::test_each_step_is_charged_before_it_is_revealed",
+            AGGREGATION_TESTS + "test_whole_step.py::test_step_that_is_not_charged_is_not_revealed",
+        ),
+    ),
+    Mutation(
+        "ε comes from the checkpoint: a resume forgets the later steps",
+        (
+            Edit(
+                _FOLD,
+                '"charges": _with(state, Charge(attempt, before, entry["incarnation"], entry["holder"])),',
+                '"charges": _with(state, Charge(attempt, from_step, entry["incarnation"], entry["holder"])),',
+            ),
+        ),
+        (
+            LEDGER_TESTS + "test_contract.py::TestContract::test_repeated_steps_are_charged_again",
+            LEDGER_TESTS + "test_contract.py::test_charged_steps_never_decrease_in_any_history",
+        ),
+    ),
+    Mutation(
+        "a charge returns before it is on the disk",
+        (
+            Edit(
+                _FILE,
+                'raise OSError("only a part of the entry was written")\n            os.fsync(self._lock)',
+                'raise OSError("only a part of the entry was written")',
+            ),
+        ),
+        (LEDGER_TESTS + "test_file.py::test_charge_is_on_the_disk_when_it_returns",),
+    ),
+    Mutation(
+        "all steps use the same mask",
+        (Edit(_MASKS, 'modes.CTR(step.to_bytes(8, "big") + bytes(8))', "modes.CTR(bytes(16))"),),
+        (
+            AGGREGATION_TESTS + "test_masks.py::test_mask_is_new_in_each_step_and_incarnation",
+            AGGREGATION_TESTS + "test_masks.py::test_no_block_is_used_for_two_steps_pairs_or_incarnations",
+        ),
+    ),
+    Mutation(
+        "the last rank adds no mask",
+        (Edit(_MASKS, "            total -= stream", "            pass"),),
+        (AGGREGATION_TESTS + "test_masks.py::test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact",),
+    ),
+    Mutation(
+        "a stop that only one worker has seen is ignored",
+        (
+            Edit(
+                TRAINER + "aggregation/protocol.py",
+                "if self._agreement.agree(header, stop):",
+                "if self._agreement.agree(header, stop) and False:",
+            ),
+        ),
+        (TRAINING_TESTS + "test_rank_faults.py::test_stop_during_gradients_reveals_nothing_of_that_step",),
+    ),
+    Mutation(
+        "a step is revealed twice, with the same masks",
+        (
+            Edit(
+                TRAINER + "aggregation/protocol.py",
+                "if not self._next_step <= step < charged_through:",
+                "if not step < charged_through:",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
+    ),
+    Mutation(
+        "a step that is not charged is revealed",
+        (
+            Edit(
+                TRAINER + "aggregation/protocol.py",
+                "if not self._next_step <= step < charged_through:",
+                "if not self._next_step <= step:",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
+    ),
+    Mutation(
+        "a resume forgets the optimiser's state",
+        (
+            Edit(
+                TRAINER + "training/checkpointing.py",
+                "    load_optimizer(optimizer, files[OPTIMIZER])\n",
+                "",
+            ),
+        ),
+        (
+            TRAINING_TESTS + "test_resume.py::test_weights_and_optimizer_state_are_restored_bit_for_bit",
+            TRAINING_TESTS + "test_resume.py::test_optimizer_state_counts_every_step_of_the_published_adapter",
+        ),
+    ),
+)
