@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
@@ -49,9 +50,6 @@ _PLD_ROUNDING = 1e-11
 PLD_STEPS_LIMIT, PLD_EPSILON_LIMIT = 200_000, 100.0
 """Above this number of steps, or this ε by RDP, PLD is not used. Within the limits it took at most 160 MB and three
 seconds for every σ from 0.3; two billion steps would take a hundred gigabytes."""
-
-_BEYOND_LOGARITHMS = 1e4
-"""Larger than the logarithm of the quotient of any two floats."""
 
 SIGMA_DIGITS = 6
 _SIGMA_PLACES = 10**SIGMA_DIGITS
@@ -274,9 +272,7 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
 
     def excess(places: float) -> float:
         """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
-        value = spent(round(places))
-        if value == 0 or math.isinf(value):
-            return math.copysign(_BEYOND_LOGARITHMS, value - target_epsilon)
+        value = min(max(spent(round(places)), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
         return math.log(value) - math.log(target_epsilon)
 
     if fits(least, "RDP"):

@@ -10,12 +10,8 @@ CLAIMS: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "aggregation/pairwise_masks.py",
-                """a change on the way is detected."
-                if self.verify_level != "Disabled"
-""",
-                """a change on the way is detected."
-                if True
-""",
+                'if self.verify_level == "Disabled":\n            network',
+                "if False:\n            network",
             ),
         ),
         (AGGREGATION_TESTS + "test_protocol.py::test_statement_without_verification_claims_no_detection",),

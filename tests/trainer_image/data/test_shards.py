@@ -72,9 +72,8 @@ def test_columns_of_ray_arrays_hold_the_same_records_as_lists(arrays):
 
     def split_tags(tags):
         tokenise = Tokeniser(encode, Target.TOKEN_LABELS)
-        return split_by_unit(pa.table({"c": tags}), columns={"tags": "c"}, tokenise=tokenise, key=KEY, workers=1)[
-            0
-        ].to_pylist()
+        (shard,) = split_by_unit(pa.table({"c": tags}), columns={"tags": "c"}, tokenise=tokenise, key=KEY, workers=1)
+        return shard.to_pylist()
 
     found = split_tags(arrays)
     assert len(found) == 2
@@ -86,7 +85,8 @@ def test_user_in_a_column_of_objects_is_one_unit_whatever_holds_the_id():
     for ids in ([[np.int64(7)], [7], (7,), np.array([7])], [{"id": np.array([1])}, {"id": [1]}, {"id": (np.int8(1),)}]):
         table = pa.table({"t": ["a"] * len(ids), "u": array(ids)})
         tokenise = Tokeniser(letters, Target.LEARNED_TOKENS)
-        rows = split_by_unit(table, columns=COLUMNS, tokenise=tokenise, key=KEY, workers=1)[0].to_pylist()
+        (shard,) = split_by_unit(table, columns=COLUMNS, tokenise=tokenise, key=KEY, workers=1)
+        rows = shard.to_pylist()
         assert len(rows) == len(ids)
         assert len({row["unit"] for row in rows}) == 1
 

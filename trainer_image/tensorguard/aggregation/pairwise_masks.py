@@ -45,17 +45,21 @@ class PairwiseMasks(SecureAggregator):
         return reduce.to_signed(total)
 
     def statement(self) -> AggregationStatement:
+        if self.verify_level == "Disabled":
+            network = (
+                "The network may read everything that passes, but changes nothing: `aggregation.verify` is "
+                "Disabled, so a change on the way is not detected."
+            )
+            not_covered = "Malicious workers, and faults in transit and in libraries: sums are not verified."
+        else:
+            network = "The network may read everything that passes; a change on the way is detected."
+            not_covered = "Malicious workers: verification finds only faults in transit and in libraries."
         return AggregationStatement(
             protocol="pairwise masks",
             assumed=(
-                "The network may read everything that passes; a change on the way is detected."
-                if self.verify_level != "Disabled"
-                else "The network may read everything that passes, but changes nothing: `aggregation.verify` is "
-                "Disabled, so a change on the way is not detected.",
+                network,
                 "On one machine, masks do not protect against the owner of the machine. They run all the same, so that "
                 "the code that is tested is the code that is used.",
             ),
-            not_covered=("Malicious workers: verification finds only faults in transit and in libraries.",)
-            if self.verify_level != "Disabled"
-            else ("Malicious workers, and faults in transit and in libraries: sums are not verified.",),
+            not_covered=(not_covered,),
         )
