@@ -70,7 +70,7 @@ class GridClipper:
             raise GridTooCoarse(
                 f"{dimension} trainable parameters on a grid of {grid} overflow 64-bit norms; lower spec.lora.rank"
             )
-        self._grid = grid
+        self.grid = grid
         self._scaled_norm = scaled_norm
         self.clip = clip
         self._norms: list[float] | None = [] if keep_norms else None
@@ -103,11 +103,7 @@ class GridClipper:
 
     def to_grid(self, rows: torch.Tensor, seeds: list[int]) -> torch.Tensor:
         """`rows` on the grid: int64 [units, d], each row k with Σk² ≤ S² exactly. `rows` is overwritten."""
-        squares = rows.to(torch.float64)
-        squares *= squares
-        # One sum for each row: a batched reduction may add in another order when the number of rows or the alignment of
-        # a row changes.
-        norms = torch.stack([row.sum() for row in squares]).sqrt()
+        norms = torch.stack([_squared_norm(row) for row in rows]).sqrt()
         if self._norms is not None:
             self._norms += norms.tolist()
         finite = torch.isfinite(norms)
@@ -130,13 +126,24 @@ class GridClipper:
         so few squares that its sum stays below 2^63. Pieces of at most S² each are so few that their sum stays below
         2^63 as well. Therefore int64 arithmetic is exact throughout.
         """
-        bounded = rounded.abs().amax(dim=1) <= self._grid  # False for NaN
+        bounded = rounded.abs().amax(dim=1) <= self.grid  # False for NaN
         if not bool(bounded.all()):
             rounded[~bounded] = 0.0
         whole = rounded.to(torch.int64)
         pieces = torch.stack([piece.sum(dim=1) for piece in (whole * whole).split(self._piece, dim=1)])
-        bounded &= (pieces <= self._grid**2).all(dim=0)
-        return whole, bounded & (pieces.sum(dim=0) <= self._grid**2)
+        bounded &= (pieces <= self.grid**2).all(dim=0)
+        return whole, bounded & (pieces.sum(dim=0) <= self.grid**2)
+
+
+def _squared_norm(row: torch.Tensor) -> torch.Tensor:
+    """Σ row² in float64, in an order that depends on the length of the row alone.
+
+    A reduction over a batch may add in another order when the number of rows changes, and on a GPU a reduction over a
+    row adds in another order when its address is aligned differently. A copy of its own is always aligned.
+    """
+    squares = row.to(torch.float64, copy=True)
+    squares *= squares
+    return squares.sum()
 
 
 def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Tensor:
