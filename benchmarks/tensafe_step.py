@@ -35,7 +35,8 @@ from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
-from tensorguard.models.self_test import SelfTest, reduce_threads_until_bit_equal
+from tensorguard.models.bit_equality import find_bit_equal_shape
+from tensorguard.models.self_test import SelfTest
 from tensorguard.training import setup as training_setup
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import StepComponents
@@ -90,7 +91,7 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
     """Measure one variant in this process, after one step of warm-up."""
     with tempfile.TemporaryDirectory() as scratch:
         loaded: list[float] = []
-        with mock.patch.object(training_setup, "reduce_threads_until_bit_equal", _recording_memory(loaded)):
+        with mock.patch.object(training_setup, "find_bit_equal_shape", _recording_memory(loaded)):
             worker = _worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
         torch.set_num_threads(threads)
         private = worker.private_step
@@ -108,12 +109,12 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
         return StepCost(f"tensafe-{variant}", statistics.median(seconds), memory.peak_mib() - loaded[0])
 
 
-def _recording_memory(found: list[float]) -> Callable[[Callable[[], SelfTest]], SelfTest]:
-    """Wrap `reduce_threads_until_bit_equal`, which runs once the model is loaded, to record the memory in use."""
+def _recording_memory(found: list[float]) -> Callable[..., int]:
+    """Wrap `find_bit_equal_shape`, which runs once the model is loaded, to record the memory in use."""
 
-    def recording(test: Callable[[], SelfTest]) -> SelfTest:
+    def recording(test: Callable[[int], SelfTest], *, rows: int, device: torch.device) -> int:
         found.append(memory.resident_mib())
-        return reduce_threads_until_bit_equal(test)
+        return find_bit_equal_shape(test, rows=rows, device=device)
 
     return recording
 

@@ -51,7 +51,8 @@ class Training(Block):
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8,
-        description="Number of records that a worker processes at a time. It affects memory and speed, not the result.",
+        description="Maximum number of records that a worker processes at a time. It affects memory and speed, not the "
+        "result. A worker processes fewer where its kernels would round differently for so many.",
     )
     learning_rate: LearningRate = Field("2e-4", description="Peak learning rate of AdamW.")
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(

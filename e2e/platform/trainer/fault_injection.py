@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import torch
 
 from tensorguard.aggregation import pairwise_masks, reduce
 from tensorguard.aggregation.header import HeaderAgreement
@@ -25,6 +26,7 @@ from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
+from tensorguard.privacy.gradients import Batch, PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training import worker
 from tensorguard.training.budget_gate import BudgetGate
@@ -264,6 +266,24 @@ class NoNoise:
 
     def install(self, rank: int, directory: Path) -> None:
         replace_attribute(DiscreteGaussian, "draw", lambda _self, count, _stream: np.zeros(count, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class InexactKernel:
+    """On one rank, a kernel that does not repeat its bits: rows are off by a relative `error` in every other call."""
+
+    rank: int
+    error: float
+
+    def install(self, rank: int, directory: Path) -> None:
+        if rank != self.rank:
+            return
+        compute, calls = PerExampleGradients.compute, itertools.count()
+
+        def computing(gradients: PerExampleGradients, batch: Batch, rows: int) -> torch.Tensor:
+            return compute(gradients, batch, rows).mul_(1 + self.error * (next(calls) % 2))
+
+        replace_attribute(PerExampleGradients, "compute", computing)
 
 
 @dataclass(frozen=True)

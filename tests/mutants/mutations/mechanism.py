@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from mutations.mutation import AGGREGATION_TESTS, API, PRIVACY_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
+from mutations.mutation import (
+    AGGREGATION_TESTS,
+    API,
+    MODEL_TESTS,
+    PRIVACY_TESTS,
+    TRAINER,
+    TRAINING_TESTS,
+    Edit,
+    Mutation,
+)
 
 _STEP = TRAINER + "training/step.py"
 _CLIPPING = TRAINER + "privacy/clipping.py"
 _NOISE = TRAINER + "privacy/noise.py"
+_SET_UP = TRAINER + "training/setup.py"
+_BIT_EQUALITY = TRAINER + "models/bit_equality.py"
 _SAMPLING = TRAINER + "privacy/sampling.py"
 _NEIGHBOURS = (
     PRIVACY_TESTS + "test_clipping.py::test_neighbouring_sums_differ_by_at_most_the_grid",
@@ -96,7 +107,7 @@ MECHANISM: tuple[Mutation, ...] = (
         "the clip bound is doubled",
         (
             Edit(_CLIPPING, "torch.clamp(self.clip / norms, max=1.0)", "torch.clamp(2 * self.clip / norms, max=2.0)"),
-            Edit(_CLIPPING, "self._grid = grid\n", "self._grid = 2 * grid\n"),
+            Edit(_CLIPPING, "self.grid = grid\n", "self.grid = 2 * grid\n"),
         ),
         _NEIGHBOURS,
     ),
@@ -105,7 +116,7 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 _CLIPPING,
-                "return whole, bounded & (pieces.sum(dim=0) <= self._grid**2)",
+                "return whole, bounded & (pieces.sum(dim=0) <= self.grid**2)",
                 "return whole, torch.isfinite(rounded).all(dim=1)",
             ),
         ),
@@ -211,7 +222,7 @@ MECHANISM: tuple[Mutation, ...] = (
         "records are sampled when the unit is a user: a user joins when any record is drawn",
         (
             Edit(
-                TRAINER + "training/setup.py",
+                _SET_UP,
                 'sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),',
                 "sampler=type(\n"
                 '            "RecordSampler",\n'
@@ -263,5 +274,48 @@ MECHANISM: tuple[Mutation, ...] = (
             "tests/trainer_image/models/test_losses.py::test_tag_loss_depends_on_no_other_record",
             "tests/trainer_image/models/test_record_independence.py::test_no_bit_depends_on_slot_other_records_or_padding",
         ),
+    ),
+    Mutation(
+        "gradients that differ by rounding are accepted",
+        (Edit(_BIT_EQUALITY, "if report.bit_equal:", "if report.neighbour_error < 5e-2:"),),
+        (
+            MODEL_TESTS + "test_bit_equality.py::test_kernel_that_rounds_by_slot_computes_one_record_at_a_time",
+            TRAINING_TESTS + "test_inexact_kernels.py::test_kernel_that_rounds_by_slot_trains_one_record_at_a_time",
+        ),
+    ),
+    Mutation(
+        "steps compute more records at once than the self-test found to be exact",
+        (
+            Edit(
+                _SET_UP,
+                "micro_batch_size=at_once,",
+                "micro_batch_size=spec.training.micro_batch_size,",
+            ),
+        ),
+        (TRAINING_TESTS + "test_inexact_kernels.py::test_kernel_that_rounds_by_slot_trains_one_record_at_a_time",),
+    ),
+    Mutation(
+        "only rank 0 tests its kernels",
+        (Edit(_SET_UP, "at_once = find_bit_equal_shape(", "at_once = 1 if rank else find_bit_equal_shape("),),
+        (TRAINING_TESTS + "test_inexact_kernels.py::test_inexact_kernel_on_one_rank_ends_the_attempt_on_all",),
+    ),
+    Mutation(
+        "only the first attempt tests its kernels",
+        (
+            Edit(
+                _SET_UP,
+                "at_once = find_bit_equal_shape(",
+                "at_once = 1 if config.attempt > 1 else find_bit_equal_shape(",
+            ),
+        ),
+        (
+            TRAINING_TESTS
+            + "test_inexact_kernels.py::test_later_attempt_on_a_machine_with_an_inexact_kernel_charges_nothing",
+        ),
+    ),
+    Mutation(
+        "the self-test compares gradients and not the integers that are added up",
+        (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
+        (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),
     ),
 )

@@ -23,8 +23,9 @@ from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
-from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.tasks import Task, task_named
+from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 ROWS, LENGTH, WORDS = 4, 16, 97
@@ -80,6 +81,10 @@ class Trained:
 
     def batch(self, seed: int) -> Batch:
         return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS)(seed)
+
+    def self_test(self, make_batch: Callable[[int], Batch] | None = None) -> SelfTest:
+        clipper = GridClipper(self.gradients.dimension, 1 << 18, 1.0, torch.device("cpu"))
+        return self_test(self.model, self.gradients, clipper, make_batch or self.batch)
 
     def rows(self, batch: Batch, seeds: list[int] | None = None) -> torch.Tensor:
         """A copy of the gradients of all rows."""

@@ -8,14 +8,9 @@ from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenc
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import classification_losses, forward_logits, record_loss
-from tensorguard.models.self_test import (
-    SelfTest,
-    SelfTestError,
-    dummy_batches,
-    reduce_threads_until_bit_equal,
-    self_test,
-)
+from tensorguard.models.self_test import SelfTestError, dummy_batches, self_test
 from tensorguard.models.tasks import task_named
+from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 
 
@@ -24,21 +19,21 @@ from tensorguard.privacy.gradients import PerExampleGradients
 def test_good_models_pass_bit_equal_and_are_not_changed(trained, kind, precision):
     model = trained(kind, precision=precision, dropout=0.1, loss_scale=128.0 if precision == "fp16" else 1.0)
     before = [parameter.detach().clone() for _, parameter in model.gradients.parameters]
-    report = self_test(model.model, model.gradients, model.batch)
+    report = model.self_test()
     assert report.bit_equal and report.sum_error < 1e-5
     assert all(torch.equal(old, new) for old, (_, new) in zip(before, model.gradients.parameters, strict=True))
 
 
 def test_passes_with_recomputed_activations_and_modules_trained_in_full(trained):
     model = trained("llama", precision="bf16", checkpointing=True, modules_to_save=["norm", "lm_head"])
-    assert self_test(model.model, model.gradients, model.batch).bit_equal
+    assert model.self_test().bit_equal
 
 
 def test_finds_and_names_a_remaining_dropout(trained):
     model = trained("bert")
     model.model.get_submodule("base_model.model.bert.encoder.layer.1.output").dropout = nn.Dropout(0.1)
     with pytest.raises(SelfTestError, match=r"layer\.1\.output\.dropout' gives another result"):
-        self_test(model.model, model.gradients, model.batch)
+        model.self_test()
 
 
 def test_finds_and_names_a_wrong_gradient_of_opacus(trained):
@@ -46,7 +41,27 @@ def test_finds_and_names_a_wrong_gradient_of_opacus(trained):
     part = model.model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default")
     part.forward = lambda x: nn.functional.linear(2 * x, part.weight)
     with pytest.raises(SelfTestError, match=r"layer\.1\.attention\.self\.value\.lora_B\.default\.weight' add up"):
-        self_test(model.model, model.gradients, model.batch)
+        model.self_test()
+
+
+def test_finds_rounding_that_depends_on_the_slot(trained):
+    def rounded(model, batch):
+        losses = classification_losses(forward_logits(model, batch), batch["labels"])
+        return losses * (1 + 1e-6 * torch.arange(len(losses)))
+
+    assert 1e-7 < trained("bert", loss=rounded).self_test().neighbour_error < 1e-5
+
+
+def test_finds_integers_that_depend_on_the_slot_although_gradients_do_not(trained, monkeypatch):
+    to_grid = GridClipper.to_grid
+
+    def shifted(clipper, rows, seeds):
+        integers = to_grid(clipper, rows, seeds)
+        integers[1:, 0] += 1
+        return integers
+
+    monkeypatch.setattr(GridClipper, "to_grid", shifted)
+    assert not trained("bert").self_test().bit_equal
 
 
 @pytest.mark.parametrize(
@@ -66,7 +81,7 @@ def test_finds_coupled_records(trained, felt):
 
     model = trained("bert", loss=coupled)
     with pytest.raises(SelfTestError, match="couples the records"):
-        self_test(model.model, model.gradients, model.batch)
+        model.self_test()
 
 
 @pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
@@ -81,7 +96,7 @@ def test_finds_a_gradient_that_changes_only_beside_other_records(trained, rows, 
 
     model = trained("bert", loss=coupled)
     with pytest.raises(SelfTestError, match="couples the records"):
-        self_test(model.model, model.gradients, make)
+        model.self_test(make)
 
 
 @pytest.mark.parametrize("kind", ["bert", "bert-tags"])
@@ -95,25 +110,11 @@ def test_finds_a_loss_that_is_normalised_over_the_batch(trained, kind):
 
     model = trained(kind, loss=batch_mean)
     with pytest.raises(SelfTestError, match="couples the records"):
-        self_test(model.model, model.gradients, model.batch)
+        model.self_test()
 
 
-def test_threads_are_reduced_until_rows_are_bit_equal(one_thread):
-    tried = []
-
-    def report():
-        tried.append(torch.get_num_threads())
-        return SelfTest(0.0, 1e-7 if torch.get_num_threads() > 2 else 0.0)
-
-    try:
-        torch.set_num_threads(6)
-        assert reduce_threads_until_bit_equal(report).bit_equal
-        assert tried == [6, 4, 2] and torch.get_num_threads() == 2
-        torch.set_num_threads(3)
-        assert not reduce_threads_until_bit_equal(lambda: SelfTest(0.0, 1e-7)).bit_equal
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(1)
+def measure(model, gradients, make_batch):
+    return self_test(model, gradients, GridClipper(gradients.dimension, 1 << 18, 1.0, torch.device("cpu")), make_batch)
 
 
 def test_finds_a_model_whose_layers_receive_rows_that_are_not_records():
@@ -125,27 +126,24 @@ def test_finds_a_model_whose_layers_receive_rows_that_are_not_records():
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task_named("CausalLM")))
     with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
-        self_test(model, gradients, dummy_batches(task_named("CausalLM"), rows=4, length=16, vocabulary=97))
+        measure(model, gradients, dummy_batches(task_named("CausalLM"), rows=4, length=16, vocabulary=97))
 
 
 def test_finds_a_model_whose_first_dimension_is_the_sequence():
     """XLNet computes [L, m]. If L equals m, no shape shows it."""
     config = XLNetConfig(vocab_size=97, d_model=32, n_layer=1, n_head=2, d_inner=64, num_labels=2)
-    base = prepare_base(
-        XLNetForSequenceClassification(config), task_named("SequenceClassification", labels=2), pad_token_id=0
-    )
+    task = task_named("SequenceClassification", labels=2)
+    base = prepare_base(XLNetForSequenceClassification(config), task, pad_token_id=0)
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["layer_1", "layer_2"])
-    gradients = PerExampleGradients(
-        model, trainable_parameters(model), record_loss(task_named("SequenceClassification", labels=2))
-    )
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task))
     with pytest.raises(SelfTestError, match="couples the records"):
-        self_test(
+        measure(
             model,
             gradients,
             dummy_batches(task_named("SequenceClassification", labels=2), rows=8, length=8, vocabulary=97),
         )
     with pytest.raises(ValueError, match="cannot be separated by record"):
-        self_test(
+        measure(
             model,
             gradients,
             dummy_batches(task_named("SequenceClassification", labels=2), rows=4, length=8, vocabulary=97),

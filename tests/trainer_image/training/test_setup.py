@@ -1,4 +1,4 @@
-"""Checks of the model before the first step, and what the statement remarks about them."""
+"""Checks of the model before the first step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import Job
-from tensorguard.models.self_test import SelfTest
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.setup import _check_vocabulary, self_test_remarks
-
-
-def test_remark_states_what_kernel_rounding_could_cost() -> None:
-    assert self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=0.0), 512) == ()
-    (remark,) = self_test_remarks(SelfTest(sum_error=1e-7, neighbour_error=2.5e-7), 512)
-    assert "a relative 2.5e-07" in remark
-    assert "Over an expected batch of 512 this could add 2.6e-04 to a sensitivity of 1" in remark
-    assert "The privacy claim does not cover" in remark
+from tensorguard.training.setup import _check_vocabulary
 
 
 def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) -> None:

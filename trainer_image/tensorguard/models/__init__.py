@@ -8,6 +8,7 @@ in the order in which a model passes them:
   what cannot be replaced.
 - `targets` resolves the names of `spec.lora` to modules, and `lora` attaches the adapter.
 - `tasks` has one class for each model task, and `losses` the losses that they choose from.
-- `self_test` measures on this machine that a gradient depends on one record alone.
+- `self_test` measures on this machine that a gradient depends on one record alone, and `bit_equality` finds how many
+  records can be computed at once without changing a bit of each other's gradients.
 - `adapter` reads and writes the adapter's weights in the form that peft loads.
 """

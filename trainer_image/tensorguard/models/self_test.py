@@ -1,18 +1,12 @@
 """The self-test at the start of a run: does each gradient depend on one record alone?
 
-In: the model, its `PerExampleGradients`, and public dummy input (random tokens, no real record). Out: a `SelfTest` for
-the statement, or one sentence that names the fault. Then `training` takes the first step.
+In: the model, its `PerExampleGradients`, a `GridClipper`, and public dummy input (random tokens, no real record). Out:
+a `SelfTest` with the measured errors, or one sentence that names the fault.
 
 A list of supported layers becomes outdated with every release of the libraries, so this module measures. Three
 conditions must hold. The rows add up to the gradient of an ordinary backward pass. Only the seeds of the records affect
-random numbers. A record's row is the same in every slot and beside any other records. The last condition should hold
-for every bit. If a kernel's result depends on the slot by rounding alone, the run continues and the statement reports
-it. A larger difference is a fault and stops the run.
-
-On a CPU, two causes of such rounding were measured. torch computes the end of a tensor, or of a thread's part of it, by
-other instructions than its middle (SiLU, tanh-GELU, sigmoid). The matrix library uses another kernel if a thread's part
-is one row. Neither happens if the micro-batch and the number of threads are powers of two and a record's length times
-each layer's width is a multiple of 32. `reduce_threads_until_bit_equal` looks for such a number of threads.
+random numbers. A record's row is the same in every slot and beside any other records, in every bit, as a float and on
+the integer grid. `bit_equality` decides what follows where it differs by rounding.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,13 +22,15 @@ from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
 from tensorguard.models.tasks.base import Task
+from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 _SUM_TOLERANCE = 1e-4
 """Largest relative error of a parameter's summed rows. Both sides are fp32 whatever the base model's precision."""
 
-_NEIGHBOUR_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Largest relative change of a row that can still be rounding of a kernel, by the base model's dtype."""
+_ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Largest relative change of a row that can be rounding of a kernel, by the base model's dtype. A larger change means
+that the model couples the records of a batch, so that no shape can be exact."""
 
 _TRIED = 2
 """Number of records that are tested in every slot: one of full length, and one that is usually padded."""
@@ -50,7 +46,7 @@ class SelfTestError(RuntimeError):
 class SelfTest:
     """The measured errors: the largest relative error of a sum, and of a row when its slot or other records change.
 
-    `bit_equal`: no bit of any row changed. Then `neighbour_error` is exactly 0.
+    `bit_equal`: no bit of any row changed. Only then is `neighbour_error` exactly 0.
     """
 
     sum_error: float
@@ -78,7 +74,9 @@ def dummy_batches(
     return make
 
 
-def self_test(model: nn.Module, gradients: PerExampleGradients, make_dummy_batch: Callable[[int], Batch]) -> SelfTest:
+def self_test(
+    model: nn.Module, gradients: PerExampleGradients, clipper: GridClipper, make_dummy_batch: Callable[[int], Batch]
+) -> SelfTest:
     """Measure, on dummy input of the run's shape, what the privacy proof assumes of the gradients.
 
     `make_dummy_batch(seed)` returns a batch of the micro-batch's shape (see `dummy_batches`). During the test, small
@@ -92,24 +90,8 @@ def self_test(model: nn.Module, gradients: PerExampleGradients, make_dummy_batch
             rows = gradients.compute(first, _rows(first))
             total, tried = rows.double().sum(dim=0), rows[:_TRIED].clone()
             ordinary = gradients.summed_gradient(first).double()
-        return SelfTest(_sum_error(gradients, total, ordinary), _neighbour_error(model, gradients, first, other, tried))
-
-
-def reduce_threads_until_bit_equal(test: Callable[[], SelfTest]) -> SelfTest:
-    """Run `test`. While rows are not bit-equal, run it again with fewer CPU threads (powers of two, down to one).
-
-    torch keeps the first number of threads with bit-equal rows, or the earlier number if there is none.
-    """
-    before = threads = torch.get_num_threads()
-    report = first = test()
-    while not report.bit_equal and threads > 1:
-        threads = 1 << ((threads - 1).bit_length() - 1)
-        torch.set_num_threads(threads)
-        report = test()
-    if report.bit_equal:
-        return report
-    torch.set_num_threads(before)
-    return first
+        sum_error = _sum_error(gradients, total, ordinary)
+        return SelfTest(sum_error, _neighbour_error(model, gradients, clipper, first, other, tried))
 
 
 @contextmanager
@@ -182,16 +164,24 @@ def _sum_error(gradients: PerExampleGradients, total: torch.Tensor, ordinary: to
 
 
 def _neighbour_error(
-    model: nn.Module, gradients: PerExampleGradients, first: Batch, other: Batch, tried: torch.Tensor
+    model: nn.Module,
+    gradients: PerExampleGradients,
+    clipper: GridClipper,
+    first: Batch,
+    other: Batch,
+    tried: torch.Tensor,
 ) -> float:
     """Largest relative change of `tried`, the first rows of `first`, when their slots or the other records change."""
     rows, seeds, worst = _rows(first), _seeds(first), 0.0
     dtype = next((p.dtype for p in model.parameters() if not p.requires_grad), torch.float32)
-    limit = _NEIGHBOUR_TOLERANCE[dtype]
+    limit = _ROUNDING[dtype]
     stay = max(1, min(len(tried), rows - 1))  # at least one other record is beside them
     beside = {name: torch.cat([tensor[:stay], other[name][stay:]]) for name, tensor in first.items()}
     if stay < rows:
         beside["labels"][-1] = IGNORE_INDEX  # a dummy row: a loss must not depend on the number of records
+    else:
+        with record_seeds(model, seeds):
+            gradients.compute(other, rows)  # one record at a time: the others come before it instead of beside it
     with record_seeds(model, [*seeds[:stay], *(seed + rows for seed in seeds[stay:])]):
         among_others = gradients.compute(beside, rows)[:stay].clone()
     for record, row in enumerate(tried):
@@ -206,6 +196,9 @@ def _neighbour_error(
                     "which is more than rounding: this model couples the records of a batch, choose another model."
                 )
             worst = max(worst, error)
+        alone = clipper.to_grid(row.clone().unsqueeze(0), [record])
+        if worst == 0.0 and not torch.equal(clipper.to_grid(everywhere, [record] * rows), alone.expand(rows, -1)):
+            worst = 1 / clipper.grid
     return worst
 
 

@@ -24,10 +24,11 @@ from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.batches import buckets
 from tensorguard.data.shard import Shard
+from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
-from tensorguard.models.self_test import SelfTest, dummy_batches, reduce_threads_until_bit_equal, self_test
+from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import task_of
 from tensorguard.models.tokenizer import load_tokenizer
@@ -54,6 +55,8 @@ class StepComponents:
     Attributes:
         parameters: the trained parameters, in the order of the gradient's coordinates.
         evaluation: the tokenised evaluation set; None without one.
+        records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
+            of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
         identity: name and digest of the base model, for the statement.
         remarks: sentences that the statement must contain.
@@ -65,6 +68,7 @@ class StepComponents:
     model: PeftModel
     parameters: Sequence[nn.Parameter]
     per_example_gradients: PerExampleGradients
+    records_at_once: int
     unit_gradients: ShardGradients
     clipper: GridClipper
     sampler: PoissonSampler
@@ -104,7 +108,11 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     gradients = PerExampleGradients(model, named, record_loss(task_of(spec)), loss_scale)
     _check_length(job, model)
     _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
-    report = reduce_threads_until_bit_equal(lambda: _self_test(job, model, gradients, device))
+    at_once = find_bit_equal_shape(
+        lambda rows: _self_test(job, plan, model, gradients, device, rows),
+        rows=spec.training.micro_batch_size,
+        device=device,
+    )
 
     private_metrics = (
         PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
@@ -123,12 +131,13 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         model=model,
         parameters=parameters,
         per_example_gradients=gradients,
+        records_at_once=at_once,
         unit_gradients=ShardGradients(
             shard,
             model,
             gradients,
             stream.derive("seeds"),
-            micro_batch_size=spec.training.micro_batch_size,
+            micro_batch_size=at_once,
             max_length=spec.training.max_length,
             pad_id=tokenizer.pad_token_id,
             device=device,
@@ -146,11 +155,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         private_metrics=private_metrics,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
-        remarks=(
-            *self_test_remarks(report, mechanism.expected_batch_size),
-            *noise_remarks,
-            *counted_records_remark(job.metadata.annotations),
-        ),
+        remarks=(*noise_remarks, *counted_records_remark(job.metadata.annotations)),
     )
 
 
@@ -190,41 +195,30 @@ def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
     return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
 
 
-def self_test_remarks(report: SelfTest, expected_batch: int) -> tuple[str, ...]:
-    """The statement's remark on the self-test; empty where the gradients were equal bit for bit.
-
-    If a row's gradient depends on its slot in the micro-batch by a relative error e, a unit that joins shifts the slots
-    of all units after it. It may then change each of their clipped gradients by 2e of the clip norm: over an expected
-    batch of B, up to 2eB in addition to its own 1.
-    """
-    if report.bit_equal:
-        return ()
-    return (
-        "On this machine a record's gradient was not bit-equal in every slot of a micro-batch: it changed by a "
-        f"relative {report.neighbour_error:.1e}, from the rounding of a kernel. Over an expected batch of "
-        f"{expected_batch} this could add {2 * report.neighbour_error * expected_batch:.1e} to a sensitivity of 1. "
-        "The privacy claim does not cover it.",
-    )
-
-
 def _self_test(
-    job: TenSafeTrainingJob, model: PeftModel, gradients: PerExampleGradients, device: torch.device
+    job: TenSafeTrainingJob,
+    plan: Plan,
+    model: PeftModel,
+    gradients: PerExampleGradients,
+    device: torch.device,
+    rows: int,
 ) -> SelfTest:
-    """The largest errors of the self-test, over dummy micro-batches of every shape that the run can have."""
-    training = job.spec.training
+    """The largest errors of the self-test, over dummy micro-batches of `rows` records of every length in the run."""
+    clipper = GridClipper(gradients.dimension, plan.mechanism.grid, float(plan.mechanism.clip), device)
     reports = [
         self_test(
             model,
             gradients,
+            clipper,
             dummy_batches(
                 task_of(job.spec),
-                rows=training.micro_batch_size,
+                rows=rows,
                 length=length,
                 vocabulary=model.config.get_text_config().vocab_size,
                 device=device,
             ),
         )
-        for length in buckets(training.max_length)
+        for length in buckets(job.spec.training.max_length)
     ]
     return SelfTest(
         sum_error=max(report.sum_error for report in reports),

@@ -25,8 +25,9 @@ from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
-from tensorguard.aggregation.session import Session
+from tensorguard.aggregation.session import Session, number_bytes
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
+from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
 from tensorguard.training.budget_gate import BudgetGate, Verdict
@@ -34,7 +35,17 @@ from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_chec
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.evaluation import evaluate_on_all_ranks
-from tensorguard.training.run_log import Ended, Evaluated, Listener, LogRecord, RunLog, Saved, Started, Stepped
+from tensorguard.training.run_log import (
+    Ended,
+    Evaluated,
+    Listener,
+    LogRecord,
+    Preparing,
+    RunLog,
+    Saved,
+    Started,
+    Stepped,
+)
 from tensorguard.training.setup import set_up
 from tensorguard.training.statement_inputs import statement_inputs
 from tensorguard.training.step import PrivateStep
@@ -73,6 +84,7 @@ class Worker:
         self, config: WorkerConfig, channel: Channel, device: torch.device, listener: Listener | None = None
     ) -> None:
         torch.set_num_threads(config.threads)
+        use_deterministic_kernels()
         self.config = config
         self._channel = channel
         self._device = device
@@ -92,6 +104,7 @@ class Worker:
         rank = self._channel.rank
         components = run_on_all_ranks(self._channel, lambda: set_up(self.config, rank, self._device))
         self.components = components
+        self._log_records_at_once()
         acquisition = run_on_all_ranks(self._channel, self._acquire)
         acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
         session = Session(
@@ -171,6 +184,18 @@ class Worker:
             self._ledger.close()
         if self._log is not None:
             self._log.close()
+
+    def _log_records_at_once(self) -> None:
+        """Log that workers compute fewer records at once than the manifest asks for, since it makes steps slower."""
+        messages = self._channel.all_gather(number_bytes(self.components.records_at_once))
+        fewest = min(int.from_bytes(message, "big") for message in messages)
+        asked = self.components.job.spec.training.micro_batch_size
+        if fewest < asked:
+            what = (
+                f"Computing {fewest} instead of {asked} records at once: on this machine, a record's gradient would "
+                "change with its place among more"
+            )
+            self._write_record(Preparing(time.time(), what))
 
     def _acquire(self) -> Acquisition:
         if self._ledger is None:

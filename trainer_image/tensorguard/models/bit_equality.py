@@ -1,0 +1,92 @@
+"""Finds a way to compute gradients in which no record changes a bit of another record's gradient.
+
+In: the self-test (`models.self_test`) for a number of records at once. Out: the largest number that is exact, or a
+refusal.
+
+The sensitivity on which ε rests needs every bit. A unit that joins a step shifts the slots of the units after it. If a
+slot changed gradients by rounding alone, the sum would change by more than one clip norm. How much more depends on
+private records, and no measurement on dummy input bounds it. But which kernel runs, and in which order it adds, depends
+only on shapes, and dummy input shows that. So the run uses a shape in which all bits are equal, or it does not start.
+It tries fewer CPU threads, and then fewer records at once. One record at a time has one slot and no neighbours, so a
+deterministic kernel is always exact there.
+
+On a CPU, two causes of such rounding were measured. torch computes the end of a tensor, or of a thread's part of it, by
+other instructions than its middle (SiLU, tanh-GELU, sigmoid). The matrix library uses another kernel if a thread's part
+is one row. Neither happens if the micro-batch and the number of threads are powers of two and a record's length times
+each layer's width is a multiple of 32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tensorguard.models.self_test import SelfTest, SelfTestError
+
+
+def use_deterministic_kernels() -> None:
+    """Make torch use only kernels that give the same bits for the same input, for the whole process.
+
+    Products of bf16 and fp16 numbers are added up in fp32. On a CPU all of this is so anyway.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Filling new memory costs time, and no kernel here reads memory that was not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def find_bit_equal_shape(test: Callable[[int], SelfTest], *, rows: int, device: torch.device) -> int:
+    """The largest number of records, up to `rows`, whose rows are bit-equal when they are computed at once.
+
+    Both the records and, on a CPU, torch's threads are reduced to powers of two. torch keeps the number of threads with
+    which the test passed.
+
+    Args:
+        test: the self-test with the given number of records at once.
+
+    Raises:
+        SelfTestError: not even one record at a time gives the same bits again, or an operation of the model has no
+            deterministic implementation.
+    """
+    threads = torch.get_num_threads()
+    for size in _halvings(rows):
+        for used in _halvings(threads) if device.type == "cpu" else (threads,):
+            torch.set_num_threads(used)
+            with _refusing_random_order():
+                report = test(size)
+            if report.bit_equal:
+                return size
+    torch.set_num_threads(threads)
+    raise SelfTestError(
+        f"spec.model.name: a record's gradient changes by {report.neighbour_error:.1e} when it is computed again, even "
+        "alone, so the privacy claim would not hold: set spec.training.precision to fp32, or choose another model."
+    )
+
+
+@contextmanager
+def _refusing_random_order() -> Iterator[None]:
+    """Turn torch's error about an operation that is not deterministic into a SelfTestError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic implementation" not in str(error):
+            raise
+        operation = str(error).split(" does not have")[0]
+        raise SelfTestError(
+            f"spec.model.name: the model uses {operation}, which adds in a random order on this device, so a gradient "
+            "is not the same bit for bit when it is computed again: choose another model."
+        ) from error
+
+
+def _halvings(number: int) -> Iterator[int]:
+    """`number`, and then the powers of two below it, down to 1."""
+    yield number
+    while number > 1:
+        number = 1 << ((number - 1).bit_length() - 1)
+        yield number
