@@ -131,8 +131,8 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 _CLIPPING,
-                "norms = torch.stack([row.sum() for row in squares]).sqrt()",
-                "norms = squares.sum().sqrt().expand(len(rows))",
+                "norms = torch.stack([_squared_norm(row) for row in rows]).sqrt()",
+                "norms = _squared_norm(rows).sqrt().expand(len(rows))",
             ),
         ),
         _NEIGHBOURS,
