@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,6 +211,35 @@ def test_tasks_use_the_pod_that_they_run_in(head: PodFiles, monkeypatch: pytest.
     assert set_stop_flag()
     unlock()
     assert not set_stop_flag()
+
+
+def test_pods_that_do_not_answer_delay_the_others_once_and_not_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 pods one answers and one has ended. The time limit passes once."""
+    from ray.exceptions import GetTimeoutError, RayError
+
+    waits: list[float] = []
+
+    def wait(pending: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        answered = [number for number in pending if number in (100, 200)][:1]
+        waits.append(0.0 if answered else timeout)
+        return answered, [number for number in pending if number not in answered]
+
+    def get(number: int, timeout: float = 0.0) -> int:
+        if number == 100:
+            raise RayError
+        if number != 200:
+            waits.append(timeout)
+            raise GetTimeoutError
+        return number
+
+    numbers = iter(range(256))
+    submitted = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: next(numbers)))
+    monkeypatch.setattr("ray.remote", lambda **_: lambda task: submitted)
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", get)
+    monkeypatch.setattr(module, "_workers", lambda: ["ab" * 28] * 256)
+    assert list(module._run_on_workers(read_result)) == [200]
+    assert sum(waits) <= 60
 
 
 def test_importing_the_driver_imports_nothing_heavy() -> None:

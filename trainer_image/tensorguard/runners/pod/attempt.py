@@ -133,16 +133,23 @@ def _result_of_workers() -> AttemptResult:
 
 
 def _run_on_workers(task: Callable[[], T]) -> Iterator[T]:
-    """The results of `task` in the worker pods. A pod that does not answer gives none."""
+    """The results of `task` in the worker pods, the first answer first. A pod that does not answer in time gives none,
+    and all pods have the same time.
+    """
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(task)
     strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in _workers()]
-    for result in [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]:
+    pending = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while pending:
+        answered, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not answered:
+            return
         with suppress(RayError):  # this pod has ended
-            yield ray.get(result, timeout=_ANSWER_SECONDS)
+            yield ray.get(answered[0])
 
 
 def _workers() -> list[str]:
