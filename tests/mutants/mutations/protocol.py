@@ -64,7 +64,7 @@ PROTOCOL: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the last rank adds no mask",
-        (Edit(_MASKS, "            total -= stream", "            pass"),),
+        (Edit(_MASKS, "part -= _next_words(stream, len(part))", "_next_words(stream, len(part))"),),
         (AGGREGATION_TESTS + "test_masks.py::test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact",),
     ),
     Mutation(

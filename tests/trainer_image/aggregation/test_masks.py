@@ -57,6 +57,14 @@ def test_no_block_is_used_for_two_steps_pairs_or_incarnations() -> None:
     assert len(blocks) == count
 
 
+def test_mask_is_the_signed_sum_of_the_key_streams() -> None:
+    """Masks are computed in parts, which must continue each stream where the part before ended."""
+    length, pairs = 3 * LENGTH + 5, keys(5)[2]
+    streams = {peer: key_stream(key.mask, 7, length) for peer, key in pairs.items()}
+    expected = streams[3] + streams[4] - streams[0] - streams[1]
+    assert np.array_equal(pairwise_mask(pairs, 2, 7, length), expected)
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact(size: int) -> None:
     """The vectors are as far from uniform as possible: small, equal, and at the limits of the carrier."""
