@@ -27,6 +27,9 @@ MIN_DELTA = 1e-300
 MIN_SIGMA, MAX_SIGMA = 1e-3, 1e9
 """Bounds of noise multipliers. Beyond them floats have too few digits for the accountants."""
 
+MAX_WORKERS = 256
+"""The largest group of workers for which the graph of neighbours and the grid are tested."""
+
 
 def parse_decimal(value: str) -> float:
     """The value of a decimal string.
@@ -161,3 +164,7 @@ UnitCount = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 """A number of units, of 1 or more."""
 Positive = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 """A whole number of 1 or more."""
+Workers = Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS)]
+"""A number of workers."""
+Colluders = Annotated[int, Field(strict=True, ge=0, le=MAX_WORKERS - 1)]
+"""A number of workers that may collude."""

@@ -17,6 +17,17 @@ CLAIMS: tuple[Mutation, ...] = (
         (AGGREGATION_TESTS + "test_protocol.py::test_statement_without_verification_claims_no_detection",),
     ),
     Mutation(
+        "the statement claims a smaller probability that colluders learn more than the sum",
+        (
+            Edit(
+                TRAINER + "aggregation/pairwise_masks.py",
+                "(chance.denominator // chance.numerator).bit_length() - 1",
+                "(chance.denominator // chance.numerator).bit_length()",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_protocol.py::test_statement_names_the_graph_and_what_colluders_learn",),
+    ),
+    Mutation(
         "the claim covers only the charged steps of a run that stopped early",
         (
             Edit(

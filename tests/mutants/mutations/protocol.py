@@ -7,6 +7,7 @@ from mutations.mutation import AGGREGATION_TESTS, LEDGER_TESTS, TRAINER, TRAININ
 _STEP = TRAINER + "training/step.py"
 _FOLD = TRAINER + "ledger/fold.py"
 _MASKS = TRAINER + "aggregation/masks.py"
+_NEIGHBOURS = TRAINER + "aggregation/neighbours.py"
 _FILE = TRAINER + "ledger/file.py"
 
 PROTOCOL: tuple[Mutation, ...] = (
@@ -66,6 +67,52 @@ PROTOCOL: tuple[Mutation, ...] = (
         "the last rank adds no mask",
         (Edit(_MASKS, "part -= _next_words(stream, len(part))", "_next_words(stream, len(part))"),),
         (AGGREGATION_TESTS + "test_masks.py::test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact",),
+    ),
+    Mutation(
+        "the graph of neighbours has too small a degree for the colluders of the claim",
+        (Edit(_NEIGHBOURS, "max(MIN_DEGREE, 2 * (colluders // 2 + 1))", "MIN_DEGREE"),),
+        (AGGREGATION_TESTS + "test_neighbours.py::test_colluders_of_the_claim_never_separate_the_others",),
+    ),
+    Mutation(
+        "the graph of neighbours has too small a degree for a third of the workers",
+        (Edit(_NEIGHBOURS, "MIN_DEGREE = 32", "MIN_DEGREE = 28"),),
+        (
+            AGGREGATION_TESTS
+            + "test_neighbours.py::test_third_of_the_workers_separates_the_others_with_at_most_two_to_the_minus_43",
+        ),
+    ),
+    Mutation(
+        "the graph of neighbours is the same in each incarnation",
+        (
+            Edit(
+                TRAINER + "aggregation/pairwise_masks.py",
+                'b"tensafe neighbours" + session.context()',
+                'b"tensafe neighbours"',
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_protocol.py::test_large_group_masks_with_few_neighbours_and_sums_exactly",),
+    ),
+    Mutation(
+        "the workers stand on the circle in the order of their numbers",
+        (
+            Edit(
+                _NEIGHBOURS,
+                "tuple(sorted(range(self.workers), key=lambda worker: tag(secret, number_bytes(worker))))",
+                "tuple(range(self.workers))",
+            ),
+        ),
+        (
+            AGGREGATION_TESTS + "test_neighbours.py::test_random_orders_separate_as_often_as_computed",
+            AGGREGATION_TESTS + "test_neighbours.py::test_order_is_that_of_tags_under_the_secret",
+        ),
+    ),
+    Mutation(
+        "a worker masks with neighbours that do not mask with it",
+        (Edit(_NEIGHBOURS, "range(-self._reach, self._reach + 1)", "range(2 * self._reach + 1)"),),
+        (
+            AGGREGATION_TESTS + "test_neighbours.py::test_each_worker_is_a_neighbour_of_its_neighbours",
+            AGGREGATION_TESTS + "test_protocol.py::test_large_group_masks_with_few_neighbours_and_sums_exactly",
+        ),
     ),
     Mutation(
         "a stop that only one worker has seen is ignored",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import stats
 
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import key_stream, pairwise_mask
+from tensorguard.aggregation.neighbours import NeighbourGraph
 from tensorguard.aggregation.reduce import add_noise_and_mask, to_signed
 
 LENGTH = 1 << 15
@@ -82,6 +84,55 @@ def test_sum_of_every_proper_subset_is_uniform_and_full_sum_is_exact(size: int) 
     assert to_signed(total)[:8].tolist() == exact
     assert (to_signed(total).reshape(-1, 8) == to_signed(total)[:8]).all()
     assert not uniform(total)
+
+
+ZEROS = np.zeros(LENGTH, dtype=np.int64)
+
+
+def sent_in(graph: NeighbourGraph) -> tuple[list[dict[int, PairKey]], list[np.ndarray]]:
+    """The keys of each worker's neighbours, and the vectors that the workers send for sums of zero."""
+    pairs, circle = keys(graph.workers), graph.circle(bytes(32))
+    near = [{peer: mine[peer] for peer in graph.neighbours(rank, circle)} for rank, mine in enumerate(pairs)]
+    return near, [
+        add_noise_and_mask(ZEROS, ZEROS, pairwise_mask(mine, rank, 7, LENGTH)) for rank, mine in enumerate(near)
+    ]
+
+
+def seen_by(colluders: tuple[int, ...], near: list[dict[int, PairKey]], sent: list[np.ndarray]) -> list[np.ndarray]:
+    """The vectors of the others, without all masks that the colluders know."""
+    known = [{peer: key for peer, key in mine.items() if peer in colluders} for mine in near]
+    return [
+        sent[rank] - pairwise_mask(known[rank], rank, 7, LENGTH) for rank in range(len(sent)) if rank not in colluders
+    ]
+
+
+def total_of(vectors: Iterable[np.ndarray]) -> np.ndarray:
+    return sum(vectors, np.zeros(LENGTH, dtype=np.uint32))
+
+
+@pytest.mark.parametrize("colluding", [0, 1, 3])
+def test_fewer_colluders_than_neighbours_learn_only_the_sum_of_the_others(colluding: int) -> None:
+    """Of seven workers with four neighbours each: every proper subset of the others looks uniform."""
+    graph = NeighbourGraph(7, 4)
+    near, sent = sent_in(graph)
+    for colluders in list(combinations(range(7), colluding))[::12]:
+        others = seen_by(colluders, near, sent)
+        for members in range(1, len(others)):
+            assert all(uniform(total_of(subset)) for subset in combinations(others, members))
+        assert not total_of(others).any()
+
+
+def test_colluders_that_separate_the_others_learn_the_sum_of_each_part() -> None:
+    """What happens with too few neighbours: on a ring, the two neighbours of a worker learn its vector."""
+    graph = NeighbourGraph(7, 2)
+    near, sent = sent_in(graph)
+    colluders = tuple(near[3])
+    others = [rank for rank in range(7) if rank not in colluders]
+    seen = dict(zip(others, seen_by(colluders, near, sent)))
+    rest = [seen[rank] for rank in others if rank != 3]
+    assert graph.separation_probability(2) > 0
+    assert not seen[3].any()
+    assert all(map(uniform, rest)) and not total_of(rest).any()
 
 
 def test_mask_is_new_in_each_step_and_incarnation() -> None:

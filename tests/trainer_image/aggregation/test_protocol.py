@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from e2e.platform.trainer.private_steps import JOB_KEY, example_mechanism, take_steps
 from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
+from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
@@ -39,8 +41,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> type[SecureAggregator]:
     return protocol
 
 
-def config(channel: Any, grid_bits: int = 14) -> AggregationConfig:
-    session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=0)
+def config(channel: Any, grid_bits: int = 14, incarnation: int = 1) -> AggregationConfig:
+    session = Session(job="j", attempt=1, incarnation=incarnation, workers=channel.size, colluders=0)
     return AggregationConfig(channel, session, JOB_KEY, grid_bits=grid_bits, verify="Standard")
 
 
@@ -76,6 +78,58 @@ def test_pairwise_masks_contribute_to_the_statement(workers: Run) -> None:
     assert any(sentence.startswith("On one machine, masks do not protect") for sentence in document["assumed"])
     assert any(sentence.startswith("The network may read everything") for sentence in document["assumed"])
     assert any(sentence.startswith("Malicious workers") for sentence in document["notCovered"])
+
+
+@pytest.mark.parametrize(
+    ("size", "run", "sentence"),
+    [
+        (1, "pairwise masks", None),
+        (
+            33,
+            "pairwise masks",
+            "Each worker shares masks with all others. Any workers that combine what they see learn only the sum of "
+            "the other workers' vectors.",
+        ),
+        (
+            34,
+            "pairwise masks with 32 neighbours",
+            "Each worker shares masks with 32 of the 33 others, in a random graph that is new at each start of the "
+            "workers. Up to 31 workers that combine what they see learn only the sum of the other workers' vectors.",
+        ),
+        (
+            256,
+            "pairwise masks with 32 neighbours",
+            "Each worker shares masks with 32 of the 255 others, in a random graph that is new at each start of the "
+            "workers. Up to 31 workers that combine what they see learn only the sum of the other workers' vectors. Up "
+            "to 85 workers that were chosen without knowledge of the graph learn more with a probability of at most "
+            "2^-43 at each start.",
+        ),
+    ],
+)
+def test_statement_names_the_graph_and_what_colluders_learn(
+    size: int, run: str, sentence: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairwise_masks, "agree_pair_keys", lambda *_: {})
+    channel: Any = SimpleNamespace(size=size, rank=0)
+    part = PairwiseMasks(config(channel)).statement()
+    assert part.protocol == run
+    assert [each for each in part.assumed if each.startswith("Each worker shares")] == ([sentence] if sentence else [])
+
+
+def test_large_group_masks_with_few_neighbours_and_sums_exactly(workers: Run) -> None:
+    """36 workers have 32 neighbours each, which are others in the next incarnation."""
+
+    def work(channel: Any) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+        first = PairwiseMasks(config(channel))
+        values = np.array([channel.rank, -1, 2**31 - 1 if channel.rank % 2 else 1 - 2**31], dtype=np.int64)
+        total = first.sum(0, values, np.ones(3, dtype=np.int64), **CHARGED, stop=False)
+        assert total is not None
+        return total.tolist(), first.neighbours, PairwiseMasks(config(channel, incarnation=2)).neighbours
+
+    results = workers(36, work)
+    assert {len(near) for _, *both in results for near in both} == {32}
+    assert all(total == [sum(range(36)) + 36, 0, 36] for total, _, _ in results)
+    assert sum(before != after for _, before, after in results) > 30
 
 
 def test_statement_without_verification_claims_no_detection(workers: Run) -> None:

@@ -7,8 +7,8 @@ the same on every worker, or nothing. The modules, in the order in which a step 
   derives keys and tags that are bound to it.
 - `protocol` is the interface that `training.step` calls, and `registry` lists the protocols by name.
 - `header` compares the facts of a step on all workers before anything is revealed.
-- `pairwise_masks` is the protocol that runs. `keys` agrees on a key for each pair of workers. `masks` makes masks that
-  cancel in the sum, `reduce` adds, and `verify` checks the sum.
+- `pairwise_masks` is the protocol that runs. `keys` agrees on a key for each pair of workers, and `neighbours` chooses
+  the pairs that share a mask. `masks` makes masks that cancel in the sum, `reduce` adds, and `verify` checks the sum.
 
 docs/extending.md ("An aggregation protocol") lists what every protocol must guarantee.
 """

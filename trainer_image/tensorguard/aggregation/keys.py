@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from tensafe_api.resources.numeric import MAX_WORKERS
 from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, number_bytes, tag
-
-MAX_WORKERS = 16
-"""Every worker shares a key with every other. Larger groups need a sparse graph of pairs, which is not implemented."""
 
 
 @dataclass(frozen=True)
