@@ -6,10 +6,10 @@ are used as written: the sampler and the noise use the same `sampleRate` and `no
 accountant. So no rounding comes between the privacy claim and the training.
 
 The trainer adds *discrete* Gaussian shares on an integer grid. dp-accounting has no event for them, so the accounting
-uses the continuous Gaussian of the same σ. `resolve` requires σ_w ≥ 64 grid steps; then the moments of the two differ
-by a relative e^{-2π²σ_w²} < 10^-35000 (Canonne, Kamath, Steinke 2020; Kairouz, Liu, Steinke 2021, theorem 1, for sums
-of shares). That is far below the precision of a float. The computed error of the samplers is paid from δ
-(`accounting.SAMPLER_SHARE_OF_DELTA`).
+uses the continuous Gaussian of the same σ. `resolve` requires σ_w ≥ 64 grid steps. Then the Rényi divergence of a sum
+of N shares in d coordinates exceeds that of the Gaussian by a small multiple of d·N·e^{-π²σ_w²} (Kairouz, Liu, Steinke
+2021, theorem 1; for one share Canonne, Kamath, Steinke 2020). For N ≤ 256 this is below 10^-17000, far below the
+precision of a float. The computed error of the samplers is paid from δ (`accounting.SAMPLER_SHARE_OF_DELTA`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tensafe_api.resources.base import Block
-from tensafe_api.resources.numeric import Positive, PositiveDecimal, Rate
+from tensafe_api.resources.numeric import Colluders, Positive, PositiveDecimal, Rate, Workers
 
 _MAX_DIGITS = 400
 """Enough for every float: the largest one has 309 digits before the decimal point."""
@@ -51,10 +51,8 @@ class Mechanism(Block):
     adjacency: Literal["AddOrRemoveOne"] = Field(
         "AddOrRemoveOne", description="Neighbouring data sets differ by one unit, added or removed."
     )
-    workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
-        description="N: number of workers, each of which adds a share of the noise."
-    )
-    colluders: Annotated[int, Field(strict=True, ge=0, le=15)] = Field(
+    workers: Workers = Field(description="N: number of workers, each of which adds a share of the noise.")
+    colluders: Colluders = Field(
         description="t: number of workers that may share their noise and still face noise of sigma."
     )
     grid_bits: Annotated[int, Field(strict=True, ge=1, le=30)] = Field(

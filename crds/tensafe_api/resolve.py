@@ -27,8 +27,7 @@ SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
 MAX_GRID_BITS = 22
 MIN_SHARE_SIGMA = 64.0
-"""In grid steps. From here on, the moments of the discrete Gaussian equal those of the continuous one up to
-e^{-2π²·64²}."""
+"""In grid steps. From here on, sums of discrete Gaussian shares are as good as Gaussian (`privacy_events`)."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
@@ -172,7 +171,8 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if mechanism.share_sigma < MIN_SHARE_SIGMA:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"with σ = {sigma} each worker's share of the noise is below {MIN_SHARE_SIGMA:.0f} grid steps: raise it",
+            f"with σ = {sigma} each worker's share of the noise is below {MIN_SHARE_SIGMA:.0f} grid steps: raise it"
+            + (", or lower spec.cluster.workers" if workers - colluders > 1 else ""),
         )
     plan = Plan(
         mechanism=mechanism,

@@ -110,7 +110,7 @@ def test_failed_change_leaves_the_manifest_unchanged(minimal: dict[str, Any]) ->
 
 
 def test_problems_of_changes_and_of_the_manifest_are_reported_together(minimal: dict[str, Any]) -> None:
-    minimal["spec"]["cluster"]["workers"] = 99
+    minimal["spec"]["cluster"]["workers"] = 999
     with pytest.raises(ManifestError) as refusal:
         load_manifest(repr(minimal), ["spec.trainig.steps=20", "spec.lora.rank=0"])
     assert [problem.path for problem in refusal.value.problems] == [

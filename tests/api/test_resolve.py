@@ -18,7 +18,7 @@ from tensafe_api.accounting import epsilon, job_delta
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.resolve import MAX_GRID_BITS, Plan, _grid_bits, resolve_job, round_down_delta
+from tensafe_api.resolve import MAX_GRID_BITS, MIN_SHARE_SIGMA, Plan, _grid_bits, resolve_job, round_down_delta
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.status_fold import privacy_status
 
@@ -230,7 +230,7 @@ def test_grid_is_the_finest_that_fits_an_int32(batch: int, bits: int) -> None:
     assert _grid_bits(batch, 1.0, 2, 0) == bits
 
 
-@given(st.integers(1, 100_000), st.floats(0.01, 50.0), st.integers(1, 16), st.data())
+@given(st.integers(1, 100_000), st.floats(0.01, 50.0), st.integers(1, 256), st.data())
 def test_worst_case_fits_an_int32_and_would_not_on_a_finer_grid(
     batch: int, sigma: float, workers: int, data: st.DataObject
 ) -> None:
@@ -269,7 +269,16 @@ def test_noise_below_64_grid_steps_a_share_is_refused(job: Job) -> None:
         resolve_job(job({"spec.privacy.noiseMultiplier": too_little}))
     path, message = problem(error)
     assert path == "spec.privacy.noiseMultiplier"
-    assert "below 64 grid steps: raise it" in message
+    assert message.endswith("below 64 grid steps: raise it, or lower spec.cluster.workers")
+
+
+def test_noise_of_many_workers_needs_the_same_total(job: Job) -> None:
+    """The share of each of 256 workers has a sixteenth of the noise. The grid of an int32 leaves it enough steps."""
+    changes = {"spec.cluster.workers": 256, "spec.privacy.noiseMultiplier": "0.5"}
+    few, many = (resolve_job(job(more))[1].mechanism for more in ({"spec.privacy.noiseMultiplier": "0.5"}, changes))
+    assert (few.workers, many.workers, many.grid_bits) == (2, 256, few.grid_bits)
+    assert many.share_sigma * 16 == pytest.approx(few.share_sigma * math.sqrt(2))
+    assert many.share_sigma > MIN_SHARE_SIGMA
 
 
 def test_noise_with_which_no_step_fits_the_budget_is_refused(job: Job) -> None:

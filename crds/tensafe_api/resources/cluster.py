@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
-from tensafe_api.resources.numeric import Count, Cpus, Flag, Memory, Size
+from tensafe_api.resources.numeric import Count, Cpus, Flag, Memory, Size, Workers
 from tensafe_api.resources.string_form import cel_matches
 from tensafe_api.resources.strings import (
     QUALIFIED,
@@ -245,9 +245,7 @@ def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
 class Cluster(Block):
     """The pods of the job. While the job is suspended, all fields but workers and serviceAccountName may change."""
 
-    workers: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
-        description="Number of workers, from 1 to 16. With one worker there is no sum to mask."
-    )
+    workers: Workers = Field(description="Number of workers, from 1 to 256. With one worker there is no sum to mask.")
     worker: Worker = Field(default_factory=Worker, description="Resources of each worker.")
     head: Head = Field(default_factory=Head, description="Resources of the Ray head.")
     image: Image | None = Field(

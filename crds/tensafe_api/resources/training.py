@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule
 from tensafe_api.resources.numeric import (
+    Colluders,
     Count,
     Delta,
     Epsilon,
@@ -136,7 +137,7 @@ class Privacy(Block):
 class Aggregation(Block):
     """Secure aggregation: the workers' sums are added without revealing any of them. Masking is always on."""
 
-    colluding_workers: Annotated[int, Field(strict=True, ge=0, le=15)] = Field(
+    colluding_workers: Colluders = Field(
         0,
         description="Number of workers that may share what they see without breaking the privacy claim. Each worker "
         "adds more noise for a higher number. It only has a meaning if workers cannot read each other's data.",

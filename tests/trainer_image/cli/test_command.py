@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tensafe_api.resources.numeric import MAX_WORKERS
 from tensorguard.cli.main import command_parser, main
 
 Write = Callable[..., str]
@@ -78,7 +79,7 @@ def test_account_refuses_invalid_arguments(arguments: list[str], capsys: pytest.
 
 
 def test_validate_reports_all_faults_at_once(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_manifest(privacy__targetEpsilon="NaN", privacy__targetDelta="0.5", trainin={}, cluster__workers=99)
+    path = write_manifest(privacy__targetEpsilon="NaN", privacy__targetDelta="0.5", trainin={}, cluster__workers=999)
     assert call("validate", path) == 2
     errors = capsys.readouterr().err
     for field in ("spec.privacy.targetEpsilon", "spec.trainin", "did you mean training", "spec.cluster.workers"):
@@ -89,8 +90,8 @@ def test_validate_warns_of_missing_resources_and_of_a_weak_epsilon(
     write_manifest: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workers = (os.cpu_count() or 1) + 1
-    if workers > 16:
-        pytest.skip("a manifest has at most 16 workers, and this machine has the CPUs for them")
+    if workers > MAX_WORKERS:
+        pytest.skip("this machine has the CPUs for all workers that a manifest may have")
     assert call("validate", write_manifest(cluster__workers=workers, privacy__targetEpsilon="50")) == 0
     warnings = capsys.readouterr().err
     assert "would refuse it on this machine: spec.cluster.workers" in warnings

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from e2e.platform.trainer.fault_injection import KeepWeights
-from e2e.platform.trainer.rank_harness import Job
+from e2e.platform.trainer.rank_harness import Job, join
 from tensafe_api.statement import digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
 from tensorguard.training.run_log import Saved, Stepped
@@ -157,3 +157,15 @@ def test_run_log_has_no_private_figure(job: Job) -> None:
     }
     for line in (job.directory / "events.jsonl").read_text().splitlines():
         assert json.loads(line).keys() <= public
+
+
+@pytest.mark.slow
+def test_job_of_more_workers_than_neighbours_completes(tmp_path: Path) -> None:
+    """34 workers share 240 records. Each masks with 32 of the 33 others."""
+    large = Job.make(tmp_path / "run", "spec.cluster.workers=34", "spec.training.steps=2")
+    assert join(large.start(KeepWeights()), timeout=600) == [0] * 34, large.errors()
+    assert large.ended().reason == "Completed"
+    assert large.revealed() == [2] * 34
+    assert len({(large.directory / f"weights-{rank}").read_text() for rank in range(34)}) == 1
+    document = json.loads(large.store().read("final")["statement.json"])
+    assert document["mechanism"]["run"].endswith(", pairwise masks with 32 neighbours")

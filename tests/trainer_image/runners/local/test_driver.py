@@ -91,7 +91,7 @@ def test_folder_in_use_by_another_run_is_refused(folder: Folder) -> None:
 
 @pytest.mark.parametrize(
     ("override", "path"),
-    [("spec.cluster.workers=16", "spec.cluster.workers"), ("spec.cluster.worker.gpus=1", "spec.cluster.worker.gpus")],
+    [("spec.cluster.workers=256", "spec.cluster.workers"), ("spec.cluster.worker.gpus=1", "spec.cluster.worker.gpus")],
 )
 def test_workers_without_enough_cpus_or_gpus_are_refused(folder: Folder, override: str, path: str) -> None:
     refused = refusal(folder, override, "spec.cluster.worker.cpus=4" if "workers" in override else "metadata.name=tiny")
