@@ -6,6 +6,7 @@ The cache may be behind. An irreversible decision is therefore based on `observe
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 from tensafe_api.resources.job import KIND
@@ -74,12 +75,17 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
         api.get(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
         api.knows("RayJob"),
     )
-    pending = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"]
-    about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in (*ray_jobs, *pending)]
+    pending = {pod["metadata"]["uid"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"}
+    about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in ray_jobs]
     clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
     about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
+    about += [{"kind": "Pod"}] if pending else []  # one request for all pods: the API server reads all Events for each
     events = await asyncio.gather(*(api.warning_events(namespace, **each) for each in about))
-    warnings = [parse_warning(event) for found in events for event in found]
+    warnings = [
+        parse_warning(event)
+        for event in itertools.chain.from_iterable(events)
+        if event["involvedObject"].get("kind") != "Pod" or event["involvedObject"].get("uid") in pending
+    ]
     return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay)
 
 

@@ -6,16 +6,21 @@ RayJob, creates pods as objects, and writes the ledger with the bound token of t
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
+from e2e.platform.api_server import ApiServer, connect, run_concurrently
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_operator import reconcile
+from tensafe_operator import names, reconcile
 from tensafe_operator.plan.observed import Decision, Observed
+from tensafe_operator.runtime.api_client import ApiClient
 
 pytestmark = pytest.mark.cluster
 
@@ -108,6 +113,87 @@ def test_quota_is_reported_and_the_job_continues_once_it_is_removed(cluster: Job
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "quota", "few")
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1")
+
+
+class CountingClient(ApiClient):
+    """Keeps the method of each request."""
+
+    requests: ClassVar[list[str]] = []
+
+    async def _request(self, method: str, *rest: Any) -> Any:
+        self.requests.append(method)
+        return await super()._request(method, *rest)
+
+
+def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(
+    cluster: JobHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the pods are ready, the others pend, and one of those lacks its Secret."""
+    monkeypatch.setattr(CountingClient, "requests", [])
+    cluster.apply(spec__cluster__workers=256)
+    cluster.reconcile()
+    cluster.set_ray_job_status(statuses.initializing("claims-triage-a1-x", statuses.now()))
+    ray_job, rank_0 = cluster.get("rayjob", "claims-triage-a1"), cluster.create_worker_pod()
+    assert ray_job is not None
+    others = [f"other-{number}" for number in range(255)]
+    ready = {"status": statuses.ready_pod(statuses.now())}
+
+    async def start_half(server: ApiServer) -> None:
+        await run_concurrently(16, [partial(create_worker_pod, server, ray_job, name) for name in others])
+        await run_concurrently(16, [partial(make_ready, server, name) for name in others[::2]])
+        await server.create(missing_secret(await server.get("Pod", cluster.namespace, others[1])))
+
+    async def start_all(server: ApiServer) -> None:
+        await run_concurrently(16, [partial(make_ready, server, name) for name in (*others, rank_0.name)])
+
+    async def make_ready(server: ApiServer, name: str) -> None:
+        await server.patch("Pod", cluster.namespace, name, ready, subresource="status")
+
+    run_as_admin(cluster, start_half)
+    cluster.reconcile(passes=1, api=CountingClient)
+    assert len(CountingClient.requests) < 15
+    assert cluster.condition("Stalled")["reason"] == "SecretMissing"
+    assert cluster.status()["workers"] == {"desired": 256, "ready": 128}
+
+    run_as_admin(cluster, start_all)
+    cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
+    cluster.charge(rank_0, 5)
+    cluster.reconcile()
+    assert cluster.status()["workers"] == {"desired": 256, "ready": 256}
+    assert cluster.status()["phase"] == "Running"
+    assert cluster.ledger()["spec"]["mechanism"]["workers"] == 256
+
+
+def run_as_admin(cluster: JobHarness, work: Callable[[ApiServer], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with connect(cluster.plane.admin) as server:
+            await work(server)
+
+    asyncio.run(run())
+
+
+async def create_worker_pod(server: ApiServer, ray_job: dict[str, Any], name: str) -> None:
+    """Create a worker's pod from the template in the RayJob, as KubeRay does."""
+    (group,) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    template = group["template"]
+    labels = {**template["metadata"]["labels"], names.RAY_NODE_TYPE: "worker"}
+    metadata = {"name": name, "namespace": ray_job["metadata"]["namespace"], "labels": labels}
+    await server.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+
+
+def missing_secret(pod: dict[str, Any]) -> dict[str, Any]:
+    """The Event of a kubelet that cannot mount a Secret."""
+    metadata = pod["metadata"]
+    about = {"kind": "Pod", **{name: metadata[name] for name in ("name", "namespace", "uid")}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "mount", "namespace": metadata["namespace"]},
+        "type": "Warning",
+        "reason": "FailedMount",
+        "message": 'MountVolume.SetUp failed for volume "key": secret "key" not found',
+        "involvedObject": about,
+    }
 
 
 def test_failed_reconcile_is_reported_once_and_the_next_successful_one_removes_the_report(

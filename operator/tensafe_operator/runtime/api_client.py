@@ -130,7 +130,7 @@ class ApiClient:
                 return
 
     async def warning_events(self, namespace: str, **involved_object: str) -> list[Manifest]:
-        """The Events of type Warning about one object, given by fields of `involvedObject` such as its uid."""
+        """The Events of type Warning about some objects, given by fields of `involvedObject` such as their kind."""
         selector = ",".join(f"involvedObject.{field}={value}" for field, value in involved_object.items())
         query = urlencode({"fieldSelector": f"{selector},type=Warning"})
         found = await self._request("GET", f"{self._resources['Event'].path(namespace)}?{query}")
