@@ -32,8 +32,8 @@ from tensorguard.training.worker import train
 WORKERS = 2
 
 
-def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
-    """One run's test accuracy, and the ε that was spent according to its ledger."""
+def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, str]:
+    """One run's test accuracy, and a few words on the ε that was spent according to its ledger."""
     from safetensors.torch import load_file
 
     from tensorguard.ledger.file import FileLedger
@@ -53,7 +53,8 @@ def tensafe_accuracy(directory: Path, seed: int) -> tuple[float, float]:
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
     test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
     charged = FileLedger(directory).read().steps_charged
-    return minilm.accuracy(model, test), job_epsilon(plan.mechanism, charged, plan.delta)
+    epsilon = job_epsilon(plan.mechanism, charged, plan.delta)
+    return minilm.accuracy(model, test), f"epsilon {epsilon:.3f} of {charged} charged steps"
 
 
 def _opacus_accuracy(noise_multiplier: float, seed: int) -> float:
@@ -97,7 +98,7 @@ def main() -> int:
             found, epsilon = tensafe_accuracy(Path(scratch) / f"seed-{seed}", seed)
             ours.append(found)
             elapsed = time.perf_counter() - started
-            print(f"tensafe seed {seed}: accuracy {found:.4f}, epsilon {epsilon:.3f} ({elapsed:.0f} s)", flush=True)
+            print(f"tensafe seed {seed}: accuracy {found:.4f}, {epsilon} ({elapsed:.0f} s)", flush=True)
     gap = statistics.mean(ours) - statistics.mean(theirs)
     print(f"mean of {len(ours)}: tensafe {statistics.mean(ours):.4f}, opacus {statistics.mean(theirs):.4f}, {gap:+.4f}")
     return int(gap < -0.01)

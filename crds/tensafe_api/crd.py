@@ -74,7 +74,7 @@ JOBS = ResourceKind(
     columns=(
         Column("Phase", "string", ".status.phase", "Phase of the job"),
         Column("Step", "integer", ".status.progress.step", "Number of steps done"),
-        Column("Epsilon", "string", ".status.privacy.epsilonClaimed", "Epsilon to sign off"),
+        Column("Epsilon", "string", ".status.privacy.epsilonClaimed", "Epsilon of stepsClaimed steps, to sign off"),
         Column("Target", "string", ".spec.privacy.targetEpsilon", "Epsilon that must not be exceeded"),
         Column("Workers", "integer", ".status.workers.ready", "Number of workers that are ready"),
         Column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created"),

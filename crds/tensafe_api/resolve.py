@@ -99,6 +99,10 @@ class Claim:
         """ε of the steps to sign off."""
         return self.epsilon(self.claimed_steps(charged))
 
+    def epsilon_against_outsider(self, charged: int) -> float:
+        """ε of the steps to sign off, against an adversary who holds no worker's share of the noise."""
+        return accounting.outsider_epsilon(self.mechanism, self.claimed_steps(charged), self.delta, self.accountant)
+
 
 @dataclass(frozen=True)
 class Plan(Claim):

@@ -118,7 +118,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "steps": claimed,
             "released": "the noised sum of every step, and therefore every checkpoint, the status and the public "
             "evaluations",
-            "covers": "this job with all its attempts and restarts, for at least the planned steps",
+            "covers": f"{claimed} steps of this job, in all its attempts and restarts",
         },
         "spent": {
             "epsilon": accounting.format_epsilon(
@@ -128,9 +128,10 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "stepsRecharged": inputs.steps_recharged,
             "stepsPlanned": inputs.planned_steps,
         },
-        "againstOutsider": accounting.format_epsilon(
-            accounting.outsider_epsilon(mechanism, inputs.steps_charged, delta, accountant)
-        ),
+        "againstOutsider": {
+            "epsilon": accounting.format_epsilon(accounting.outsider_epsilon(mechanism, claimed, delta, accountant)),
+            "steps": claimed,
+        },
         "mechanism": {
             "assumed": "Poisson-sampled Gaussian; at this σ the discrete Gaussian differs from it by less than the "
             "precision of a float",
@@ -185,6 +186,7 @@ def recompute_epsilon(document: Mapping[str, Any]) -> str:
 def render_markdown(document: Mapping[str, Any]) -> str:
     """The statement as a Markdown page."""
     claim, spent, mechanism = document["claim"], document["spent"], document["mechanism"]
+    outsider = document["againstOutsider"]
     lines = [
         f"# Privacy statement of {document['job']['name']}, step {document['job']['step']}",
         "",
@@ -199,7 +201,8 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| ε claimed, of {claim['steps']} steps | {claim['epsilon']} |",
         f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again) | {spent['epsilon']} |",
         f"| planned steps | {spent['stepsPlanned']} |",
-        f"| ε against an adversary who holds no worker's share of the noise | {document['againstOutsider']} |",
+        f"| ε against an adversary who holds no worker's share of the noise, of {outsider['steps']} steps "
+        f"| {outsider['epsilon']} |",
         f"| δ | {claim['delta']} |",
         f"| sampling rate q | {mechanism['sampleRate']} |",
         f"| noise multiplier σ | {mechanism['noiseMultiplier']} |",

@@ -140,7 +140,6 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
 def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStatus:
     """Every privacy figure of a status after `charged` steps, of which `recharged` were charged a second time."""
     mechanism = claim.mechanism
-    against_outsider = accounting.outsider_epsilon(mechanism, charged, claim.delta, claim.accountant)
     return PrivacyStatus(
         epsilon_claimed=accounting.format_epsilon(claim.epsilon_claimed(charged)),
         epsilon_spent=accounting.format_epsilon(claim.epsilon(charged)),
@@ -150,17 +149,19 @@ def privacy_status(claim: Claim, *, charged: int, recharged: int) -> PrivacyStat
         adjacency=mechanism.adjacency,
         noise_multiplier=mechanism.noise_multiplier,
         sample_rate=mechanism.sample_rate,
+        steps_claimed=claim.claimed_steps(charged),
         steps_charged=charged,
         steps_recharged=recharged,
         steps_planned=claim.steps,
         accountant=claim.accountant,
-        epsilon_against_outsider=accounting.format_epsilon(against_outsider),
+        epsilon_against_outsider=accounting.format_epsilon(claim.epsilon_against_outsider(charged)),
     )
 
 
 def privacy_without_charges(claim: Claim) -> PrivacyStatus:
     """The figures of a job whose ledger is lost. What was spent is not known, so it is absent, never zero."""
-    unknown = ("epsilon_claimed", "epsilon_spent", "epsilon_against_outsider", "steps_charged", "steps_recharged")
+    epsilons = ("epsilon_claimed", "epsilon_spent", "epsilon_against_outsider")
+    unknown = (*epsilons, "steps_claimed", "steps_charged", "steps_recharged")
     return privacy_status(claim, charged=0, recharged=0).model_copy(update=dict.fromkeys(unknown))
 
 
@@ -225,6 +226,7 @@ def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
         uri=checkpoint.uri,
         step=checkpoint.step,
         epsilon=accounting.format_epsilon(claim.epsilon(checkpoint.steps_charged)),
+        steps_charged=checkpoint.steps_charged,
         digest=checkpoint.digest,
         time=None if checkpoint.time is None else format_time(checkpoint.time),
     )

@@ -12,6 +12,7 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
+from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events
 from tensafe_api.statement import (
     NOT_KNOWN,
@@ -112,11 +113,26 @@ def test_claim_covers_at_least_the_planned_steps() -> None:
     assert float(recharged["claim"]["epsilon"]) > 7.33
 
 
-def test_an_outsider_faces_more_noise() -> None:
+def test_epsilon_against_an_outsider_covers_the_claimed_steps() -> None:
+    """Of two figures side by side, the one of fewer steps would look like better protection."""
     document = build_statement(INPUTS)
-    assert float(document["againstOutsider"]) < float(document["spent"]["epsilon"])
+    assert document["againstOutsider"]["steps"] == document["claim"]["steps"] == 2250
+    outside = accounting.outsider_epsilon(MECHANISM, 2250, INPUTS.delta)
+    assert document["againstOutsider"]["epsilon"] == accounting.format_epsilon(outside)
+    assert float(document["againstOutsider"]["epsilon"]) < float(document["claim"]["epsilon"])
     alone = build_statement(replace(INPUTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))
-    assert alone["againstOutsider"] == alone["spent"]["epsilon"]
+    assert alone["againstOutsider"]["epsilon"] == alone["claim"]["epsilon"]
+
+
+def test_every_epsilon_of_the_statement_is_shown_with_its_steps() -> None:
+    document = build_statement(INPUTS)
+    page = render_markdown(document)
+    for name, steps in (("claim", 2250), ("spent", 1234), ("againstOutsider", 2250)):
+        assert steps in document[name].values(), name
+        (row,) = [line for line in page.splitlines() if line.endswith(f" {document[name]['epsilon']} |")]
+        assert f"of {steps} steps" in row
+    headline = next(line for line in page.splitlines() if line.startswith("**("))
+    assert f"({document['claim']['epsilon']}, 0.00001)" in headline and "for 2250 steps" in headline
 
 
 def test_statement_contains_the_frozen_mechanism() -> None:

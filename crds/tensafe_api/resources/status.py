@@ -85,10 +85,10 @@ class PrivacyStatus(StatusBlock):
 
     epsilon_claimed: NonNegativeDecimal | None = Field(
         None,
-        description="The epsilon to sign off: of max(planned, charged) steps, because stopping early may have depended "
-        "on results.",
+        description="The epsilon to sign off: of stepsClaimed steps, because stopping early may have depended on "
+        "results.",
     )
-    epsilon_spent: NonNegativeDecimal | None = Field(None, description="Epsilon of the charged steps.")
+    epsilon_spent: NonNegativeDecimal | None = Field(None, description="Epsilon of stepsCharged steps.")
     target_epsilon: PositiveDecimal | None = Field(None, description="Epsilon that must not be exceeded.")
     delta: Delta | None = Field(None, description="Delta of every epsilon in this status.")
     unit: Text | None = Field(None, description="The unit that epsilon protects: Example or User.")
@@ -99,6 +99,11 @@ class PrivacyStatus(StatusBlock):
         None, description="Standard deviation of the noise divided by the clip norm."
     )
     sample_rate: Fraction | None = Field(None, description="Probability with which each unit joins a step.")
+    steps_claimed: Count | None = Field(
+        None,
+        description="Number of steps to sign off: the planned ones that targetEpsilon allows, or stepsCharged if that "
+        "is more.",
+    )
     steps_charged: Count | None = Field(
         None, description="Number of steps charged, including steps that were run again."
     )
@@ -109,7 +114,7 @@ class PrivacyStatus(StatusBlock):
     accountant: Text | None = Field(None, description="Accountant that computes epsilon from the steps: RDP or PLD.")
     epsilon_against_outsider: NonNegativeDecimal | None = Field(
         None,
-        description="Epsilon of the charged steps against an adversary who is not a worker and cannot subtract any "
+        description="Epsilon of stepsClaimed steps against an adversary who is not a worker and cannot subtract any "
         "noise.",
     )
 
@@ -156,7 +161,8 @@ class CheckpointRecord(StatusBlock):
 
     uri: Address = Field(description="Directory of the checkpoint, as a URI or path.")
     step: Count = Field(description="Number of steps done when it was written.")
-    epsilon: NonNegativeDecimal = Field(description="Epsilon of all steps charged when it was written.")
+    epsilon: NonNegativeDecimal = Field(description="Epsilon of stepsCharged steps.")
+    steps_charged: Count | None = Field(None, description="Number of steps charged when it was written.")
     digest: Text = Field(description="SHA-256 digest of the list of its files.")
     signed: Flag = Field(False, description="Whether the checkpoint is signed.")
     time: Timestamp | None = Field(None, description="Time at which it was written.")

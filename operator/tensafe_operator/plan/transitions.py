@@ -67,8 +67,8 @@ def _of_attempts(before: Status, after: Status) -> Iterator[Transition]:
 
 def _of_the_result(before: Status, after: Status) -> Iterator[Transition]:
     if after.final_model is not None and before.final_model is None:
-        epsilon = after.privacy.epsilon_claimed
-        message = f"{after.final_model.uri}, with a privacy statement of epsilon {epsilon}"
+        claimed = f"epsilon {after.privacy.epsilon_claimed} over {after.privacy.steps_claimed} steps"
+        message = f"{after.final_model.uri}, with a privacy statement of {claimed}"
         yield Transition(EventReason.MODEL_RELEASED, message)
 
 

@@ -39,6 +39,26 @@ CLAIMS: tuple[Mutation, ...] = (
         ("tests/api/test_statement.py::test_claim_covers_at_least_the_planned_steps",),
     ),
     Mutation(
+        "the epsilon against an outsider covers only the charged steps",
+        (
+            Edit(
+                API + "resolve.py",
+                "accounting.outsider_epsilon(self.mechanism, self.claimed_steps(charged),",
+                "accounting.outsider_epsilon(self.mechanism, charged,",
+            ),
+            Edit(
+                API + "statement.py",
+                "accounting.outsider_epsilon(mechanism, claimed, delta, accountant)",
+                "accounting.outsider_epsilon(mechanism, inputs.steps_charged, delta, accountant)",
+            ),
+        ),
+        (
+            "tests/api/test_status_fold.py::test_epsilon_against_an_outsider_covers_the_claimed_steps",
+            "tests/api/test_statement.py::test_epsilon_against_an_outsider_covers_the_claimed_steps",
+            "tests/trainer_image/cli/test_command.py::test_tables_show_each_epsilon_with_its_steps",
+        ),
+    ),
+    Mutation(
         "figures are rounded to the nearest",
         (Edit(API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (

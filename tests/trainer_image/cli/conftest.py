@@ -171,7 +171,11 @@ class FakeRunner:
                 ),
             ),
             privacy=PrivacyStatus(
-                epsilon_spent="7.1", epsilon_claimed="7.7", target_epsilon="8", steps_charged=last.charged
+                epsilon_spent="7.1",
+                epsilon_claimed="7.7",
+                target_epsilon="8",
+                steps_charged=last.charged,
+                steps_claimed=plan.steps,
             ),
             progress=Progress(step=last.step, total_steps=plan.steps),
             evaluations=tuple(

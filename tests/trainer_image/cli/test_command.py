@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
 from tensorguard.cli.main import command_parser, main
+from tensorguard.training.run_log import RunLog
 
 Write = Callable[..., str]
 ACCOUNT = ["account", "--sample-rate", "0.04", "--steps", "2250", "--delta", "1e-5"]
@@ -203,6 +205,28 @@ def test_truncated_ledger_is_refused(
     shown = capsys.readouterr()
     assert not shown.out
     assert "records 105: entries were removed" in shown.err
+
+
+def test_tables_show_each_epsilon_with_its_steps(
+    write_manifest: Write, write_ledger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_manifest(privacy__noiseMultiplier="0.6")  # the budget allows fewer than the planned 100 steps
+    write_ledger(path, tmp_path / "out", charged=10)
+    RunLog(tmp_path / "out" / "events.jsonl").close()
+    assert call("validate", path) == 0
+    validated = " ".join(capsys.readouterr().out.split())
+    assert call("ledger", str(tmp_path / "out"), "-o", "json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert call("ledger", str(tmp_path / "out")) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    claimed = figures["stepsClaimed"]
+    assert 10 < claimed < 100
+    assert figures["epsilonAgainstOutsider"] == figures["epsilonClaimed"] > figures["epsilonSpent"]
+    epsilon = format_epsilon(figures["epsilonClaimed"])
+    assert f"ε spent {format_epsilon(figures['epsilonSpent'])} of 10 charged steps" in shown
+    for text in (validated, shown):
+        assert f"ε claimed {epsilon} of {claimed} steps to sign off" in text
+        assert f"ε against an outsider {epsilon} of {claimed} steps" in text
 
 
 def test_ledger_without_its_run_log_is_refused(

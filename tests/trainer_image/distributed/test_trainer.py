@@ -64,6 +64,7 @@ def test_result_has_epsilon_and_evaluation(fake: Any, config: Make, tmp_path: Pa
     assert result.metrics["dp_delta"] == 0.0005
     assert (result.metrics["best_eval_loss"], result.metrics["final_eval_loss"]) == (0.5, 0.7)
     assert result.metrics["steps"] == result.metrics["total_steps"] == 10
+    assert result.metrics["steps_claimed"] == result.metrics["steps_charged"] == 10
     assert result.checkpoint == str(tmp_path / "checkpoints" / "step-10")
     assert result.output_dir == tmp_path / "checkpoints" / "run"
 

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tensafe_api.resolve import Plan
-from tensorguard.cli.progress import RunProgress, duration_text, is_restart
+from tensorguard.cli.progress import RunProgress, is_restart
+from tensorguard.cli.wording import duration_text, steps_text
 from tensorguard.training.run_log import LogRecord, Preparing, Started, Stepped
 
 PLAIN_SHARE = 0.05
@@ -195,4 +196,4 @@ def start_sentence(plan: Plan, before: Started | None, now: Started) -> str:
     if now.step or now.attempt > 1:
         return f"Attempt {now.attempt} resumes from step {now.step:,} of {plan.steps:,}."
     workers = plan.mechanism.workers
-    return f"Training starts: {plan.steps:,} steps on {workers} worker{'' if workers == 1 else 's'}."
+    return f"Training starts: {steps_text(plan.steps)} on {workers} worker{'' if workers == 1 else 's'}."

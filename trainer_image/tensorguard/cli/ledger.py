@@ -1,7 +1,8 @@
 """`tensafe ledger`: the ε that a run has spent, read from its ledger.
 
 In: the folder of a run. Out: the charges of each attempt, their ε, and the published checkpoints. The figures are
-computed from the charges; no stored ε is used. Reading takes no lock, so the command works while the job runs.
+computed from the charges; no stored ε is used. Each ε is shown with the number of steps that it covers. Reading takes
+no lock, so the command works while the job runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
+from tensorguard.cli.wording import steps_text
 
 if TYPE_CHECKING:
     from tensorguard.ledger.contract import LedgerState
@@ -22,8 +24,9 @@ examples:
   tensafe ledger tensafe-runs/claims-triage
   tensafe ledger tensafe-runs/claims-triage -o json | jq .epsilonSpent
 
-ε spent is the ε of the charged steps. ε claimed is the figure to sign off: it covers at least the planned steps,
-because the decision to stop a run early may have depended on its results.
+ε spent is the ε of the charged steps. ε claimed is the figure to sign off: it covers the planned steps even if fewer
+were charged, because the decision to stop a run early may have depended on its results. The ε against an outsider
+covers the same steps.
 
 Exit codes: 0 read, 1 the ledger was edited or is damaged, 2 there is no ledger.
 """
@@ -76,27 +79,21 @@ def _read(directory: Path) -> LedgerState:
 
 def _figures(state: LedgerState) -> dict[str, Any]:
     """The content of the ledger and the figures that follow from it, as JSON. Each ε is a float in full precision."""
-    from tensafe_api.accounting import claimed_steps, job_epsilon, outsider_epsilon
+    from tensafe_api.resolve import Claim
 
     spec, charged = state.spec, state.steps_charged
-    claimed = claimed_steps(
-        spec.mechanism,
-        planned=spec.planned_steps,
-        charged=charged,
-        target_epsilon=float(spec.target_epsilon),
-        target_delta=spec.delta,
-        accountant=spec.accountant,
-    )
+    claim = Claim.of(spec)
     return {
         "job": spec.job_name,
         "uid": spec.job_uid,
-        "epsilonSpent": job_epsilon(spec.mechanism, charged, spec.delta, spec.accountant),
-        "epsilonClaimed": job_epsilon(spec.mechanism, claimed, spec.delta, spec.accountant),
-        "epsilonAgainstOutsider": outsider_epsilon(spec.mechanism, charged, spec.delta, spec.accountant),
+        "epsilonSpent": claim.epsilon(charged),
+        "epsilonClaimed": claim.epsilon_claimed(charged),
+        "epsilonAgainstOutsider": claim.epsilon_against_outsider(charged),
         "targetEpsilon": float(spec.target_epsilon),
         "delta": float(spec.delta),
         "accountant": spec.accountant,
         "mechanism": spec.mechanism.model_dump(by_alias=True, mode="json"),
+        "stepsClaimed": claim.claimed_steps(charged),
         "stepsCharged": charged,
         "stepsRecharged": state.steps_recharged,
         "stepsPlanned": spec.planned_steps,
@@ -139,17 +136,17 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
             (
                 "ε spent",
                 format_epsilon(figures["epsilonSpent"]),
-                f"of the {state.steps_charged:,} charged steps; target {spec.target_epsilon}",
+                f"of {steps_text(state.steps_charged, 'charged')}; target {spec.target_epsilon}",
             ),
             (
                 "ε claimed",
                 format_epsilon(figures["epsilonClaimed"]),
-                f"of the {spec.planned_steps:,} planned steps at least",
+                f"of {steps_text(figures['stepsClaimed'])} to sign off",
             ),
             (
                 "ε against an outsider",
                 format_epsilon(figures["epsilonAgainstOutsider"]),
-                "of the charged steps, against an adversary who is not a worker",
+                f"of {steps_text(figures['stepsClaimed'])}, against an adversary who is not a worker",
             ),
             ("δ", spec.delta, ""),
             (

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
+from tensorguard.cli.wording import duration_text, steps_text
 from tensorguard.training.run_log import Evaluated, LogRecord, Preparing, Saved, Started, Stepped
 
 SPEED_WINDOW_SECONDS = 30.0
@@ -80,8 +81,10 @@ class RunProgress:
         return notes
 
     def epsilon_text(self) -> str:
-        """ε as displayed, such as `4.929 of 8`."""
-        return f"{'' if self.exact else '≤ '}{format_epsilon(self.epsilon)} of {self.plan.target_epsilon:g}"
+        """ε as displayed, such as `4.929 of 8, 50 steps charged`."""
+        bound = "" if self.exact else "≤ "
+        epsilon = f"{bound}{format_epsilon(self.epsilon)} of {self.plan.target_epsilon:g}"
+        return f"{epsilon}, {steps_text(self.charged)} charged"
 
     def _step(self, record: Stepped) -> None:
         self.stage, self.step = None, record.step
@@ -116,10 +119,3 @@ def evaluation_text(evaluation: Evaluated) -> str:
         return f"evaluation loss {evaluation.loss:.4g}"
     title, value = evaluation.main_metric
     return f"{title} {value:.3f}"
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as 4:05 or 2:04:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,6 +18,7 @@ from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.cli.progress import PLD_FIGURES, is_restart
+from tensorguard.cli.wording import steps_text
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Started, Stepped
 
@@ -131,7 +132,8 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         color=_TARGET,
         fontsize=9,
     )
-    panel.annotate(f"ε {format_epsilon(epsilon)}", (history.charged, epsilon), (-8, -16), color=_SPENT, **_LAST)
+    label = f"ε {format_epsilon(epsilon)} of {steps_text(history.charged)}"
+    panel.annotate(label, (history.charged, epsilon), (-8, -16), color=_SPENT, **_LAST)
     panel.set_ylabel("ε spent", color=_INK)
 
 

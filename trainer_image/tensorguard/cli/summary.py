@@ -16,6 +16,7 @@ from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
+from tensorguard.cli.wording import steps_text
 from tensorguard.ledger.file import NAME as LEDGER
 
 _STYLES = {
@@ -72,7 +73,9 @@ def _summary(status: Status, plan: Plan) -> str:
     privacy, progress = status.privacy, status.progress
     parts = [f"{progress.step or 0:,} of {plan.steps:,} steps"]
     if privacy.epsilon_spent is not None:
-        parts.append(f"ε {privacy.epsilon_spent} spent, {privacy.epsilon_claimed} claimed, of {plan.target_epsilon:g}")
+        charged, claimed = privacy.steps_charged or 0, privacy.steps_claimed or 0
+        parts.append(f"ε {privacy.epsilon_spent} spent, of {steps_text(charged, 'charged')}")
+        parts.append(f"ε {privacy.epsilon_claimed} claimed, of {steps_text(claimed)}, target {plan.target_epsilon:g}")
         parts.append(f"δ {plan.delta}")
     if status.evaluations:
         last = status.evaluations[-1]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import SUCCEEDED
+from tensorguard.cli.wording import steps_text
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -70,10 +71,10 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
-    from tensafe_api.accounting import format_epsilon, outsider_epsilon
+    from tensafe_api.accounting import format_epsilon
 
     mechanism = plan.mechanism
-    outsider = outsider_epsilon(mechanism, plan.steps, plan.delta, plan.accountant)
+    claimed = steps_text(plan.claimed_steps(0))
     total = plan.steps + plan.reserve_steps
     within = plan.affordable_steps(0, total)
     reserve = (
@@ -81,7 +82,7 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         if plan.reserve_steps == 1
         else f"if all {plan.reserve_steps:,} reserved steps are charged as well"
     )
-    origin = f"calibrated for {_steps(total)}" if calibrated else "as in the manifest"
+    origin = f"calibrated for {steps_text(total)}" if calibrated else "as in the manifest"
     colluders = (
         f"what remains if {mechanism.colluders} of {mechanism.workers} workers collude"
         if mechanism.colluders
@@ -91,17 +92,17 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         (
             "ε claimed",
             format_epsilon(plan.epsilon_claimed(0)),
-            f"of the {_steps(plan.steps, 'planned ')}; target {plan.target_epsilon:g}",
+            f"of {claimed} to sign off; target {plan.target_epsilon:g}",
         ),
         (
             "ε with the reserve",
             format_epsilon(plan.epsilon(within)),
-            reserve if within == total else f"the budget ends after {_steps(within)}",
+            f"of {steps_text(within)}, {reserve if within == total else 'where the budget ends'}",
         ),
         (
             "ε against an outsider",
-            format_epsilon(outsider),
-            "of the planned steps, against an adversary who is not a worker",
+            format_epsilon(plan.epsilon_against_outsider(0)),
+            f"of {claimed}, against an adversary who is not a worker",
         ),
         ("δ", plan.delta, ""),
         ("unit", mechanism.unit, "neighbours: add or remove one"),
@@ -119,14 +120,10 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
         ("expected batch", f"{plan.mechanism.expected_batch_size:,}", "units in a step, on average"),
         ("checkpoint", _every(plan.checkpoint_every), "and at the end"),
         *evaluation,
-        ("charged in advance", _steps(plan.chunk_steps), "at a time; a crash charges at most this number again"),
+        ("charged in advance", steps_text(plan.chunk_steps), "at a time; a crash charges at most this number again"),
         ("workers", f"{plan.mechanism.workers:,}", ""),
     ]
 
 
 def _every(steps: int) -> str:
-    return "every step" if steps == 1 else f"every {_steps(steps)}"
-
-
-def _steps(steps: int, kind: str = "") -> str:
-    return f"{steps:,} {kind}step{'' if steps == 1 else 's'}"
+    return "every step" if steps == 1 else f"every {steps_text(steps)}"

@@ -47,8 +47,8 @@ class TenSafeResult:
 
     Attributes:
         job: the job with its status, as `tensafe run` prints it (`tensafe_api.manifest.dump_manifest`).
-        metrics: dp_epsilon (the ε to sign off: of the planned steps at least) and dp_epsilon_spent (of the charged
-            steps), both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss and
+        metrics: dp_epsilon (the ε to sign off, of steps_claimed steps) and dp_epsilon_spent (of steps_charged steps),
+            both rounded up; dp_delta, noise_multiplier, sample_rate, steps, total_steps; best_eval_loss and
             final_eval_loss, which are None if nothing was evaluated; best_eval_accuracy and best_eval_f1, which are
             None if the task does not have that metric.
         checkpoint: path or URI of the final adapter, else of the last saved one, else None.
@@ -240,6 +240,8 @@ def _metrics(job: TenSafeTrainingJob) -> dict[str, float | int | None]:
     return {
         "dp_epsilon": _float(privacy.epsilon_claimed),
         "dp_epsilon_spent": _float(privacy.epsilon_spent),
+        "steps_claimed": privacy.steps_claimed,
+        "steps_charged": privacy.steps_charged,
         "dp_delta": _float(privacy.delta),
         "noise_multiplier": _float(privacy.noise_multiplier),
         "sample_rate": _float(privacy.sample_rate),

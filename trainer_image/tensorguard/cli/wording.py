@@ -1,0 +1,15 @@
+"""Numbers as text, as all verbs of the command show them. In: a number. Out: a few words."""
+
+from __future__ import annotations
+
+
+def steps_text(steps: int, kind: str = "") -> str:
+    """A number of steps, such as `1,000 charged steps`. `kind` is "" or a word before "steps"."""
+    return " ".join(filter(None, (f"{steps:,}", kind, "step" if steps == 1 else "steps")))
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as 4:05 or 2:04:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
