@@ -48,6 +48,7 @@ quickstart: setup ## train a private adapter on two local workers, and print how
 	@if [ -e $(QUICKSTART_OUT) ]; then \
 	  kept=$(QUICKSTART_OUT).$$(date +%Y%m%d-%H%M%S); \
 	  mv $(QUICKSTART_OUT) $$kept; \
+	  if [ -e $(QUICKSTART_OUT).private ]; then mv $(QUICKSTART_OUT).private $$kept.private; fi; \
 	  echo "the ledger and adapter of an earlier run are kept in $$kept"; \
 	fi
 	$(PY) $(EXAMPLES)/make_data.py

@@ -7,7 +7,6 @@ absence changes no figure.
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.tasks import task_of
-from tensorguard.training.config import JOB_KEY, WorkerConfig
+from tensorguard.runners.local.private_folder import PrivateFolder
+from tensorguard.training.config import WorkerConfig
 
 MANIFEST = """
 apiVersion: tensafe.io/v1alpha1
@@ -58,14 +58,18 @@ def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[
     directory.mkdir(parents=True)
     text = MANIFEST.replace("CHECKPOINTS", str(directory / "checkpoints"))
     job, plan = resolve_job(load_manifest(text, overrides))
-    (directory / JOB_KEY).write_bytes(secrets.token_bytes(32))
+    private = PrivateFolder.of(directory, job.spec.checkpoint.uri)
+    private.open()
+    private.create_key("benchmark")
     FileLedger.create(directory, ledger_spec(job, plan, "benchmark"))
     config = WorkerConfig(
         job=dump_manifest(job, format="json"),
         job_uid="benchmark",
         attempt=1,
         run_directory=str(directory),
-        shards=_shards(directory, job, examples),
+        private_directory=str(private.path),
+        key_file=str(private.key_file("benchmark")),
+        shards=_shards(directory, job, examples, private.key_file("benchmark").read_bytes()),
         evaluation=None,
         dataset_digest="benchmark",
         threads=torch.get_num_threads(),
@@ -73,12 +77,12 @@ def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[
     return job, plan, config
 
 
-def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples) -> tuple[str, ...]:
+def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples, key: bytes) -> tuple[str, ...]:
     split = partial(
         split_by_unit,
         columns=columns_of(job.spec),
         tokenise=task_of(job.spec).tokeniser(minilm.load_tokenizer(), Recipe.from_spec(job.spec)),
-        key=(directory / JOB_KEY).read_bytes(),
+        key=key,
         workers=job.spec.cluster.workers,
     )
     paths = []

@@ -149,7 +149,7 @@ def run(files, stop):
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "InternalError: ValueError; the errors-*.log in the run's folder has the traceback. "
+        "InternalError: ValueError; errors-*.log in the run's private folder has the traceback. "
         "Report the message to the maintainers."
     ]
     kept = tmp_path / "var/run/tensafe/errors-driver.log"

@@ -46,6 +46,8 @@ MAX_CHARGED_STEPS = 2**31 - 1
 _CHARGED = "self.charges.map(c, c.steps).sum()"
 
 Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
+FINAL_OUTCOMES: tuple[Outcome, ...] = ("Completed", "BudgetExhausted")
+"""The outcomes after which no step follows: the job cannot be resumed."""
 
 
 class LedgerSpec(Block):

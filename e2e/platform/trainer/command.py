@@ -131,6 +131,6 @@ def processes_of(temporary: Path) -> list[str]:
 
 def assert_nothing_is_left(run: Path, temporary: Path) -> None:
     """Assert that neither the run's working folder, nor Ray's folder, nor a process of Ray is left."""
-    assert not (run / ".work").exists()
+    assert not (run.with_name(f"{run.name}.private") / ".work").exists()
     assert list(temporary.iterdir()) == []
     wait_until(lambda: not processes_of(temporary), failure_message=lambda: "\n".join(processes_of(temporary)))

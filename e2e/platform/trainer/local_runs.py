@@ -28,6 +28,7 @@ class Folder:
     def __init__(self, base: Path) -> None:
         self.base = base
         self.output = base / "out"
+        self.private = base / "out.private"
         self.stop_at: int | None = None
         self.fails: Exception | None = None
         self.rows = records(240)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -42,14 +41,16 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.data.keys import dataset_digest
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.tasks import task_of
+from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.status import fold_status
-from tensorguard.training.config import JOB_KEY, RUN_LOG, TRACEBACKS, WorkerConfig
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig
 from tensorguard.training.run_log import Ended, LogRecord, RunLogReader
 from tensorguard.training.worker import train
 
@@ -211,8 +212,10 @@ class Job:
         kind.make_model(model)
         text = kind.manifest.replace("MODEL", str(model)).replace("CHECKPOINTS", str(directory / "checkpoints"))
         job, plan = resolve_job(load_manifest(text, overrides))
-        key = secrets.token_bytes(32)
-        (directory / JOB_KEY).write_bytes(key)
+        private = PrivateFolder.of(directory, job.spec.checkpoint.uri)
+        private.open()
+        private.create_key("tiny-uid")
+        key = private.key_file("tiny-uid").read_bytes()
         shards, digest = shard_records(directory, job, rows or kind.rows(240), key)
         FileLedger.create(directory, ledger_spec(job, plan, "tiny-uid"))
         return cls(directory, job, plan, shards, digest)
@@ -223,6 +226,8 @@ class Job:
             job_uid=self.job_uid,
             attempt=self.attempt,
             run_directory=str(self.directory),
+            private_directory=str(self.private.path),
+            key_file=str(self.private.key_file("tiny-uid")),
             shards=tuple(map(str, self.shards)),
             evaluation=str(self.shards[0]) if self.job.spec.evaluation else None,
             dataset_digest=self.digest,
@@ -262,6 +267,10 @@ class Job:
         return fold_status(self.job, self.plan, self.ledger(), self.records(), self.ended())
 
     @property
+    def private(self) -> PrivateFolder:
+        return PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
+
+    @property
     def workers(self) -> int:
         return self.job.spec.cluster.workers
 
@@ -296,7 +305,7 @@ class Job:
 
     def errors(self) -> str:
         """The standard error and the tracebacks of all ranks."""
-        paths = [*self.directory.glob("stderr-*"), *self.directory.glob(TRACEBACKS.format(process="*"))]
+        paths = [*self.directory.glob("stderr-*"), *self.private.path.glob(TRACEBACKS.format(process="*"))]
         return "\n".join(path.read_text() for path in sorted(paths))
 
 
@@ -316,7 +325,7 @@ class SingleRankChannel:
 def shard_records(
     directory: Path, job: TenSafeTrainingJob, rows: list[dict[str, Any]], key: bytes
 ) -> tuple[tuple[Path, ...], str]:
-    """Do the work of `data.shards.prepare` without Ray; return the shards and a digest."""
+    """Do the work of `data.shards.prepare` without Ray; return the shards and the digest of the data set."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(job.spec.model.name)
     split = partial(
         split_by_unit,
@@ -325,12 +334,13 @@ def shard_records(
         key=key,
         workers=job.spec.cluster.workers,
     )
-    paths = []
+    paths, totals = [], []
     for rank, table in enumerate(split(pa.Table.from_pylist(rows))):
-        batch, _ = merge([table], job.spec.dataset.unit.max_examples_per_unit)
+        batch, total = merge([table], job.spec.dataset.unit.max_examples_per_unit)
         paths.append(directory / f"shard-{rank}.arrow")
+        totals.append(total)
         write(batch, paths[-1])
-    return tuple(paths), "digest-of-" + str(len(rows))
+    return tuple(paths), dataset_digest(key, totals)
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ _FOLD = TRAINER + "ledger/fold.py"
 _MASKS = TRAINER + "aggregation/masks.py"
 _NEIGHBOURS = TRAINER + "aggregation/neighbours.py"
 _FILE = TRAINER + "ledger/file.py"
+_KEY_TESTS = "tests/trainer_image/runners/local/test_job_key.py::"
 
 PROTOCOL: tuple[Mutation, ...] = (
     Mutation(
@@ -146,6 +147,31 @@ PROTOCOL: tuple[Mutation, ...] = (
             ),
         ),
         (AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
+    ),
+    Mutation(
+        "the job key outlives a run that is over",
+        (
+            Edit(
+                TRAINER + "runners/local/driver.py",
+                "if ledger is None or ledger.outcome in FINAL_OUTCOMES:",
+                "if ledger is None:",
+            ),
+        ),
+        (
+            _KEY_TESTS + "test_key_is_deleted_when_the_run_is_over",
+            _KEY_TESTS + "test_membership_cannot_be_tested_from_what_a_run_publishes",
+        ),
+    ),
+    Mutation(
+        "the job key lies in the run's folder",
+        (
+            Edit(
+                TRAINER + "runners/local/private_folder.py",
+                "return cls(run_directory, outermost.with_name(outermost.name + SUFFIX))",
+                "return cls(run_directory, outermost / SUFFIX)",
+            ),
+        ),
+        (_KEY_TESTS + "test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it",),
     ),
     Mutation(
         "a resume forgets the optimiser's state",

@@ -196,11 +196,12 @@ def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
 def test_private_metrics_are_written_to_the_owners_file_only_on_request(tmp_path: Path) -> None:
     hidden = Job.make(tmp_path / "hidden", *SHORT)
     hidden.train_alone()
-    assert not list(hidden.directory.glob("private-*"))
+    assert not list(hidden.private.path.glob("private-*"))
 
     shown = Job.make(tmp_path / "shown", *SHORT, "spec.observability.privateMetrics=Internal")
     shown.train_alone()
-    (path,) = shown.directory.glob("private-*")
+    (path,) = shown.private.path.glob("private-*")
+    assert not list(shown.directory.glob("private-*"))
     assert path.stat().st_mode & 0o077 == 0
     figures = [json.loads(line) for line in path.read_text().splitlines()]
     assert [figure["step"] for figure in figures] == [1, 2, 3]
@@ -231,7 +232,7 @@ def test_f1_of_a_private_set_stays_in_the_owners_file(tmp_path: Path) -> None:
     job.train_alone()
     assert job.status().evaluations == ()
     assert not any('"f1"' in line or "evaluated" in line for line in (job.directory / RUN_LOG).read_text().splitlines())
-    (path,) = job.directory.glob("private-*")
+    (path,) = job.private.path.glob("private-*")
     figures = [json.loads(line) for line in path.read_text().splitlines()]
     assert [sorted(each) for each in figures if "evaluationLoss" in each] == [
         ["evaluationAccuracy", "evaluationF1", "evaluationLoss", "step"]
@@ -247,7 +248,7 @@ def test_private_evaluation_reaches_the_owners_file_only(tmp_path: Path) -> None
     )
     job.train_alone()
     assert job.status().evaluations == ()
-    (path,) = job.directory.glob("private-*")
+    (path,) = job.private.path.glob("private-*")
     assert [json.loads(line)["step"] for line in path.read_text().splitlines() if "evaluationLoss" in line] == [2, 3]
 
 

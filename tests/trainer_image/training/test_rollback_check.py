@@ -15,7 +15,7 @@ from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.runners.local.status import fold_status
-from tensorguard.training.config import JOB_KEY, RUN_LOG
+from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import steps_charged_in
 from tensorguard.training.worker import Worker
 
@@ -71,8 +71,8 @@ def test_two_copies_of_a_run_do_not_publish_to_one_location(alone: Job, tmp_path
     """Each copy spends what the other's statement leaves out. So the second one to write a checkpoint is refused."""
     copy = replace(alone, directory=tmp_path / "copy")
     copy.directory.mkdir()
-    for name in (NAME, JOB_KEY):
-        shutil.copy(alone.directory / name, copy.directory / name)
+    shutil.copy(alone.directory / NAME, copy.directory / NAME)
+    shutil.copytree(alone.private.path, copy.private.path)
     copy.attempt = 1
     second = Worker(copy.config(), SingleRankChannel(), torch.device("cpu"))
     second.start()

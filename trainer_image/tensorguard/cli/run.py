@@ -34,6 +34,8 @@ examples:
 
 The run's folder holds the ledger (the steps charged), job.yaml (the manifest with all defaults), checkpoints, the log
 of the run and a picture. A folder that holds a ledger is refused without --resume: charged steps stay charged.
+The folder DIR.private beside it holds the key of the run, which a resume needs, and tracebacks. Never publish it. The
+key is deleted when the run has succeeded or its budget has ended.
 
 Exit codes: 0 succeeded; 1 failed, or the ledger was edited; 2 invalid manifest or arguments; 3 the budget ended before
 the planned steps; 130 stopped by Ctrl-C or SIGTERM (a checkpoint was saved, and the command to resume is printed).

@@ -18,6 +18,7 @@ from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
 from tensorguard.cli.wording import steps_text
 from tensorguard.ledger.file import NAME as LEDGER
+from tensorguard.runners.local.private_folder import PrivateFolder
 
 _STYLES = {
     Phase.SUCCEEDED: "bold green",
@@ -58,7 +59,7 @@ def print_summary(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture
         heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
         _print_resume(console, output_dir, heading)
     _line(console)
-    for name, place in _places(status, output_dir, picture):
+    for name, place in _places(job, status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
 
 
@@ -128,13 +129,14 @@ def _base(job: TenSafeTrainingJob) -> str:
         return model.name
 
 
-def _places(status: Status, output_dir: Path, picture: Path | None) -> list[tuple[str, str]]:
-    final = status.final_model
+def _places(job: TenSafeTrainingJob, status: Status, output_dir: Path, picture: Path | None) -> list[tuple[str, str]]:
+    final, private = status.final_model, PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
     places: list[tuple[str, str | None]] = [
         ("adapter", final.uri if final else None),
         ("statement", final.statement_uri if final else None),
         ("ledger", _existing(output_dir / LEDGER)),
         ("report", str(picture) if picture else None),
+        ("private", f"{private} (key and tracebacks: never publish it)" if private.exists() else None),
     ]
     return [(name, _path(place)) for name, place in places if place]
 

@@ -126,8 +126,8 @@ class TenSafeTrainingConfig(_Fields):
             TokenClassification if there are tags, else CausalLM.
         num_labels: number of classes, for tasks with labels.
         label_names: the names of the classes in the order of their numbers; default: none.
-        output_dir: the run's folder (ledger, log records, keys); default: `run` in a local checkpoint_dir, else
-            tensafe-runs/ and the job's name.
+        output_dir: the run's folder (ledger, log records); default: `run` in a local checkpoint_dir, else
+            tensafe-runs/ and the job's name. Key and tracebacks are beside it, in a folder that ends in .private.
     """
 
     model_name: str

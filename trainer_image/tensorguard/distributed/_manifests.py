@@ -85,7 +85,7 @@ def checkpoint_uri(config: TenSafeTrainingConfig) -> str:
 
 
 def run_folder(config: TenSafeTrainingConfig) -> Path:
-    """The folder of the run's ledger, log records and keys."""
+    """The folder of the run's ledger and log records."""
     if config.output_dir is not None:
         return Path(config.output_dir).expanduser().absolute()
     uri = checkpoint_uri(config)

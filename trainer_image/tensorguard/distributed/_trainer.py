@@ -36,6 +36,7 @@ from tensorguard.ledger.contract import LedgerError, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
+from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
@@ -148,7 +149,7 @@ class TenSafeTrainer:
         if dispatcher.error is not None:
             dispatcher.error.add_note(note)
             raise dispatcher.error
-        _raise_failure(finished)
+        _raise_failure(finished, output_dir)
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
 
     def stop(self) -> None:
@@ -205,7 +206,7 @@ def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> Non
         )
 
 
-def _raise_failure(job: TenSafeTrainingJob) -> None:
+def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
     status = _status(job)
     if status.phase != Phase.FAILED:
         return
@@ -215,7 +216,9 @@ def _raise_failure(job: TenSafeTrainingJob) -> None:
         raise PrivacyBudgetExceeded(message, job)
     if attempt.reason == Reason.RESOURCES_MISSING:
         raise RayTimeoutError(message)
-    raise TrainingFailed(f"{attempt.reason}: {message}", job)
+    failure = TrainingFailed(f"{attempt.reason}: {message}", job)
+    failure.add_note(f"the run's private folder is {PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path}")
+    raise failure
 
 
 def _end_note(job: TenSafeTrainingJob, output_dir: Path) -> str:

@@ -57,7 +57,7 @@ class WorkersFailed(RuntimeError):
     """
 
     def __init__(self, restarts: int, failure: RankFailed | None = None) -> None:
-        fix = f"see {TRACEBACKS.format(process='rankN')} in the run's folder for the cause, fix it, and resume"
+        fix = f"see {TRACEBACKS.format(process='rankN')} in the run's private folder for the cause, fix it, and resume"
         cause = f" ({failure.sentence})" if failure else ""
         super().__init__(f"the workers failed, after {restarts} restarts{cause}; {fix}")
         self.reason = failure.reason if failure else Reason.WORKER_LOST

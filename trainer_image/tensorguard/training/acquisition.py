@@ -16,7 +16,7 @@ from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.contract import Ledger, LedgerState
 from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig
+from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.rollback_check import check_checkpoints, check_run_log
 from tensorguard.training.setup import StepComponents
 
@@ -73,7 +73,7 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
     check_checkpoints(components.store, ledger)
     newest = latest_checkpoint(components.store, state)
     step = newest.step if newest else 0
-    _check_progress(state, config.attempt, step)
+    _check_progress(state, config, step)
     state = ledger.acquire(attempt=config.attempt, from_step=step)
     ledger.record_dataset(config.dataset_digest)
     components.store.remove_unfinished()
@@ -82,17 +82,17 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
     return Acquisition(state.incarnation, step, checkpoint_name(newest), newest.digest)
 
 
-def _check_progress(state: LedgerState, attempt: int, step: int) -> None:
+def _check_progress(state: LedgerState, config: WorkerConfig, step: int) -> None:
     """Refuse a second restart at the same step: it would only charge the same steps again.
 
     An incarnation that stopped on request has recorded an outcome, so it does not count as failed.
     """
-    failed = state.attempt == attempt and state.outcome is None
+    failed = state.attempt == config.attempt and state.outcome is None
     restarts = state.start_steps[1:] if failed else ()
     if restarts and restarts[-1] == step:
         raise AttemptFailed(
             Reason.NO_PROGRESS,
             f"the workers were restarted at step {step} and failed again before the next checkpoint; "
-            f"see {TRACEBACKS.format(process='rankN')} in the run's folder for the cause, fix it, and resume "
+            f"see {config.traceback_file('rankN')} for the cause, fix it, and resume "
             "(a smaller spec.checkpoint.everySteps loses less work)",
         )

@@ -75,4 +75,4 @@ def describe_error(error: Exception) -> tuple[Reason, str]:
         return reason, " ".join(str(error).split())
     if type(error).__name__ == "OutOfMemoryError":  # the name in Ray and in PyTorch; neither is imported here
         return Reason.WORKER_LOST, _OUT_OF_MEMORY.get(type(error).__module__.partition(".")[0], _OUT_OF_ANY_MEMORY)
-    return Reason.INTERNAL_ERROR, f"{type(error).__name__}; the errors-*.log in the run's folder has the traceback"
+    return Reason.INTERNAL_ERROR, f"{type(error).__name__}; errors-*.log in the run's private folder has the traceback"

@@ -1,4 +1,4 @@
-"""The parameters of one worker, and the names of the files in the run's folder.
+"""The parameters of one worker, and the names of the files of a run.
 
 On one machine the driver sends a `WorkerConfig` through Ray as plain strings and numbers. In a cluster each pod builds
 its own from its mounted files (`runners.pod.worker`). No secret is in it: the job key is a file (in a cluster a mounted
@@ -25,10 +25,9 @@ COUNTED_RECORDS_REMARK = (
     "place. This makes it public, and the privacy claim treats it as public. Set unit_at_least to a public "
     "lower bound to keep the number private"
 )
-JOB_KEY = "job.key"
 RUN_LOG = "events.jsonl"
 TRACEBACKS = "errors-{process}.log"
-"""Tracebacks of one rank or of the driver. They may quote records, so only the owner of the run can read the file."""
+"""Tracebacks of one rank or of the driver, in the run's private folder: they may quote records."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,11 @@ class WorkerConfig:
     job_uid: str
     attempt: int
     run_directory: str
-    """The run's folder: it holds the ledger, the job key, the run log and the stop flag."""
+    """The run's folder: it holds the ledger, the run log and the stop flag."""
+    private_directory: str
+    """The run's private folder, for tracebacks and private metrics. Nothing in it is published."""
+    key_file: str
+    """The file of the job key, outside the run's folder: the ledger there has a digest that this key opens."""
     shards: tuple[str, ...]
     """Path of each rank's shard, by rank."""
     evaluation: str | None
@@ -50,8 +53,6 @@ class WorkerConfig:
     """CPU threads of PyTorch."""
     ledger_location: LedgerLocation | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
-    key_file: str | None = None
-    """Where the job key is mounted; None: in the run's folder."""
     mounts: str | None = None
     """Folder in which the PVCs of pvc:// URIs are mounted; None: nothing is mounted."""
 
@@ -72,7 +73,11 @@ class WorkerConfig:
         return Path(self.run_directory)
 
     def job_key(self) -> bytes:
-        return Path(self.key_file or self.directory / JOB_KEY).read_bytes()
+        return Path(self.key_file).read_bytes()
+
+    def traceback_file(self, process: str) -> Path:
+        """The file for tracebacks of `process`, such as `rank0`."""
+        return Path(self.private_directory) / TRACEBACKS.format(process=process)
 
 
 def counted_records_remark(annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Writes figures that are exact functions of private data (`observability.privateMetrics: Internal`).
 
-Each worker writes its own figures to a file in the run's folder that only the owner of the run can read. None of them
-reaches the terminal, the status, the run log or the statement; the statement only records that they were kept. With
+Each worker writes its own figures to a file in the run's private folder, which is never published. None of them reaches
+the terminal, the status, the run log or the statement; the statement only records that they were kept. With
 `Hidden`, the default, no such figure is computed or kept.
 """
 
@@ -20,8 +20,9 @@ FILE_NAME = "private-metrics-rank{rank}.jsonl"
 class PrivateMetrics:
     """The private figures of one rank, one JSON object per line."""
 
-    def __init__(self, run_directory: Path, rank: int) -> None:
-        self._file = os.open(run_directory / FILE_NAME.format(rank=rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    def __init__(self, private_directory: Path, rank: int) -> None:
+        path = private_directory / FILE_NAME.format(rank=rank)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def record_step(self, step: int, clipper: GridClipper) -> None:
         """Record one step of this worker: how many units joined, the share that was clipped, and their mean norm.

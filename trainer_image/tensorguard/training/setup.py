@@ -115,7 +115,9 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     )
 
     private_metrics = (
-        PrivateMetrics(config.directory, rank) if spec.observability.private_metrics == "Internal" else None
+        PrivateMetrics(Path(config.private_directory), rank)
+        if spec.observability.private_metrics == "Internal"
+        else None
     )
     noise = DiscreteGaussian(mechanism.share_sigma)
     noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension)

@@ -33,7 +33,7 @@ from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_le
 from tensorguard.training.budget_gate import BudgetGate, Verdict
 from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
-from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.config import RUN_LOG, WorkerConfig, append_traceback
 from tensorguard.training.evaluation import evaluate_on_all_ranks
 from tensorguard.training.run_log import (
     Ended,
@@ -169,12 +169,11 @@ class Worker:
         self._write_record(Ended(time.time(), self.config.attempt, reason.value, message))
 
     def record_traceback(self) -> None:
-        """Write the current exception to a file that only the owner of the run can read.
+        """Write the current exception to the run's private folder.
 
         Ray may restart the worker group after this, and the traceback would be lost with the process.
         """
-        file = TRACEBACKS.format(process=f"rank{self._channel.rank}")
-        append_traceback(self.config.directory / file, self.config.attempt)
+        append_traceback(self.config.traceback_file(f"rank{self._channel.rank}"), self.config.attempt)
 
     def close(self) -> None:
         """Stop the background thread, and close the ledger and the run log."""

@@ -13,10 +13,9 @@ import torch
 from e2e.platform.trainer.local_runs import Folder
 from e2e.platform.trainer.rank_harness import SingleRankChannel, shard_records
 from tensafe_api.manifest import dump_manifest
-from tensafe_api.statement import digest
 from tensorguard.aggregation.header import Header, HeaderAgreement
 from tensorguard.runners.local import driver
-from tensorguard.training.config import JOB_KEY, WorkerConfig
+from tensorguard.training.config import WorkerConfig
 from tensorguard.training.worker import train
 
 
@@ -35,16 +34,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
     def prepare(one: Any, work: Path) -> WorkerConfig:
         work.mkdir(exist_ok=True)
-        key = (one.directory / JOB_KEY).read_bytes()
-        shards, _ = shard_records(work, one.job, folder.rows, key)
+        shards, found = shard_records(work, one.job, folder.rows, one._key_file.read_bytes())
         return WorkerConfig(
             job=dump_manifest(one.job, format="json"),
             job_uid=one.job.metadata.uid,
             attempt=one.attempt,
             run_directory=str(one.directory),
+            private_directory=str(one._private.path),
+            key_file=str(one._key_file),
             shards=tuple(map(str, shards)),
             evaluation=None,
-            dataset_digest=digest(repr(folder.rows).encode()),
+            dataset_digest=found,
             threads=1,
         )
 

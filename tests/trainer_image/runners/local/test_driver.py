@@ -14,7 +14,7 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.preflight import changed_fields, cpus_per_worker
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
-from tensorguard.training.config import JOB_KEY, RUN_LOG
+from tensorguard.training.config import RUN_LOG
 
 
 def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
@@ -28,7 +28,7 @@ def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
     assert status.final_model.uri == (folder.base / "checkpoints" / "final").as_uri()  # relative to the manifest
     assert [record.kind for record in folder.records][-2:] == ["saved", "ended"]
     assert not (folder.output / WORK_FOLDER).exists()
-    for private in (JOB_KEY, LEDGER, RUN_LOG):
+    for private in (LEDGER, RUN_LOG):
         assert (folder.output / private).stat().st_mode & 0o077 == 0
 
 

@@ -15,7 +15,7 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.worker_group import WorkersFailed
-from tensorguard.training.config import JOB_KEY, RUN_LOG, WorkerConfig
+from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.stop_signal import StopSignal
 
 
@@ -142,8 +142,8 @@ def test_an_edited_ledger_is_refused(folder: Folder) -> None:
 
 def test_missing_job_key_is_refused(folder: Folder) -> None:
     stopped(folder)
-    (folder.output / JOB_KEY).unlink()
-    assert "job.key is missing; restore it" in str(refusal(folder, resume=True))
+    next(folder.private.glob("job-*.key")).unlink()
+    assert ".key is missing; restore it" in str(refusal(folder, resume=True))
 
 
 def test_missing_run_log_is_refused(folder: Folder) -> None:

@@ -3,8 +3,9 @@
     resolve the manifest ─► check the machine ─► read, tokenise and shard the data ─► open the ledger ─► train ─► fold
     the status
 
-The run's folder holds what must survive the process: the ledger, the job key, the run log, the completed manifest. Only
-the workers charge the ledger, so a failure before they start costs nothing and leaves no ledger behind.
+The run's folder holds what must survive the process: the ledger, the run log, the completed manifest. The job key is in
+the run's private folder (`private_folder`), and is deleted when no resume can need it. Only the workers charge the
+ledger, so a failure before they start costs nothing and leaves no ledger behind.
 
 The work runs on a background thread (`run_in_background`). In a cluster the operator does the first half of this, and
 `runners.pod.attempt` does the rest.
@@ -13,7 +14,6 @@ The work runs on a background thread (`run_in_background`). In a cluster the ope
 from __future__ import annotations
 
 import math
-import secrets
 import shutil
 import time
 import uuid
@@ -26,13 +26,20 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.ledger import LedgerSpec
+from tensafe_api.resources.ledger import FINAL_OUTCOMES, LedgerSpec
 from tensorguard.ledger.contract import LedgerError
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.background import run_in_background
 from tensorguard.runners.local.data_preparation import InMemoryData, prepare_data
-from tensorguard.runners.local.earlier_run import MANIFEST, check_same_values, find_earlier_run, read_ledger
+from tensorguard.runners.local.earlier_run import (
+    MANIFEST,
+    check_same_values,
+    find_earlier_run,
+    read_ledger,
+    uid_of_manifest,
+)
+from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank
 from tensorguard.runners.local.status import exit_code_of, fold_status
 from tensorguard.runners.preflight import (
@@ -51,7 +58,7 @@ from tensorguard.runners.run_folder import (
 )
 from tensorguard.runners.worker_group import WorkerGroup, run_workers
 from tensorguard.training.collective_errors import describe_error
-from tensorguard.training.config import JOB_KEY, RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.run_log import Ended, Listener, Preparing, RunLog, RunLogReader
 from tensorguard.training.stop_signal import StopSignal
 
@@ -121,6 +128,7 @@ class _Run:
     attempt: int = 1
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
+    _private: PrivateFolder = field(init=False)
     _log: RunLog = field(init=False)
     _records_of_call: RunLogReader = field(init=False)
     """Reads the records of this call only. An attempt that never acquired the ledger and the next one have the same
@@ -131,6 +139,13 @@ class _Run:
         from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 
         earlier = find_earlier_run(self.directory, resume=resume)
+        self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
+        if earlier is not None and earlier.outcome in FINAL_OUTCOMES:
+            self._private.delete_key(earlier.spec.job_uid)  # the run may have been killed before it did so
+            raise RunRefused(
+                "",
+                f"the run in {self.directory} is over ({earlier.outcome}); choose another --output-dir to train again",
+            )
         try:
             store = CheckpointStore.for_job(self.job)
             store.check_writable()
@@ -146,17 +161,16 @@ class _Run:
         self.ledger_spec = ledger_spec(self.job, self.plan, uid)
         if earlier is not None:
             check_same_values(self.directory, earlier, self.ledger_spec)
+            self._private.check_key(uid)
+            self._private.open()
             self.attempt = earlier.attempt + 1
         else:
-            for leftover in (LEDGER, RUN_LOG, JOB_KEY):
+            if never_charged := uid_of_manifest(self.directory):
+                self._private.delete_key(never_charged)
+            for leftover in (LEDGER, RUN_LOG):
                 (self.directory / leftover).unlink(missing_ok=True)
-            write_owner_only(self.directory / JOB_KEY, secrets.token_bytes(32))
-        if not (self.directory / JOB_KEY).exists():
-            raise RunRefused(
-                "",
-                f"{self.directory / JOB_KEY} is missing; restore it: without it the data cannot be checked to be the "
-                "same as before",
-            )
+            self._private.open()
+            self._private.create_key(uid)
         metadata = self.job.metadata.model_copy(update={"uid": uid})
         self.job = self.job.model_copy(update={"metadata": metadata})
         (self.directory / MANIFEST).unlink(missing_ok=True)
@@ -167,7 +181,7 @@ class _Run:
 
     def work(self) -> None:
         """Prepare the data, open the ledger, train. It raises nothing: every outcome is stored in `ended`."""
-        work = self.directory / WORK_FOLDER
+        work = self._private.path / WORK_FOLDER
         try:
             self._log_stage("Starting Ray")
             cpus = math.ceil(self.job.spec.cluster.workers * cpus_per_worker(self.job))
@@ -186,17 +200,19 @@ class _Run:
             )
         except Exception as error:
             if not hasattr(error, "reason"):
-                append_traceback(self.directory / TRACEBACKS.format(process="driver"), self.attempt)
+                append_traceback(self._private.path / TRACEBACKS.format(process="driver"), self.attempt)
             self.ended = self._logged_end() or self._log_end(*describe_error(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
     def result(self) -> RunResult:
-        """The job with its status, folded from the ledger and the run log."""
+        """The job with its status, folded from the ledger and the run log. Deletes the key of a run that is over."""
         ended = self.ended or self._log_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
             ledger = read_ledger(self.directory)
+            if ledger is None or ledger.outcome in FINAL_OUTCOMES:
+                self._private.delete_key(self.job.metadata.uid or "")
         except LedgerError as error:
             ledger, ended = None, self._log_end(*describe_error(error))
         self._log.close()
@@ -212,17 +228,23 @@ class _Run:
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""
         self._log_stage("Reading and tokenising the data set")
-        prepared = prepare_data(self.job, self.data, (self.directory / JOB_KEY).read_bytes(), work)
+        prepared = prepare_data(self.job, self.data, self._key_file.read_bytes(), work)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",
             attempt=self.attempt,
             run_directory=str(self.directory.absolute()),
+            private_directory=str(self._private.path),
+            key_file=str(self._key_file),
             shards=prepared.shards,
             evaluation=prepared.evaluation,
             dataset_digest=prepared.digest,
             threads=max(1, int(cpus_per_worker(self.job))),
         )
+
+    @property
+    def _key_file(self) -> Path:
+        return self._private.key_file(self.job.metadata.uid or "")
 
     def _logged_end(self) -> Ended | None:
         """The end of this attempt as rank 0 logged it; None where it did not."""

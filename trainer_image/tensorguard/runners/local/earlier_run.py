@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
@@ -29,8 +30,8 @@ def find_earlier_run(directory: Path, *, resume: bool) -> LedgerState | None:
     A folder whose run was never charged can be used again with and without `resume`.
 
     Raises:
-        RunRefused: the folder has a run that was charged and `resume` is not set; the run is over; there is no run to
-            resume; the ledger is missing, or cannot be trusted.
+        RunRefused: the folder has a run that was charged and `resume` is not set; there is no run to resume; the
+            ledger is missing, or cannot be trusted.
     """
     if not os.path.lexists(directory / LEDGER):
         _check_never_charged(directory, resume)
@@ -50,11 +51,15 @@ def find_earlier_run(directory: Path, *, resume: bool) -> LedgerState | None:
             f"{directory} has the ledger of a run that was charged {state.steps_charged} steps; "
             "resume it with --resume, or choose another --output-dir",
         )
-    if state.outcome in ("Completed", "BudgetExhausted"):
-        raise RunRefused(
-            "", f"the run in {directory} is over ({state.outcome}); choose another --output-dir to train again"
-        )
     return state
+
+
+def uid_of_manifest(directory: Path) -> str | None:
+    """The UID of the run whose completed manifest is in the folder; None without a readable one."""
+    try:
+        return load_manifest(directory / MANIFEST).metadata.uid
+    except (ManifestError, OSError):
+        return None
 
 
 def _check_never_charged(directory: Path, resume: bool) -> None:

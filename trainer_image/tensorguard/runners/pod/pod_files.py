@@ -23,7 +23,6 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.storage import PVC_SCHEME
-from tensorguard.training.config import JOB_KEY
 
 ROOT_VARIABLE = "TENSAFE_ROOT"
 """Environment variable: the folder that replaces / in all paths of this module. Pods leave it unset."""
@@ -68,7 +67,10 @@ class PodFiles:
 
     @property
     def run(self) -> Path:
-        """The run's folder, which belongs to the pod: stop flag, run log, tracebacks, shards."""
+        """The run's folder: stop flag, run log, shards; and its private folder, too: tracebacks and private metrics.
+
+        It belongs to the pod and ends with it, so nothing in it is published.
+        """
         return self.root / "var/run/tensafe"
 
     @property
@@ -78,7 +80,7 @@ class PodFiles:
 
     @property
     def key_file(self) -> Path:
-        return self.root / "etc/tensafe/key" / JOB_KEY
+        return self.root / "etc/tensafe/key/job.key"
 
     @property
     def mounts(self) -> Path:

@@ -113,12 +113,13 @@ def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConf
         job_uid=job.metadata.uid or "",
         attempt=attempt,
         run_directory=str(files.run),
+        private_directory=str(files.run),
+        key_file=str(files.key_file),
         shards=prepared.shards(channel),
         evaluation=str(prepared.evaluation) if prepared.evaluation else None,
         dataset_digest=keys.dataset_digest(files.key(), (int.from_bytes(each[1:], "big") for each in received)),
         threads=max(1, int(cpus_per_worker(job))),
         ledger_location=location,
-        key_file=str(files.key_file),
         mounts=str(files.mounts),
     )
 

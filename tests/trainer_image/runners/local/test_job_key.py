@@ -1,0 +1,165 @@
+"""The job key: with it, the published digest of the data set tests guesses of the data, so it never lies beside it."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.platform.trainer.local_runs import Folder, reason, refusal, stopped
+from e2e.platform.trainer.rank_harness import shard_records
+from tensorguard.ledger.file import FileLedger
+from tensorguard.runners.local import driver
+from tensorguard.runners.local.driver import RunResult
+from tensorguard.runners.local.private_folder import PrivateFolder
+from tensorguard.runners.worker_group import WorkersFailed
+
+EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2.5", "spec.training.steps=9")
+
+
+def keys_of(folder: Folder) -> list[Path]:
+    return sorted(folder.private.glob("job-*.key"))
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys that runs of the test have created."""
+    created: list[bytes] = []
+    create = PrivateFolder.create_key
+
+    def creating(private: PrivateFolder, uid: str) -> None:
+        create(private, uid)
+        created.append(private.key_file(uid).read_bytes())
+
+    monkeypatch.setattr(PrivateFolder, "create_key", creating)
+    return created
+
+
+def test_membership_cannot_be_tested_from_what_a_run_publishes(folder: Folder, key: list[bytes]) -> None:
+    """A reader who knows all records but one would find the last one, if the key were among the files."""
+    result = folder.run()
+    assert result.exit_code == 0
+
+    def digest_of(rows: list[dict[str, Any]]) -> str:
+        work = folder.base / "guess"
+        work.mkdir(exist_ok=True)
+        return shard_records(work, result.job, rows, key[0])[1]
+
+    published = FileLedger(folder.output).read().dataset_digest
+    assert digest_of(folder.rows) == published
+    assert digest_of(folder.rows[1:]) != published
+    shutil.rmtree(folder.base / "guess")
+
+    forms = [key[0], key[0].hex().encode(), base64.b64encode(key[0]), base64.urlsafe_b64encode(key[0])]
+    files = [path for path in folder.base.rglob("*") if path.is_file()]
+    assert {"ledger.jsonl", "statement.json", "adapter_model.safetensors"} <= {path.name for path in files}
+    assert not [path for path in files if any(form in path.read_bytes() for form in forms)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome"), [((), "Completed"), (EXHAUSTED, "BudgetExhausted")], ids=["completed", "exhausted"]
+)
+def test_key_is_deleted_when_the_run_is_over(folder: Folder, overrides: tuple[str, ...], outcome: str) -> None:
+    folder.run(*overrides)
+    assert folder.ledger().read().outcome == outcome
+    assert not folder.private.exists()
+
+
+def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Folder) -> None:
+    stopped(folder)
+    (kept,) = keys_of(folder)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert folder.private.stat().st_mode & 0o777 == 0o700
+    assert (folder.private / ".gitignore").read_text() == "*\n"
+    content = kept.read_bytes()
+    assert not [path for path in folder.output.rglob("*") if path.is_file() and content in path.read_bytes()]
+    folder.fails = WorkersFailed(2)
+    assert folder.run(resume=True).exit_code == 1
+    assert keys_of(folder) == [kept]
+    folder.fails = None
+    assert folder.run(resume=True).exit_code == 0
+    assert not keys_of(folder)
+
+
+def test_tracebacks_are_kept_in_the_private_folder(folder: Folder) -> None:
+    folder.fails = WorkersFailed(2)
+    folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
+    del folder.fails.reason  # as an error of a library
+    result = folder.run()
+    assert "private folder" in str(reason(result)[1])
+    (tracebacks,) = folder.private.glob("errors-*.log")
+    assert "Jane Doe" in tracebacks.read_text()
+    assert not [path for path in folder.output.rglob("*") if path.is_file() and b"Jane Doe" in path.read_bytes()]
+
+
+def test_key_that_a_killed_run_left_is_deleted_by_the_next_call(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateFolder, "delete_key", lambda private, uid: None)  # killed just before
+        folder.run()
+    assert keys_of(folder)
+    assert "is over (Completed)" in str(refusal(folder, resume=True))
+    assert not folder.private.exists()
+
+
+def test_key_is_kept_where_the_ledger_cannot_be_read_at_the_end(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver._Run.result
+
+    def result(one: Any) -> RunResult:
+        ledger = folder.output / "ledger.jsonl"
+        ledger.write_text(ledger.read_text().replace('"steps":1', '"steps":0', 1))
+        return run(one)
+
+    monkeypatch.setattr(driver._Run, "result", result)
+    assert reason(folder.run())[0] == "LedgerCorrupt"
+    assert keys_of(folder)
+
+
+def test_run_that_failed_before_its_first_charge_leaves_no_key(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: Any) -> None:
+        raise OSError("the data is not there yet")
+
+    monkeypatch.setattr(driver._Run, "_prepare", unreadable)
+    assert folder.run().exit_code == 1
+    assert not keys_of(folder)
+
+
+def test_key_of_a_killed_run_that_spent_nothing_is_replaced(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "run_in_background", killed)
+        with pytest.raises(KeyboardInterrupt):
+            folder.run()
+    (abandoned,) = keys_of(folder)
+    folder.stop_at = 1
+    folder.run()
+    assert abandoned not in keys_of(folder)
+    assert len(keys_of(folder)) == 1
+
+
+def test_moved_run_resumes_only_with_its_private_folder(folder: Folder) -> None:
+    stopped(folder)
+    moved = folder.base / "moved"
+    folder.output.rename(moved)
+    refused = str(refusal(folder, resume=True, output=moved))
+    assert "moved.private/job-" in refused
+    assert "is missing; restore it" in refused
+    assert "*.private has to come with it" in refused
+    folder.private.rename(folder.base / "moved.private")
+    assert folder.run(resume=True, output=moved).exit_code == 0
+
+
+def test_run_in_the_place_of_a_moved_one_keeps_the_key_of_that_one(folder: Folder) -> None:
+    stopped(folder)
+    (first,) = keys_of(folder)
+    folder.output.rename(folder.base / "moved")
+    folder.run("spec.checkpoint.uri=elsewhere")
+    assert keys_of(folder) == [first]
