@@ -18,7 +18,7 @@ from tensafe_api.resources.status import Status
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import record_events
-from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteRayJob, Observed
+from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteKey, DeleteRayJob, Observed
 from tensafe_operator.plan.transitions import transitions_between
 from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError
 
@@ -87,6 +87,9 @@ async def _take(api: ApiClient, observed: Observed, action: Action) -> Manifest 
             return await _create(api, manifest)
         case DeleteRayJob(name, uid):
             await api.delete("RayJob", observed.job["metadata"]["namespace"], name, uid)
+            return None
+        case DeleteKey(name):
+            await api.delete("Secret", observed.job["metadata"]["namespace"], name)
             return None
 
 

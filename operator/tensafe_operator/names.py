@@ -36,6 +36,11 @@ def ledger_name(job: str, uid: str) -> str:
     return f"{job}-{uid.replace('-', '')[:8]}"
 
 
+def key_prefix(job: str, uid: str) -> str:
+    """How the name of the Secret with a job's key starts. The rest cannot be guessed."""
+    return f"{ledger_name(job, uid)}-key-"
+
+
 def ray_job_name(job: str, attempt: int) -> str:
     """Name of an attempt's RayJob: at most 44 characters; KubeRay accepts 47."""
     return f"{job}-a{attempt}"

@@ -119,7 +119,7 @@ def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role()
             for rule in role["rules"]:
                 assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
                 if "secrets" in rule["resources"]:
-                    assert rule["verbs"] == ["create"]
+                    assert rule["verbs"] == ["create", "delete"]
                 assert not {"pods/exec", "roles", "nodes"} & set(rule["resources"])
                 if "clusterroles" in rule["resources"]:
                     assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])

@@ -56,6 +56,8 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     cluster.reconcile()
     assert cluster.status()["phase"] == "Succeeded"
     assert cluster.status()["finalModel"]["uri"] == "s3://models/final"
+    assert cluster.status()["keyDeleted"] is True
+    assert cluster.get("secret", cluster.ledger()["spec"]["keySecretName"]) is None
     where = ("-n", cluster.namespace)
     cluster.plane.kubectl(*where, "wait", "tsj/claims-triage", "--for=condition=Succeeded", "--timeout=5s")
 

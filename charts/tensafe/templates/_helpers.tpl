@@ -59,8 +59,8 @@ role. */}}
   resources: [configmaps, serviceaccounts]
   verbs: [get, create]
 - apiGroups: [""]
-  resources: [secrets]
-  verbs: [create]
+  resources: [secrets]                # the keys of jobs: created with a job, deleted when it has ended
+  verbs: [create, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create]

@@ -211,3 +211,8 @@ class Status(StatusBlock):
         alias="ledgerUID",
         description="UID of the PrivacyLedger of the job. A ledger with another UID is refused.",
     )
+    key_deleted: Flag | None = Field(
+        None,
+        description="Whether the Secret with the key of the job was deleted, which happens when the job has ended. "
+        "Absent before that, and in local runs.",
+    )

@@ -48,11 +48,12 @@ def job_key(job: TenSafeTrainingJob) -> Manifest:
     """The Secret with the job's key, which only the workers mount.
 
     It is created before the ledger, whose spec names it and holds its digest. The operator never reads it. Its name
-    cannot be guessed, so no user can have created a Secret of this name before. If the operator dies before the ledger
-    is created, the Secret stays unused and is deleted with the job.
+    cannot be guessed, so no user can have created a Secret of this name before. It is deleted when the job has ended
+    (`plan.cleanup`). If the operator dies before the ledger is created, the Secret stays unused and is deleted with the
+    job.
     """
     uid = job.metadata.uid or ""
-    name = f"{names.ledger_name(job.metadata.name, uid)}-key-{_derived('name', uid).hex()[:8]}"
+    name = names.key_prefix(job.metadata.name, uid) + _derived("name", uid).hex()[:8]
     return {
         "apiVersion": "v1",
         "kind": "Secret",

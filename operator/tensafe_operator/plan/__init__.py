@@ -22,7 +22,7 @@ from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
 from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.blockers import are_workers_blocked, starting_state
-from tensafe_operator.plan.cleanup import delete_old_ray_jobs
+from tensafe_operator.plan.cleanup import delete_job_key, delete_old_ray_jobs
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.draft import Draft
@@ -57,7 +57,7 @@ def decide(observed: Observed, now: float, settings: Settings) -> Decision:
 
 
 def is_final(status: Status) -> bool:
-    """Return whether the job has ended: from then on only its old RayJobs are deleted."""
+    """Return whether the job has ended: from then on only its key and its old RayJobs are deleted."""
     return Phase(status.phase or Phase.PENDING).final
 
 
@@ -65,6 +65,7 @@ def _decide(draft: Draft) -> None:
     status, found = draft.status, draft.observed.ledger
     if is_final(status):
         delete_old_ray_jobs(draft, final=True)
+        delete_job_key(draft)
         return  # the job has ended
     if is_lost(status.ledger_uid, found):
         fail_for_lost_ledger(draft)

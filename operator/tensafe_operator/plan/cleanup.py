@@ -1,4 +1,7 @@
-"""Cleanup: delete the RayJobs of attempts that have ended, once their logs have been kept long enough.
+"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, and the key of an ended job.
+
+With the job's key, the digest of the data set, which the ledger publishes, is an exact test of a guess. No attempt
+starts after the end of a job, so its key is deleted as soon as the end is stored in the status.
 
 A RayJob holds the last lines of the driver's log. While the job runs it is kept for ten minutes. After the job's end it
 is kept for `childrenTTLSeconds`, and that of a failed attempt for at least ten minutes.
@@ -7,8 +10,10 @@ is kept for `childrenTTLSeconds`, and that of a failed attempt for at least ten 
 from __future__ import annotations
 
 from tensafe_api.timestamps import parse_time
+from tensafe_operator import names
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.parsing import is_terminal
+from tensafe_operator.plan.observed import DeleteKey
+from tensafe_operator.plan.parsing import is_terminal, parse_ledger_spec
 from tensafe_operator.plan.retry import has_failed
 
 KEPT_SECONDS = 600
@@ -37,3 +42,19 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
             draft.delete(ray_job)
         else:
             draft.wake_at(due)
+
+
+def delete_job_key(draft: Draft) -> None:
+    """Delete the Secret with the key of a job whose end is stored in its status, and record that in the status.
+
+    The ledger names the Secret. Without the job's own ledger the name is unknown, and the Secret stays until the job is
+    deleted. A name that the operator does not give is not followed: it would delete another Secret.
+    """
+    status, metadata, found = draft.status, draft.observed.job["metadata"], draft.observed.ledger
+    opened = parse_ledger_spec(found)
+    if status.key_deleted or found is None or opened is None or found["metadata"]["uid"] != status.ledger_uid:
+        return
+    if opened.key_secret_name.startswith(names.key_prefix(metadata["name"], metadata["uid"])):
+        draft.irreversible = True
+        draft.actions.append(DeleteKey(opened.key_secret_name))
+        status.key_deleted = True

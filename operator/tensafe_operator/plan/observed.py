@@ -70,7 +70,14 @@ class DeleteRayJob:
     uid: str
 
 
-Action = Create | DeleteRayJob
+@dataclass(frozen=True)
+class DeleteKey:
+    """Delete the Secret with the job's key. The operator may not read it, so its UID is not known."""
+
+    name: str
+
+
+Action = Create | DeleteRayJob | DeleteKey
 
 
 @dataclass(frozen=True)

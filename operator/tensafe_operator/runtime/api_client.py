@@ -163,13 +163,15 @@ class ApiClient:
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"])
         return await self._request("PUT", path, document)
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this UID; its children are deleted after it. No error if it does not exist."""
-        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None:
+        """Delete the object with this UID (None: whichever has this name); its children are deleted after it. No error
+        if it does not exist.
+        """
+        body = {"propagationPolicy": "Background", **({"preconditions": {"uid": uid}} if uid else {})}
         try:
             await self._request("DELETE", self._resources[kind].path(namespace, name), body)
         except ApiError as error:
-            if error.status not in (NOT_FOUND, CONFLICT):
+            if error.status != NOT_FOUND and not (uid and error.status == CONFLICT):
                 raise
 
     async def apply_status(self, document: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:

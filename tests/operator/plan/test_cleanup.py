@@ -1,9 +1,13 @@
-"""When RayJobs of ended attempts are deleted."""
+"""When RayJobs of ended attempts and the key of an ended job are deleted."""
 
 from __future__ import annotations
 
-from e2e.platform.fixtures.fake_cluster import running_job
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
+from tensafe_operator.plan import decide
 from tensafe_operator.plan.cleanup import KEPT_SECONDS
+from tensafe_operator.plan.observed import DeleteKey
 
 
 def test_ray_job_of_a_failed_attempt_is_kept_for_its_logs() -> None:
@@ -36,3 +40,70 @@ def test_ray_job_that_still_runs_after_the_end_of_the_job_is_deleted() -> None:
     cluster.ray_jobs["claims-triage-a1"]["status"] = {}
     operator.settle()
     assert cluster.ray_jobs == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ray_job", "message", "phase"),
+    [
+        ("Completed", "SUCCEEDED", "", "Succeeded"),
+        ("BudgetExhausted", "SUCCEEDED", "", "BudgetExhausted"),
+        (None, "FAILED", "exit code 71", "Failed"),
+    ],
+)
+def test_key_is_deleted_once_when_the_job_has_ended(
+    outcome: str | None, ray_job: str, message: str, phase: str
+) -> None:
+    cluster, operator = running_job()
+    assert len(cluster.keys()) == 1
+    if outcome:
+        cluster.record_outcome(outcome)
+    cluster.end_ray_job(ray_job, message)
+    operator.settle()
+    assert (cluster.status["phase"], cluster.status["keyDeleted"]) == (phase, True)
+    assert not cluster.keys()
+    assert decide(cluster.observe(), cluster.now, SETTINGS).actions == ()
+
+
+def test_key_is_kept_while_another_attempt_may_start() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    cluster.suspend(True)
+    operator.settle()
+    assert cluster.status["phase"] == "Suspended"
+    assert cluster.keys()
+    assert "keyDeleted" not in cluster.status
+
+
+def test_key_is_deleted_after_the_end_is_stored() -> None:
+    """If the operator dies in between, the next one still knows that the job has ended, and starts no attempt."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    cluster.take_snapshot()
+    operator.reconcile()
+    assert cluster.status["phase"] == "Succeeded"
+    assert cluster.keys()
+    cluster.take_snapshot()
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=1)  # between the deletion and the status
+    assert not cluster.keys()
+    FakeOperator(cluster).settle()
+    assert cluster.status["keyDeleted"] is True
+
+
+@pytest.mark.parametrize("name", ["database-password", "claims-triage-22222222-key-01234567"])
+def test_no_secret_is_deleted_that_the_operator_did_not_name(name: str) -> None:
+    """A user who may create ledgers could name any Secret in one."""
+    cluster, operator = running_job()
+    assert cluster.ledger is not None
+    cluster.ledger["spec"]["keySecretName"] = name
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded"
+    assert not [
+        each for each in decide(cluster.observe(), cluster.now, SETTINGS).actions if isinstance(each, DeleteKey)
+    ]
+    assert "keyDeleted" not in cluster.status

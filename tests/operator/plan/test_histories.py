@@ -46,12 +46,14 @@ class Invariants:
         epsilon = float((status.get("privacy") or {}).get("epsilonSpent") or 0.0)
         assert epsilon >= self.epsilon, "ε fell"
         self.epsilon = epsilon
+        status.pop("keyDeleted", None)  # the one field that a later decision adds
         if self.final is not None:
             assert status == self.final, "a final status changed"
             assert len(self.cluster.created) == self.created, "a job that had ended was run again"
         elif status.get("phase") in ("Succeeded", "BudgetExhausted", "Failed"):
             self.final, self.created = status, len(self.cluster.created)
         assert not self.cluster.overlapping, "an attempt started while pods were left"
+        assert not self.cluster.keyless, "an attempt started after the key was deleted"
         if self.cluster.created:
             assert status.get("ledgerUID"), "a RayJob was created before the ledger's UID was stored"
 
