@@ -66,7 +66,7 @@ class CalibrationError(ValueError):
 def epsilon(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName = "RDP"
 ) -> float:
-    """ε at `delta` of `steps` Poisson-sampled Gaussian steps under add-or-remove-one adjacency.
+    """ε at `delta` of `steps` Poisson-sampled Gaussian steps, the same for each adjacency (`Adjacency` has the proof).
 
     Args:
         sample_rate: q in (0, 1].
@@ -217,7 +217,7 @@ def _exceeds_pld_limits(steps: int, epsilon_by_rdp: float) -> bool:
 
 
 def _one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One charged step under add-or-remove-one adjacency."""
+    """One charged step. dp-accounting's default is add-or-remove-one adjacency."""
     step: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(
         sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
     )

@@ -24,6 +24,29 @@ from pydantic.alias_generators import to_camel
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.numeric import Colluders, Positive, PositiveDecimal, Rate, Workers
 
+Adjacency = Literal["AddOrRemoveOne", "ZeroOut"]
+"""Which data sets are neighbours, between which ε bounds the difference.
+
+- AddOrRemoveOne: one of them has one unit more. The number of units is private.
+- ZeroOut: one of them has a unit where the other has nothing in its place. Both have the same number n of units, and
+  n is public. dp-accounting has it as `REPLACE_SPECIAL`; it is definition 1.1 of Kairouz et al. 2021, "Practical and
+  Private (Deep) Learning without Sampling or Shuffling". A job whose `unit.atLeast` is the true number of units
+  publishes n, so it cannot claim more than this.
+
+**The same ε holds for both.** Let D and D′ be zero-out neighbours: D has the unit x, D′ has nothing in its place.
+
+1. All public figures of a run (q, σ, B, the steps, δ) are functions of the manifest and of n. n is the same for D and
+   D′, so both run the same mechanism with the same figures.
+2. A step samples each unit independently with probability q, and reveals Σ f(u) over the sampled units plus noise,
+   where ‖f(u)‖ ≤ C. "Nothing" adds 0, whether it is sampled or not. So a step on D′ has the distribution of the same
+   step on D without x: the draws of all other units are the same, and so are their sums.
+3. So, for fixed figures, the pair of distributions is that of D and of D without x, in both directions. These two are
+   add-or-remove neighbours, for which the Poisson-sampled Gaussian is accounted. Steps compose in the same way.
+
+Under add-or-remove adjacency, point 1 fails where n is counted: D without x would have other figures and publish
+another n, which an adversary would distinguish with certainty.
+"""
+
 _MAX_DIGITS = 400
 """Enough for every float: the largest one has 309 digits before the decimal point."""
 
@@ -48,8 +71,10 @@ class Mechanism(Block):
     unit: Literal["Example", "User"] = Field(
         description="What epsilon protects: one example, or all examples of one user."
     )
-    adjacency: Literal["AddOrRemoveOne"] = Field(
-        "AddOrRemoveOne", description="Neighbouring data sets differ by one unit, added or removed."
+    adjacency: Adjacency = Field(
+        "AddOrRemoveOne",
+        description="Which data sets are neighbours. AddOrRemoveOne: one has one unit more. ZeroOut: one has nothing "
+        "in place of one unit of the other, and the number of units is public.",
     )
     workers: Workers = Field(description="N: number of workers, each of which adds a share of the noise.")
     colluders: Colluders = Field(

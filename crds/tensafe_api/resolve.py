@@ -5,7 +5,8 @@ the completed job with its `Plan`. `tensafe validate` prints the plan, a suspend
 ledger freezes it when the job is admitted. The function is pure, so the command line, the trainer and the operator
 always compute the same figures.
 
-Only public figures come in: `unit.atLeast`, never the true number of units.
+Only public figures come in: `unit.atLeast`, not the true number of units. If the annotation of the job states that the
+units were counted, their number is public, and the claim is under zero-out adjacency.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         noise_multiplier=sigma,
         clip=spec.privacy.max_grad_norm,
         unit="User" if spec.dataset.unit.kind == "User" else "Example",
+        adjacency="ZeroOut" if COUNTED_ANNOTATION in job.metadata.annotations else "AddOrRemoveOne",
         workers=workers,
         colluders=colluders,
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
@@ -216,7 +218,6 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
         accountant=plan.accountant,
         private_metrics=spec.observability.private_metrics,
         evaluation=spec.evaluation.visibility if spec.evaluation else "Nothing",
-        counted=COUNTED_ANNOTATION in job.metadata.annotations,
     )
 
 

@@ -27,6 +27,11 @@ _UNIT = {
     "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
     "each record without a user id (null) is a separate unit",
 }
+_ADJACENCY = {
+    "AddOrRemoveOne": "neighbouring data sets differ by one unit, added or removed; the number of units is private",
+    "ZeroOut": "neighbouring data sets differ by one unit, in whose place one of them has nothing; the number of units "
+    "is the same and public",
+}
 _RUN = (
     "Poisson sampling of units, per-unit clipping, stochastic rounding with an integer norm check, "
     "discrete Gaussian shares"
@@ -44,8 +49,12 @@ _NOT_COVERED = (
     "The choice of hyper-parameters by several runs on the same data: compose the ε of all runs.",
     "Other runs on the same data or on data of the same people, unless they were charged to this ledger.",
     "The number of steps charged beyond the planned ones: it is assumed to depend on crashes and not on results.",
-    "A true number of units far above `unit.atLeast`: it makes batches larger and does not change the claim.",
 )
+_BOUND = {
+    "AddOrRemoveOne": "A true number of units far above `unit.atLeast`: it makes batches larger and does not change "
+    "the claim.",
+    "ZeroOut": "The number of units: `unit.atLeast` is that number, and it is public.",
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "unit": mechanism.unit,
             "unitDefinition": _UNIT[mechanism.unit],
             "adjacency": mechanism.adjacency,
+            "adjacencyDefinition": _ADJACENCY[mechanism.adjacency],
             "steps": claimed,
             "released": "the noised sum of every step, and therefore every checkpoint, the status and the public "
             "evaluations",
@@ -161,7 +171,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "privateMetrics": inputs.private_metrics,
         "budget": NOT_KNOWN,
         "assumed": [*_ASSUMED, *inputs.aggregation.assumed],
-        "notCovered": [*_NOT_COVERED, *inputs.aggregation.not_covered],
+        "notCovered": [*_NOT_COVERED, _BOUND[mechanism.adjacency], *inputs.aggregation.not_covered],
         "remarks": list(inputs.remarks),
     }
 
@@ -191,7 +201,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"# Privacy statement of {document['job']['name']}, step {document['job']['step']}",
         "",
         f"**({claim['epsilon']}, {claim['delta']})-differential privacy** for {claim['unitDefinition']}, "
-        f"under {claim['adjacency']} adjacency, for {claim['covers']}.",
+        f"under {claim['adjacency']} adjacency ({claim['adjacencyDefinition']}), for {claim['covers']}.",
         "",
         "| | |",
         "|---|---|",

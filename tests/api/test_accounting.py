@@ -244,6 +244,17 @@ def test_delta_of_a_job_leaves_a_share_for_the_noise_sampler() -> None:
     assert exact < job_epsilon(MECHANISM, 2250, "0.00001") < exact + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("accountant", "library"), [("RDP", rdp.RdpAccountant), ("PLD", pld.PLDAccountant)], ids=["RDP", "PLD"]
+)
+def test_epsilon_holds_under_zero_out_adjacency_too(accountant: AccountantName, library: type) -> None:
+    """dp-accounting knows this adjacency as REPLACE_SPECIAL: a record is replaced by a special one."""
+    composed = library(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    composed.compose(dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5)), 100)
+    ours = epsilon(sample_rate=0.05, noise_multiplier=1.5, steps=100, delta=1e-5, accountant=accountant)
+    assert composed.get_epsilon(1e-5) <= ours <= composed.get_epsilon(1e-5) * (1 + 1e-5)
+
+
 def test_colluders_face_sigma_and_outsiders_face_more_noise() -> None:
     spent, outside = (figure(MECHANISM, 100, "0.00001") for figure in (job_epsilon, outsider_epsilon))
     assert outside == epsilon(

@@ -18,8 +18,17 @@ from tensafe_api.accounting import epsilon, job_delta
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
-from tensafe_api.resolve import MAX_GRID_BITS, MIN_SHARE_SIGMA, Plan, _grid_bits, resolve_job, round_down_delta
+from tensafe_api.resolve import (
+    MAX_GRID_BITS,
+    MIN_SHARE_SIGMA,
+    Plan,
+    _grid_bits,
+    ledger_spec,
+    resolve_job,
+    round_down_delta,
+)
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_api.status_fold import privacy_status
 
 ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -341,6 +350,19 @@ def test_planned_and_reserved_steps_stay_within_the_target(target: str, steps: i
     assert whole + beyond == plan.max_steps or float(target) < plan.epsilon(whole + beyond + 1)
     assert plan.affordable_steps(whole + beyond, 10) == 0
     assert plan.affordable_steps(whole + beyond + 5, 10) == 0
+
+
+def test_job_whose_units_were_counted_claims_zero_out_adjacency(job: Job) -> None:
+    """The number of units is then public, which add-or-remove adjacency would not allow."""
+    counted = job({"metadata.annotations": {COUNTED_ANNOTATION: "5000"}})
+    completed, plan = resolve_job(counted)
+    assert plan.mechanism.adjacency == "ZeroOut"
+    assert resolve_job(completed)[1].mechanism == plan.mechanism, "the completed manifest makes the same claim"
+    assert ledger_spec(completed, plan, "uid").mechanism.adjacency == "ZeroOut"
+    assert privacy_status(plan, charged=0, recharged=0).adjacency == "ZeroOut"
+    bounded = resolve_job(job())[1]
+    assert bounded.mechanism.adjacency == "AddOrRemoveOne"
+    assert plan == replace(bounded, mechanism=plan.mechanism), "no other figure differs"
 
 
 def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:

@@ -135,6 +135,20 @@ def test_every_epsilon_of_the_statement_is_shown_with_its_steps() -> None:
     assert f"({document['claim']['epsilon']}, 0.00001)" in headline and "for 2250 steps" in headline
 
 
+def test_statement_defines_its_adjacency() -> None:
+    document = build_statement(INPUTS)
+    assert (document["claim"]["adjacency"], document["mechanism"]["adjacency"]) == ("AddOrRemoveOne",) * 2
+    assert "the number of units is private" in document["claim"]["adjacencyDefinition"]
+    counted = build_statement(replace(INPUTS, mechanism=MECHANISM.model_copy(update={"adjacency": "ZeroOut"})))
+    assert (counted["claim"]["adjacency"], counted["mechanism"]["adjacency"]) == ("ZeroOut",) * 2
+    assert "the number of units is the same and public" in counted["claim"]["adjacencyDefinition"]
+    assert "The number of units: `unit.atLeast` is that number, and it is public." in counted["notCovered"]
+    assert counted["claim"]["epsilon"] == document["claim"]["epsilon"]
+    assert "under ZeroOut adjacency (neighbouring data sets differ by one unit, in whose place" in render_markdown(
+        counted
+    )
+
+
 def test_statement_contains_the_frozen_mechanism() -> None:
     document = build_statement(INPUTS)
     frozen = MECHANISM.model_dump(by_alias=True)

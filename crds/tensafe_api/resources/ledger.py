@@ -28,7 +28,7 @@ from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.strings import JobName, LabelMap, ObjectName, OneLine, Text
 
 COUNTED_ANNOTATION = "tensafe.io/unit-at-least"
-"""Annotation of a job whose `unit.atLeast` is the true number of records. Its value is that number."""
+"""Annotation of a job whose `unit.atLeast` is the true number of units. Its value is that number, which is public."""
 LEDGER_KIND: Literal["PrivacyLedger"] = "PrivacyLedger"
 MAX_ATTEMPTS = 64
 MAX_PUBLISHED_CHECKPOINTS = 200
@@ -62,7 +62,10 @@ class LedgerSpec(Block):
         description="Name that the author gave to the group of people in the data (spec.dataset.lineage of the job).",
     )
     mechanism: Mechanism = Field(description="The mechanism of one DP-SGD step.")
-    unit_at_least: UnitCount = Field(description="Public lower bound of the number of units.")
+    unit_at_least: UnitCount = Field(
+        description="Public lower bound of the number of units. With adjacency ZeroOut: the number itself, which is "
+        "public."
+    )
     planned_steps: Positive = Field(description="Number of steps in the training plan.")
     reserve_steps: Count = Field(
         description="Number of steps beyond the planned ones for which the noise leaves budget."
@@ -81,10 +84,6 @@ class LedgerSpec(Block):
         "Nothing",
         description="The data set that the model is evaluated on during training: none (Nothing), a public or a "
         "private one.",
-    )
-    counted: Flag = Field(
-        False,
-        description="Whether unitAtLeast is the true number of records. That number is then public.",
     )
 
 

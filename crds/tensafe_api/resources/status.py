@@ -93,7 +93,9 @@ class PrivacyStatus(StatusBlock):
     delta: Delta | None = Field(None, description="Delta of every epsilon in this status.")
     unit: Text | None = Field(None, description="The unit that epsilon protects: Example or User.")
     adjacency: Text | None = Field(
-        None, description="AddOrRemoveOne: neighbouring data sets differ by one unit, added or removed."
+        None,
+        description="Which data sets are neighbours. AddOrRemoveOne: one has one unit more. ZeroOut: one has nothing "
+        "in place of one unit of the other, and the number of units is public.",
     )
     noise_multiplier: PositiveDecimal | None = Field(
         None, description="Standard deviation of the noise divided by the clip norm."

@@ -100,7 +100,7 @@ class Training(Block):
 
 
 class Privacy(Block):
-    """The privacy budget, the noise and the accounting. Adjacent data sets differ by one unit, added or removed."""
+    """The privacy budget, the noise and the accounting. Neighbouring data sets differ by one unit, added or removed."""
 
     target_epsilon: Epsilon = Field(description="Epsilon that the training must not exceed.")
     target_delta: Delta | None = Field(

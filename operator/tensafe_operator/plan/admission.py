@@ -122,7 +122,10 @@ def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitte
         "training": spec.training.model_copy(update=training),
         "privacy": spec.privacy.model_copy(update=privacy),
     }
-    job = admitted.job.model_copy(update={"spec": spec.model_copy(update=changes)})
+    # Annotations may change while a job exists; that of a counted number of units decides the adjacency.
+    counted = {COUNTED_ANNOTATION: str(ledger.unit_at_least)} if mechanism.adjacency == "ZeroOut" else {}
+    metadata = admitted.job.metadata.model_copy(update={"annotations": counted})
+    job = admitted.job.model_copy(update={"metadata": metadata, "spec": spec.model_copy(update=changes)})
     plan = replace(admitted.plan, **vars(Claim.of(ledger)))
     return Admitted(job, plan, ledger)
 

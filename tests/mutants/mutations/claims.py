@@ -59,6 +59,21 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a job whose records were counted claims AddOrRemoveOne",
+        (
+            Edit(
+                API + "resolve.py",
+                'adjacency="ZeroOut" if COUNTED_ANNOTATION in job.metadata.annotations else "AddOrRemoveOne",',
+                'adjacency="AddOrRemoveOne",',
+            ),
+        ),
+        (
+            "tests/api/test_resolve.py::test_job_whose_units_were_counted_claims_zero_out_adjacency",
+            "tests/trainer_image/distributed/test_manifests.py"
+            "::test_columns_and_length_of_the_data_set_are_used_with_a_warning",
+        ),
+    ),
+    Mutation(
         "figures are rounded to the nearest",
         (Edit(API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_api.resolve import resolve_job
+from tensafe_operator.plan.admission import Admitted, admit, with_ledger_values
+from tensafe_operator.plan.parsing import parse_ledger_spec
 
 
 @pytest.mark.parametrize("place", ["dataset", "checkpoint"])
@@ -50,6 +53,26 @@ def test_relative_path_of_a_model_is_rejected_in_a_cluster() -> None:
     cluster = FakeCluster.with_job(spec__model__name="./model")
     FakeOperator(cluster).settle()
     assert condition(cluster, "Stalled")["message"].startswith("spec.model.name: ./model: is relative to the manifest")
+
+
+@pytest.mark.parametrize(
+    ("first", "adjacency"), [({}, "AddOrRemoveOne"), ({"tensafe.io/unit-at-least": "5000"}, "ZeroOut")]
+)
+def test_adjacency_stays_as_admitted_whatever_the_annotations_become(first: dict[str, str], adjacency: str) -> None:
+    """Annotations of a job may change at any time. The workers compare the adjacency with that of the ledger."""
+    cluster, operator = running_job(metadata__annotations=first)
+    assert cluster.ledger is not None
+    assert cluster.ledger["spec"]["mechanism"]["adjacency"] == cluster.status["privacy"]["adjacency"] == adjacency
+    cluster.job["metadata"]["annotations"] = {} if first else {"tensafe.io/unit-at-least": "5000"}
+    found = cluster.observe()
+    opened = parse_ledger_spec(found.ledger)
+    admitted = admit(found.job, opened)
+    assert isinstance(admitted, Admitted) and opened is not None
+    kept = with_ledger_values(admitted, opened)
+    assert kept.plan.mechanism.adjacency == adjacency
+    assert resolve_job(kept.job)[1].mechanism == opened.mechanism
+    operator.settle()
+    assert cluster.status["privacy"]["adjacency"] == adjacency
 
 
 def apply(cluster: FakeCluster, applied: object) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tensafe_api.resolve import resolve_job
 from tensorguard.distributed import (
     ConfigurationError,
     DistributedDPConfig,
@@ -219,16 +220,23 @@ class Endless(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize("dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch()], ids=type)
 def test_columns_and_length_of_the_data_set_are_used_with_a_warning(config: Make, dataset: Any) -> None:
-    with pytest.warns(UserWarning, match="200.*makes it public"):
+    with pytest.warns(UserWarning, match="200.*makes it public.*under zero-out adjacency"):
         job = build_job(config(unit_at_least=None), dataset, evaluates=False)
     assert job.spec.dataset.unit.at_least == 200
-    (remark,) = counted_records_remark(job.metadata.annotations)
-    assert "makes it public" in remark
+    mechanism = resolve_job(job)[1].mechanism
+    assert mechanism.adjacency == "ZeroOut"
+    (remark,) = counted_records_remark(mechanism, 200)
+    assert "number of records, 200," in remark
+    assert "under zero-out adjacency" in remark
     assert (job.spec.dataset.columns.text, job.spec.dataset.columns.label) == ("text", "label")
 
 
 def test_explicit_unit_at_least_gives_no_warning(config: Make) -> None:
-    assert build_job(config(), RECORDS, evaluates=False).metadata.annotations == {}
+    job = build_job(config(), RECORDS, evaluates=False)
+    assert job.metadata.annotations == {}
+    mechanism = resolve_job(job)[1].mechanism
+    assert mechanism.adjacency == "AddOrRemoveOne"
+    assert counted_records_remark(mechanism, 200) == ()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ examples:
     tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5 --accountant pld -o json
 
 The figures assume Poisson sampling (each unit joins each step independently), and neighbouring data sets that differ by
-adding or removing one unit. RDP is the default accountant of jobs; PLD is tighter and slower.
+one unit, added or removed, or zeroed out. RDP is the default accountant of jobs; PLD is tighter and slower.
 
 Exit codes: 0 computed, 2 invalid arguments, or no noise multiplier keeps the target.
 """
@@ -126,7 +126,7 @@ def _account(arguments: argparse.Namespace) -> int:
             ("noise multiplier σ", f"{sigma:.10g}", found),
             ("sample rate q", f"{arguments.sample_rate:.10g}", ""),
             ("steps", f"{arguments.steps:,}", ""),
-            ("accountant", arguments.accountant, "Poisson sampling, add or remove one unit"),
+            ("accountant", arguments.accountant, "Poisson sampling; add or remove one unit, or zero it out"),
         ]
     )
     return SUCCEEDED

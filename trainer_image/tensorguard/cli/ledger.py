@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
-from tensorguard.cli.wording import steps_text
+from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
 if TYPE_CHECKING:
     from tensorguard.ledger.contract import LedgerState
@@ -149,11 +149,9 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
                 f"of {steps_text(figures['stepsClaimed'])}, against an adversary who is not a worker",
             ),
             ("δ", spec.delta, ""),
-            (
-                "unit",
-                spec.mechanism.unit,
-                f"σ {spec.mechanism.noise_multiplier}, q {spec.mechanism.sample_rate}, {spec.accountant}",
-            ),
+            ("unit", spec.mechanism.unit, ADJACENCY_TEXT[spec.mechanism.adjacency]),
+            ("noise multiplier σ", spec.mechanism.noise_multiplier, f"sample rate q {spec.mechanism.sample_rate}"),
+            ("accountant", spec.accountant, ""),
             ("charged again", f"{state.steps_recharged:,}", "steps that ran again after a crash"),
             ("outcome", outcome, ""),
             ("head", state.head[:16], f"of {state.length:,} entries"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import SUCCEEDED
-from tensorguard.cli.wording import steps_text
+from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -105,7 +105,7 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
             f"of {claimed}, against an adversary who is not a worker",
         ),
         ("δ", plan.delta, ""),
-        ("unit", mechanism.unit, "neighbours: add or remove one"),
+        ("unit", mechanism.unit, ADJACENCY_TEXT[mechanism.adjacency]),
         ("noise multiplier σ", mechanism.noise_multiplier, f"{origin}; {colluders}"),
         ("sample rate q", mechanism.sample_rate, "probability that a unit joins a step"),
         ("clip norm C", mechanism.clip, f"2^{mechanism.grid_bits} steps of the integer grid"),

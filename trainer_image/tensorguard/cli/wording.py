@@ -1,6 +1,11 @@
-"""Numbers as text, as all verbs of the command show them. In: a number. Out: a few words."""
+"""Figures as text, as all verbs of the command show them. In: a figure. Out: a few words."""
 
 from __future__ import annotations
+
+ADJACENCY_TEXT = {
+    "AddOrRemoveOne": "neighbours: add or remove one",
+    "ZeroOut": "neighbours: zero out one; the number of units is public",
+}
 
 
 def steps_text(steps: int, kind: str = "") -> str:

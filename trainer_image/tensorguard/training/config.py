@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensorguard.ledger.backends import LedgerLocation
 
 COUNTED_RECORDS_REMARK = (
     "unit_at_least was not given, so the job, the ledger and the statement use the number of records, {count}, in its "
-    "place. This makes it public, and the privacy claim treats it as public. Set unit_at_least to a public "
-    "lower bound to keep the number private"
+    "place. This makes it public, and the privacy claim is under zero-out adjacency: it protects what each record is, "
+    "not how many there are. Set unit_at_least to a public lower bound to keep the number private"
 )
 RUN_LOG = "events.jsonl"
 TRACEBACKS = "errors-{process}.log"
@@ -80,14 +80,9 @@ class WorkerConfig:
         return Path(self.private_directory) / TRACEBACKS.format(process=process)
 
 
-def counted_records_remark(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """The statement's remark on a job whose number of records was counted; empty where a bound was given.
-
-    Args:
-        annotations: of the job's metadata.
-    """
-    count = annotations.get(COUNTED_ANNOTATION, "")
-    return (COUNTED_RECORDS_REMARK.format(count=int(count)),) if count.isascii() and count.isdecimal() else ()
+def counted_records_remark(mechanism: Mechanism, unit_at_least: int) -> tuple[str, ...]:
+    """The statement's remark on a job whose number of records was counted; empty where a bound was given."""
+    return (COUNTED_RECORDS_REMARK.format(count=unit_at_least),) if mechanism.adjacency == "ZeroOut" else ()
 
 
 def append_traceback(path: Path, attempt: int) -> None:

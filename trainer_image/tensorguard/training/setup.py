@@ -157,7 +157,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         private_metrics=private_metrics,
         pad_id=tokenizer.pad_token_id,
         identity={"name": source.name, "weights": source.identity()},
-        remarks=(*noise_remarks, *counted_records_remark(job.metadata.annotations)),
+        remarks=(*noise_remarks, *counted_records_remark(mechanism, spec.dataset.unit.at_least)),
     )
 
 

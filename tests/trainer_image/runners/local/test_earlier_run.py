@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,20 @@ CHANGES = {
     "spec.observability.privateMetrics=Internal": "privateMetrics",
     "spec.evaluation={uri: e.jsonl, visibility: Private}": "evaluation",
 }
+
+
+def test_counted_run_claims_zero_out_adjacency_wherever_it_claims_and_after_a_resume(folder: Folder) -> None:
+    counted = "metadata.annotations={'tensafe.io/unit-at-least': '200'}"
+    folder.stop_at = 3
+    folder.run(counted)
+    folder.stop_at = None
+    assert "mechanism.adjacency was ZeroOut, is AddOrRemoveOne" in str(refusal(folder, resume=True))
+    result = folder.run(counted, resume=True)
+    assert result.job.status is not None and result.job.status.final_model is not None
+    assert result.job.status.privacy.adjacency == folder.ledger().read().spec.mechanism.adjacency == "ZeroOut"
+    statement = json.loads(Path(result.job.status.final_model.statement_uri.removeprefix("file://")).read_text())
+    assert statement["claim"]["adjacency"] == "ZeroOut"
+    assert any("under zero-out adjacency" in remark for remark in statement["remarks"])
 
 
 @pytest.mark.slow
