@@ -86,9 +86,10 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
         workers=job.spec.cluster.workers,
     )
     paths = []
-    for rank, part in enumerate(split(pa.table({"text": list(examples.texts), "label": list(examples.labels)}))):
+    partition = split(pa.table({"text": list(examples.texts), "label": list(examples.labels)}))
+    for rank, part in enumerate(partition.tables):
         path = directory / f"shard-{rank}.arrow"
-        write(merge([part], None)[0], path)
+        write(merge([part], None), path)
         paths.append(str(path))
     return tuple(paths)
 

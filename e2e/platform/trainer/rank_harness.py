@@ -334,13 +334,11 @@ def shard_records(
         key=key,
         workers=job.spec.cluster.workers,
     )
-    paths, totals = [], []
-    for rank, table in enumerate(split(pa.Table.from_pylist(rows))):
-        batch, total = merge([table], job.spec.dataset.unit.max_examples_per_unit)
+    partition, paths = split(pa.Table.from_pylist(rows)), []
+    for rank, table in enumerate(partition.tables):
         paths.append(directory / f"shard-{rank}.arrow")
-        totals.append(total)
-        write(batch, paths[-1])
-    return tuple(paths), dataset_digest(key, totals)
+        write(merge([table], job.spec.dataset.unit.max_examples_per_unit), paths[-1])
+    return tuple(paths), dataset_digest(key, [partition.total])
 
 
 def free_port() -> int:

@@ -149,6 +149,17 @@ PROTOCOL: tuple[Mutation, ...] = (
         (AGGREGATION_TESTS + "test_protocol.py::test_step_that_is_repeated_or_uncharged_is_not_revealed",),
     ),
     Mutation(
+        "a worker pod sends a digest of its own shard",
+        (
+            Edit(
+                TRAINER + "data/partition.py",
+                "        record_keys.append(keys.record_key(key, content))\n        if rank in (None, worker):\n",
+                "        if rank in (None, worker):\n            record_keys.append(keys.record_key(key, content))\n",
+            ),
+        ),
+        ("tests/trainer_image/runners/pod/test_worker.py::test_no_rank_sends_a_digest_of_its_own_shard",),
+    ),
+    Mutation(
         "the job key outlives a run that is over",
         (
             Edit(

@@ -272,7 +272,7 @@ def test_pod_makes_the_same_shard_from_a_compressed_data_set(
             prepare_pod_shard(spec, tokenise, rank=rank, workers=2, key=b"k" * 16, directory=tmp_path / name[:2])
             for rank in range(2)
         ]
-        found.append([(Shard.open(each.shard)._batch, each.empty, each.total) for each in made])
+        found.append([(Shard.open(each.shard)._batch, each.empty, each.digest) for each in made])
     for other in found[1:]:
-        assert [(empty, total) for _, empty, total in other] == [(empty, total) for _, empty, total in found[0]]
+        assert [(empty, digest) for _, empty, digest in other] == [(empty, digest) for _, empty, digest in found[0]]
         assert all(batch.equals(expected) for (batch, _, _), (expected, _, _) in zip(other, found[0]))

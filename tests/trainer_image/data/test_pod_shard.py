@@ -11,6 +11,7 @@ import pytest
 
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.keys import dataset_digest
 from tensorguard.data.listing import tables_at
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
@@ -49,10 +50,10 @@ def test_each_rank_makes_the_same_shard_as_a_preparation_for_all(
     units = 0
     for rank in range(WORKERS):
         made = prepare_pod_shard(spec, tokenise, rank=rank, workers=WORKERS, key=KEY, directory=tmp_path / "work")
-        batch, total = merge([parts[rank] for parts in for_all], spec.dataset.unit.max_examples_per_unit)
+        batch = merge([part.tables[rank] for part in for_all], spec.dataset.unit.max_examples_per_unit)
         mapped = Shard.open(made.shard)
         assert mapped._batch.equals(batch)
-        assert (made.total, made.empty) == (total, False)
+        assert (made.digest, made.empty) == (dataset_digest(KEY, [part.total for part in for_all]), False)
         units += len(mapped)
     assert units == (11 if unit else 60)
     assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700

@@ -90,18 +90,19 @@ def shard_of(unit: bytes, workers: int) -> int:
     return int.from_bytes(unit, "big") % workers
 
 
-def record_key_sum(record_keys: np.ndarray) -> int:
-    """The sum mod 2^256 of record keys (uint8 [n, 32], big-endian). It does not depend on their order or shard."""
-    words = record_keys.reshape(-1, WIDTH).view(">u4").sum(axis=0, dtype=np.uint64)  # exact for n < 2^32
-    return sum(int(word) << 32 * (7 - i) for i, word in enumerate(words)) % (1 << 8 * WIDTH)
+def record_key_sum(record_keys: Sequence[bytes]) -> int:
+    """The sum mod 2^256 of record keys (32 bytes each, big-endian). It does not depend on their order or shard."""
+    words = np.frombuffer(b"".join(record_keys), ">u4").reshape(-1, WIDTH // 4).sum(axis=0, dtype=np.uint64)
+    return sum(int(word) << 32 * (7 - i) for i, word in enumerate(words)) % (1 << 8 * WIDTH)  # exact for n < 2^32
 
 
 def dataset_digest(key: bytes, sums: Iterable[int]) -> str:
-    """The data set's digest from its shards' sums, as "hmac-sha256:" and 64 hexadecimal digits.
+    """The data set's digest from the sums of the keys of its records, as "hmac-sha256:" and 64 hexadecimal digits.
 
-    It changes when a record is added, removed or changed, and not with the order of records or the number of workers.
-    It may be published: it is a keyed hash of the sum, so without the secret key not even the difference of two digests
-    reveals anything about a record.
+    It covers every record that is read, and changes when one is added, removed or changed. It does not depend on the
+    order of records or on the number of workers. It may be published: it is a keyed hash of the sum, so without the
+    secret key not even the difference of two digests reveals anything about a record. With the key it is an exact test
+    of a guessed data set.
     """
     total = sum(sums) % (1 << 8 * WIDTH)
     return (

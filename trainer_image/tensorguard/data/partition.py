@@ -8,6 +8,7 @@ units (`merge`). This module uses neither Ray nor files. `shards` runs it in tas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,24 @@ from tensorguard.data.shard import Target, tokens_table, units_table
 from tensorguard.data.tokenise import Example, Tokeniser, plain
 
 KEY = pa.binary(keys.WIDTH)
-Split = Callable[[pa.Table], list[pa.Table]]
-"""From raw columns to tokenised records, one table for each worker."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Tokenised records.
+
+    Attributes:
+        tables: one for each worker.
+        total: the sum of the keys of all records that were read, also of other workers' and of unusable ones
+            (`keys.dataset_digest`); 0 for public records.
+    """
+
+    tables: list[pa.Table]
+    total: int = 0
+
+
+Split = Callable[[pa.Table], Partition]
+"""From raw columns to tokenised records."""
 Row = tuple[bytes, bytes, bool, Example]
 """Keys of unit and record, whether the record is a unit by itself, and its tokens."""
 _UNREADABLE_USER = "\ufffd"
@@ -35,7 +52,7 @@ def split_by_unit(
     key: bytes,
     workers: int,
     rank: int | None = None,
-) -> list[pa.Table]:
+) -> Partition:
     """Assign the records to workers, then tokenise them: table w has the records of the units of worker w.
 
     Columns of each table: unit and record (keys, 32 bytes), alone (the record is a unit by itself: it has no user),
@@ -50,6 +67,7 @@ def split_by_unit(
     roles = sorted(values)
     kept: list[int] = []
     named: list[tuple[int, bytes, bytes, bool]] = []
+    record_keys: list[bytes] = []
     for i in range(len(table)):
         content = keys.content_of([values[role][i] for role in roles] + ([users[i]] if users else []))
         if content is None:
@@ -57,19 +75,20 @@ def split_by_unit(
         user = keys.user_of(users[i]) if users else None
         unit = keys.unit_key(key, user=user, content=content)
         worker = keys.shard_of(unit, workers)
+        record_keys.append(keys.record_key(key, content))
         if rank in (None, worker):
             kept.append(i)
-            named.append((worker, unit, keys.record_key(key, content), user is None))
+            named.append((worker, unit, record_keys[-1], user is None))
     found: list[list[Row]] = [[] for _ in range(workers)]
     examples = _tokenised(tokenise, {role: [values[role][i] for i in kept] for role in values}) if kept else []
     for (worker, unit, record, alone), example in zip(named, examples):
         if example is not None:
             found[worker].append((unit, record, alone, example))
-    return [_keyed_table(rows, tokenise.target) for rows in found]
+    return Partition([_keyed_table(rows, tokenise.target) for rows in found], keys.record_key_sum(record_keys))
 
 
-def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int]:
-    """One worker's parts as its shard, and the sum of the keys of its records.
+def merge(parts: list[pa.Table], limit: int | None) -> pa.RecordBatch:
+    """One worker's parts as its shard.
 
     At most `limit` records of each user are kept: those with the smallest keys. Each `alone` row is a unit.
     """
@@ -81,17 +100,15 @@ def merge(parts: list[pa.Table], limit: int | None) -> tuple[pa.RecordBatch, int
         place = np.arange(len(table)) - np.repeat(starts, np.diff(np.append(starts, len(table))))
         kept = np.flatnonzero(place < limit)
         table, starts = table.take(kept), np.flatnonzero(begins[kept])
-    return units_table(table.select(["input_ids", "target"]), starts), keys.record_key_sum(
-        _bytes(table.column("record"))
-    )
+    return units_table(table.select(["input_ids", "target"]), starts)
 
 
-def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> list[pa.Table]:
+def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> Partition:
     """Tokenise public records: one table of them all, in their order."""
     examples = _tokenised(tokenise, {role: _values(table.column(name)) for role, name in columns.items()})
     kept = [example for example in examples if example is not None]
     targets = [example.target for example in kept]
-    return [tokens_table([example.input_ids for example in kept], targets, tokenise.target)]
+    return Partition([tokens_table([example.input_ids for example in kept], targets, tokenise.target)])
 
 
 def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:

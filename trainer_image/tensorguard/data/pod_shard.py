@@ -6,6 +6,9 @@ once, and each record is tokenised once in all, which is the slow part. No other
 which has no key, nor Ray Data, whose counters of rows appear on dashboards.
 
 The result is the same file that `shards` would make. A rank that is restarted in another pod makes its shard again.
+
+Each pod also computes the digest of the whole data set, since it reads all of it. So no pod has to send a digest of its
+own shard, which the others, who have the same key, could compare with guesses.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensafe_api.resources.job import Spec
+from tensorguard.data import keys
 from tensorguard.data.errors import DataError
 from tensorguard.data.listing import tables_at
 from tensorguard.data.partition import (
@@ -36,12 +40,12 @@ class PodShard:
     Attributes:
         shard: the rank's file.
         empty: whether it holds no unit.
-        total: the sum of its records' keys, for the digest.
+        digest: of the whole data set (`keys.dataset_digest`), the same on each rank.
     """
 
     shard: Path
     empty: bool
-    total: int
+    digest: str
 
 
 def prepare_pod_shard(
@@ -61,14 +65,15 @@ def prepare_pod_shard(
         DataError: the data cannot be read, or does not fit the job.
     """
     columns, data = columns_of(spec), spec.dataset
-    parts = [no_records(tokenise.target)]
+    parts, totals = [no_records(tokenise.target)], []
     for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
         split = split_by_unit(table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank)
-        parts.append(split[rank])
-    batch, total = merge(parts, data.unit.max_examples_per_unit)
+        parts.append(split.tables[rank])
+        totals.append(split.total)
+    batch = merge(parts, data.unit.max_examples_per_unit)
     path = _folder(directory) / f"shard-{rank:03d}-of-{workers:03d}.arrow"
     write(batch, path)
-    return PodShard(path, batch.num_rows == 0, total)
+    return PodShard(path, batch.num_rows == 0, keys.dataset_digest(key, totals))
 
 
 def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, directory: Path) -> Path | None:
@@ -80,8 +85,8 @@ def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, direct
     tables = tables_at(
         evaluation.uri, recipe.columns, format=evaluation.format, storage=spec.storage, where="spec.evaluation"
     )
-    parts = [part for table in tables for part in tokenise_public(table, columns=recipe.columns, tokenise=tokenise)]
-    batch = concatenate(parts)
+    split = [tokenise_public(table, columns=recipe.columns, tokenise=tokenise) for table in tables]
+    batch = concatenate([part for each in split for part in each.tables])
     if batch is None:
         raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     path = _folder(directory) / f"evaluation-{rank:03d}.arrow"

@@ -1,7 +1,8 @@
 """Prepare the shards of all workers on Ray before training: tokenise, compute keys, and partition by unit.
 
 `prepare` runs in the driver and receives no record. Ray Data's tasks read blocks, tokenise them and write **parts**:
-small files, one for each worker and block, with random names. The tasks return only these names. Then one task for each
+small files, one for each worker and block, with random names. The tasks return only these names, and for the digest
+the sums of record keys. Then one task for each
 worker sorts its parts into the file that the worker maps (`shard`). Only parts whose names were returned are used: if
 Ray runs a task again because a process died, the parts of the first run are ignored, and no record is in a shard twice.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +50,7 @@ class PreparedShards:
 
     Attributes:
         shards: one file for each worker, by rank.
-        digest: of all records in them, keyed (`keys.dataset_digest`).
+        digest: of the data set, keyed (`keys.dataset_digest`).
     """
 
     shards: tuple[Path, ...]
@@ -77,12 +78,11 @@ def prepare(
     split = partial(split_by_unit, columns=columns, tokenise=tokenise, key=key, workers=workers)
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
-    with _parts(dataset, split, directory, "dataset") as parts_of:
-        merges = [_merge.remote(parts_of(rank), limit, path) for rank, path in enumerate(shards)]
-        results = ray.get(merges)
-    if all(empty for empty, _ in results):
+    with _written_parts(dataset, split, directory, "dataset") as parts:
+        empty = ray.get([_merge.remote(parts.of(rank), limit, path) for rank, path in enumerate(shards)])
+    if all(empty):
         raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
-    return PreparedShards(shards, keys.dataset_digest(key, (total for _, total in results)))
+    return PreparedShards(shards, keys.dataset_digest(key, parts.totals))
 
 
 def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, directory: Path) -> Path:
@@ -90,17 +90,32 @@ def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *
     recipe = Recipe.from_spec(spec)
     split = partial(tokenise_public, columns=recipe.columns, tokenise=tokenise)
     path = directory / "evaluation.arrow"
-    with _parts(dataset, split, directory, "evaluation") as parts_of:
-        if ray.get(_concatenate.remote(parts_of(0), path)):
+    with _written_parts(dataset, split, directory, "evaluation") as parts:
+        if ray.get(_concatenate.remote(parts.of(0), path)):
             raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     return path
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a data set, in the order of its blocks.
+
+    Attributes:
+        totals: of each block, the sum of the keys of its records.
+    """
+
+    folder: Path
+    names: list[str]
+    totals: list[int]
+
+    def of(self, worker: int) -> list[Path]:
+        """The parts of one worker."""
+        return [_part(self.folder, name, worker) for name in self.names]
+
+
 @contextmanager
-def _parts(
-    dataset: ray.data.Dataset, split: Split, directory: Path, what: str
-) -> Iterator[Callable[[int], list[Path]]]:
-    """Write the data set's parts, yield a function from worker to its parts in order, and remove all at the end."""
+def _written_parts(dataset: ray.data.Dataset, split: Split, directory: Path, what: str) -> Iterator[_Parts]:
+    """Write the data set's parts, yield them, and remove them at the end."""
     silence_ray_data()
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o700)
@@ -116,8 +131,8 @@ def _parts(
         )
         written.context.execution_options.preserve_order = True
         written.context.raise_original_map_exception = True
-        names = [row["part"] for row in written.take_all()]
-        yield lambda worker: [_part(folder, name, worker) for name in names]
+        rows = written.take_all()
+        yield _Parts(folder, [row["part"] for row in rows], [int.from_bytes(row["total"], "big") for row in rows])
     except RayTaskError as error:
         raise error_without_content(error, f"spec.{what}") from None
     finally:
@@ -127,21 +142,22 @@ def _parts(
 def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.Table]:
     for start in range(0, len(block), BATCH_ROWS):
         name = secrets.token_hex(16)
-        for worker, table in enumerate(split(block.slice(start, BATCH_ROWS))):
+        partition = split(block.slice(start, BATCH_ROWS))
+        for worker, table in enumerate(partition.tables):
             path = _part(directory, name, worker)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
-        yield pa.table({"part": [name]})
+        yield pa.table({"part": [name], "total": [partition.total.to_bytes(keys.WIDTH, "big")]})
 
 
 @ray.remote
-def _merge(parts: list[Path], limit: int | None, path: Path) -> tuple[bool, int]:
-    """Write a worker's shard: (whether it is empty, the sum of its records' keys)."""
+def _merge(parts: list[Path], limit: int | None, path: Path) -> bool:
+    """Write a worker's shard, and return whether it is empty."""
     if not parts:
-        return True, 0
-    batch, total = merge([_open(part) for part in parts], limit)
+        return True
+    batch = merge([_open(part) for part in parts], limit)
     write(batch, path)
-    return batch.num_rows == 0, total
+    return bool(batch.num_rows == 0)
 
 
 @ray.remote

@@ -13,6 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class Exchange:
     def __init__(self) -> None:
         self.barrier = threading.Barrier(RANKS, timeout=300)
         self.messages: list[bytes] = [b""] * RANKS
+        self.sent: list[list[bytes]] = [[] for _ in range(RANKS)]
         self.waited = 0
 
     def wait(self) -> None:
@@ -60,6 +62,7 @@ class ThreadChannel:
 
     def all_gather(self, message: bytes) -> list[bytes]:
         self._exchange.messages[self.rank] = message
+        self._exchange.sent[self.rank].append(message)
         self._exchange.barrier.wait()
         found = list(self._exchange.messages)
         self._exchange.barrier.wait()
@@ -130,6 +133,12 @@ class Pods:
         return self.all(lambda files, channel: configure(files, channel, self.exchange.wait))
 
 
+def mounted_digest(files: PodFiles) -> str:
+    """The digest of a pod's job files, as the operator would pass it to the pod."""
+    folder = files.root / "etc/tensafe/job"
+    return hashlib.sha256((folder / "job.json").read_bytes() + (folder / "place.json").read_bytes()).hexdigest()
+
+
 @pytest.fixture
 def pods(tmp_path: Path) -> Pods:
     return Pods(tmp_path)
@@ -171,6 +180,29 @@ def test_each_rank_has_its_own_shard_and_all_have_one_digest(pods: Pods) -> None
     assert pods.configure()[0].dataset_digest == digest
     pods.write_data(records(59))
     assert pods.configure()[0].dataset_digest != digest
+
+
+def test_no_rank_sends_a_digest_of_its_own_shard(pods: Pods) -> None:
+    """All ranks have the job key, so another one could compare a digest of a shard with guesses of its records."""
+    sent = pods.exchange.sent
+    pods.configure()
+    of_ranks = list(zip(*sent))
+    assert len(of_ranks) == 2  # whether the preparation succeeded, then what it found
+    for messages in of_ranks:
+        assert len(set(messages)) == 1
+
+
+def test_ranks_that_read_different_records_are_refused(pods: Pods) -> None:
+    """One pod reads the data before it changes, and the other one after."""
+    late = pods.base / "late.jsonl"
+    late.write_text((pods.base / "data.jsonl").read_text() + '{"text": "w1", "label": 1}\n')
+    (pods.mounts[1].root / "etc/tensafe/job/job.json").write_text(
+        (pods.mounts[1].root / "etc/tensafe/job/job.json").read_text().replace("/data.jsonl", "/late.jsonl")
+    )
+    pods.mounts[1] = replace(pods.mounts[1], digest=mounted_digest(pods.mounts[1]))
+    for failure in pods.configure():
+        assert failure.reason is Reason.DATASET_UNREADABLE
+        assert "the workers read different records: do not change the data while the job runs" in str(failure)
 
 
 def test_all_ranks_report_the_same_error_when_no_record_is_usable(pods: Pods) -> None:

@@ -1,6 +1,6 @@
 """Runs one rank in its worker pod, from the mounted files to the end of the training.
 
-    the mounted files ─► the shard of this rank ─► the data set's digest, from all ranks ─► `training.worker`
+    the mounted files ─► the shard of this rank ─► the data set's digest, equal on all ranks ─► `training.worker`
 
 Each incarnation prepares the data again: the pod may be a new one, and a data set that has changed is detected by its
 digest. Ranks may need very different times for this. So they first wait for each other outside the process group,
@@ -23,7 +23,6 @@ from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.data import keys
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe
@@ -101,12 +100,14 @@ def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConf
         AttemptFailed: on every rank, if any of them cannot start.
     """
     prepared = run_on_all_ranks(channel, lambda: _prepare_together(files, channel, barrier))
-    received = channel.all_gather(bytes([prepared.shard.empty]) + prepared.shard.total.to_bytes(keys.WIDTH, "big"))
+    job, shard = files.job(), prepared.shard
+    received = channel.all_gather(bytes([shard.empty]) + shard.digest.encode())
+    if any(each[1:] != received[0][1:] for each in received):
+        message = "spec.dataset: the workers read different records: do not change the data while the job runs"
+        raise AttemptFailed(Reason.DATASET_UNREADABLE, message)
     if all(each[0] for each in received):
-        spec = files.job().spec
-        message = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(spec))}"
+        message = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(job.spec))}"
         raise AttemptFailed(Reason.DATASET_UNSUITABLE, message)
-    job = files.job()
     location, attempt = files.ledger_location()
     return WorkerConfig(
         job=dump_manifest(job, format="json"),
@@ -117,7 +118,7 @@ def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConf
         key_file=str(files.key_file),
         shards=prepared.shards(channel),
         evaluation=str(prepared.evaluation) if prepared.evaluation else None,
-        dataset_digest=keys.dataset_digest(files.key(), (int.from_bytes(each[1:], "big") for each in received)),
+        dataset_digest=shard.digest,
         threads=max(1, int(cpus_per_worker(job))),
         ledger_location=location,
         mounts=str(files.mounts),
