@@ -12,11 +12,13 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
+Place = Literal["OneMachine", "Pods"]
+"""Where the workers of a job run: all on one machine, or each in its own pod."""
 SCHEMA = "tensafe.io/statement/v1alpha1"
 STATEMENT_FILE = "statement.json"
 """Name of the statement in the directory of a checkpoint."""
@@ -39,11 +41,20 @@ _RUN = (
 _ASSUMED = (
     "Readers of the adapter, the status, the ledger and this statement: nothing is assumed about them.",
     "The object store: it may read everything that is written to it. A change of what it stores is detected.",
-    "Workers: they run this code. Up to `mechanism.colluders` of them may combine what they see. Each worker sees its "
-    "own shard of the data.",
-    "The Ray head and driver: honest but curious. A party that can run code on the workers can read everything that "
-    "they hold.",
 )
+_ASSUMED_OF_WORKERS: dict[Place, tuple[str, ...]] = {
+    "OneMachine": (
+        "Workers, driver and Ray: they run this code, as processes on one machine. The owner of the machine can read "
+        "the data set and everything that the processes hold. Masks do not protect against the owner. They run all the "
+        "same, so that the code that is tested is the code that is used.",
+    ),
+    "Pods": (
+        "Workers: they run this code, each in its own pod. Every worker can read the whole data set, and trains on its "
+        "own shard of it. So the claim holds against readers who are not workers, and hides no record from a worker.",
+        "The Ray head and driver: honest but curious. They hold no record and no key. A party that can run code on the "
+        "workers can read everything that they hold.",
+    ),
+}
 _NOT_COVERED = (
     "The duration of a step, which reveals something about the number of records that joined it.",
     "The choice of hyper-parameters by several runs on the same data: compose the ε of all runs.",
@@ -78,6 +89,7 @@ class StatementInputs:
     job_name: str
     job_uid: str
     attempt: int
+    place: Place
     mechanism: Mechanism
     unit_at_least: int
     planned_steps: int
@@ -170,7 +182,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "evaluation": inputs.evaluation or "none",
         "privateMetrics": inputs.private_metrics,
         "budget": NOT_KNOWN,
-        "assumed": [*_ASSUMED, *inputs.aggregation.assumed],
+        "assumed": [*_ASSUMED, *_ASSUMED_OF_WORKERS[inputs.place], *inputs.aggregation.assumed],
         "notCovered": [*_NOT_COVERED, _BOUND[mechanism.adjacency], *inputs.aggregation.not_covered],
         "remarks": list(inputs.remarks),
     }

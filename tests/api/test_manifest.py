@@ -192,8 +192,8 @@ spec:
         "remove it for the default of 1 / (10 x unit.atLeast)",
         "spec.training.expectedBatchSize: training.expectedBatchSize must be at most dataset.unit.atLeast, because it "
         "counts units: lower it",
-        "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be below cluster.workers: lower it, or "
-        "raise cluster.workers",
+        "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be 0, because every worker can read the "
+        "whole data set, so no noise hides a record from it: remove it",
         "spec.dataset.columns: dataset.columns must name exactly one shape of data: write prompt and completion, or "
         "messages, or text, or tokens and tags",
         "spec.training: training must have at most one of epochs and steps: remove one of them",

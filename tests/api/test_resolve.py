@@ -315,8 +315,11 @@ def test_unreachable_target_is_refused_at_its_field(job: Job) -> None:
 
 
 def test_colluding_workers_make_noise_shares_larger(job: Job) -> None:
-    changes = {"spec.cluster.workers": 4, "spec.aggregation.colludingWorkers": 3}
-    plan = resolve_job(job(changes))[1]
+    """No manifest may ask for it yet, so this job did not pass the rules of manifests."""
+    accepted = job({"spec.cluster.workers": 4})
+    colluding = accepted.spec.aggregation.model_copy(update={"colluding_workers": 3})
+    spec = accepted.spec.model_copy(update={"aggregation": colluding})
+    plan = resolve_job(accepted.model_copy(update={"spec": spec}))[1]
     assert (plan.mechanism.workers, plan.mechanism.colluders) == (4, 3)
     assert plan.mechanism.share_sigma == plan.mechanism.grid
     assert plan.mechanism.outsider_noise_multiplier == 2.0

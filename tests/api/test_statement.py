@@ -39,6 +39,7 @@ INPUTS = StatementInputs(
     job_name="claims-triage",
     job_uid="3f2a91c0",
     attempt=2,
+    place="Pods",
     mechanism=MECHANISM,
     unit_at_least=5000,
     planned_steps=2250,
@@ -135,6 +136,20 @@ def test_every_epsilon_of_the_statement_is_shown_with_its_steps() -> None:
     assert f"({document['claim']['epsilon']}, 0.00001)" in headline and "for 2250 steps" in headline
 
 
+def test_statement_on_workers_is_true_for_the_place_where_they_run() -> None:
+    """Nothing separates a worker from the data of the others, neither on one machine nor in pods."""
+    pods = " ".join(build_statement(INPUTS)["assumed"])
+    assert "Every worker can read the whole data set" in pods
+    assert "hides no record from a worker" in pods
+    assert "one machine" not in pods
+    local = " ".join(build_statement(replace(INPUTS, place="OneMachine"))["assumed"])
+    assert "The owner of the machine can read the data set" in local
+    assert "Masks do not protect against the owner" in local
+    assert "pod" not in local
+    for text in (pods, local):
+        assert "sees its own shard" not in text
+
+
 def test_statement_defines_its_adjacency() -> None:
     document = build_statement(INPUTS)
     assert (document["claim"]["adjacency"], document["mechanism"]["adjacency"]) == ("AddOrRemoveOne",) * 2
@@ -159,6 +174,7 @@ def test_statement_contains_the_frozen_mechanism() -> None:
 def test_every_input_changes_the_statement() -> None:
     """A change of any input changes the document."""
     changed = {
+        "place": "OneMachine",
         "mechanism": MECHANISM.model_copy(update={"clip": "0.8"}),
         "events": (),
         "accountant": "PLD",

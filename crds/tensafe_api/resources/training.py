@@ -139,8 +139,8 @@ class Aggregation(Block):
 
     colluding_workers: Colluders = Field(
         0,
-        description="Number of workers that may share what they see without breaking the privacy claim. Each worker "
-        "adds more noise for a higher number. It only has a meaning if workers cannot read each other's data.",
+        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 is "
+        "accepted: every worker can read the whole data set, so more noise would hide no record from it.",
     )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",

@@ -74,6 +74,22 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "colluding workers are accepted although all workers read the same data",
+        (
+            Edit(
+                API + "resources/job.py",
+                "lambda spec: spec.aggregation.colluding_workers == 0 or not workers_share_data(spec),",
+                "lambda spec: spec.aggregation.colluding_workers < spec.cluster.workers,",
+            ),
+            Edit(
+                API + "resources/job.py",
+                '"self.aggregation.colludingWorkers == 0",',
+                '"self.aggregation.colludingWorkers < self.cluster.workers",',
+            ),
+        ),
+        ("tests/api/test_rules.py::test_rule_refuses_and_accepts_its_examples",),
+    ),
+    Mutation(
         "figures are rounded to the nearest",
         (Edit(API + "privacy_events.py", "rounding=ROUND_CEILING", 'rounding="ROUND_HALF_EVEN"'),),
         (

@@ -75,7 +75,6 @@ def test_pairwise_masks_contribute_to_the_statement(workers: Run) -> None:
     (part,) = workers(1, lambda channel: create_aggregator(config(channel)).statement())
     document = build_statement(statement_inputs(part))
     assert document["mechanism"]["run"].endswith(", discrete Gaussian shares, pairwise masks")
-    assert any(sentence.startswith("On one machine, masks do not protect") for sentence in document["assumed"])
     assert any(sentence.startswith("The network may read everything") for sentence in document["assumed"])
     assert any(sentence.startswith("Malicious workers") for sentence in document["notCovered"])
 
@@ -236,6 +235,7 @@ def statement_inputs(part: AggregationStatement) -> StatementInputs:
         job_name="j",
         job_uid="1",
         attempt=1,
+        place="OneMachine",
         mechanism=mechanism,
         unit_at_least=5000,
         planned_steps=10,

@@ -179,7 +179,6 @@ def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
         tmp_path / "run",
         "spec.cluster.workers=3",
         "spec.cluster.worker.cpus=500m",
-        "spec.aggregation.colludingWorkers=2",
         "spec.training.steps=3",
         "spec.dataset.unit={kind: User, column: user, atLeast: 40}",
         "spec.training.expectedBatchSize=4",

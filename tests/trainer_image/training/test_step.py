@@ -28,7 +28,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Job:
         "spec.checkpoint.everySteps=3",
         "spec.dataset.unit.atLeast=4000",
         "spec.privacy.targetEpsilon=2",
-        "spec.aggregation.colludingWorkers=1",
         rows=records(40),
     )
     instruments = (KeepTotals(), KeepBatchSizes())
@@ -52,10 +51,10 @@ def test_ranks_run_the_same_number_of_steps_even_with_empty_draws(empty: Job) ->
 
 
 def test_sum_of_an_empty_step_is_noise_with_the_full_variance(empty: Job) -> None:
-    """N/(N-t) σ² S²: each of two workers adds enough noise for the case that the other colludes."""
+    """σ² S²: the shares of both workers together. `test_whole_step.py` has workers that collude."""
     mechanism = empty.plan.mechanism
     revealed = totals(empty)
-    variance = 2 * (float(mechanism.noise_multiplier) * mechanism.grid) ** 2
+    variance = (float(mechanism.noise_multiplier) * mechanism.grid) ** 2
     # A unit that joins adds at most S² to the sum of squares of a step; the noise adds d times the variance.
     ratio = float((revealed**2).mean() / variance)
     assert abs(ratio - 1) < 7 * (2 / revealed.size) ** 0.5 + 3 / revealed.shape[1]

@@ -32,7 +32,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         "spec.checkpoint.everySteps=2",
         "spec.checkpoint.keep=2",
         "spec.lora.dropout=0.1",
-        "spec.aggregation.colludingWorkers=1",
     )
     assert job.run(KeepWeights()) == [0, 0], job.errors()
     yield job
@@ -80,7 +79,8 @@ def test_statement_of_each_checkpoint_can_be_recomputed(job: Job) -> None:
         assert recompute_epsilon(document) == document["spent"]["epsilon"]
         assert document["job"]["step"] == step
         assert step <= document["spent"]["stepsCharged"] <= STEPS
-        assert document["claim"]["steps"] == STEPS
+        assert document["claim"]["steps"] == document["againstOutsider"]["steps"] == STEPS
+        assert any("processes on one machine" in sentence for sentence in document["assumed"])
         assert float(document["claim"]["epsilon"]) >= float(document["spent"]["epsilon"]) > 0
         assert document["hashes"]["adapter"] == digest(files["adapter_model.safetensors"])
         length, head = document["hashes"]["ledgerLength"], document["hashes"]["ledgerHead"]
@@ -119,7 +119,7 @@ def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(j
 
     assert event["steps"] == job.ledger().steps_charged
     assert status.privacy.epsilon_spent == status.privacy.epsilon_claimed == recomputed(sigma)
-    assert status.privacy.epsilon_against_outsider == recomputed(sigma * 2**0.5)  # one of the two workers may collude
+    assert status.privacy.epsilon_against_outsider == recomputed(sigma)  # no worker may collude
     assert float(status.privacy.epsilon_spent) <= float(job.plan.target_epsilon)
     assert status.checkpoints[-1].epsilon == document["spent"]["epsilon"] == status.privacy.epsilon_spent
 

@@ -65,12 +65,7 @@ class PairwiseMasks(SecureAggregator):
         few = "" if self._graph.is_complete else f" with {self._graph.degree} neighbours"
         return AggregationStatement(
             protocol=f"pairwise masks{few}",
-            assumed=(
-                network,
-                *self._on_colluders(),
-                "On one machine, masks do not protect against the owner of the machine. They run all the same, so that "
-                "the code that is tested is the code that is used.",
-            ),
+            assumed=(network, *self._on_colluders()),
             not_covered=(not_covered,),
         )
 

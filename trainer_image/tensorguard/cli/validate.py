@@ -83,11 +83,6 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         else f"if all {plan.reserve_steps:,} reserved steps are charged as well"
     )
     origin = f"calibrated for {steps_text(total)}" if calibrated else "as in the manifest"
-    colluders = (
-        f"what remains if {mechanism.colluders} of {mechanism.workers} workers collude"
-        if mechanism.colluders
-        else "no worker colludes"
-    )
     return [
         (
             "ε claimed",
@@ -106,7 +101,7 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         ),
         ("δ", plan.delta, ""),
         ("unit", mechanism.unit, ADJACENCY_TEXT[mechanism.adjacency]),
-        ("noise multiplier σ", mechanism.noise_multiplier, f"{origin}; {colluders}"),
+        ("noise multiplier σ", mechanism.noise_multiplier, origin),
         ("sample rate q", mechanism.sample_rate, "probability that a unit joins a step"),
         ("clip norm C", mechanism.clip, f"2^{mechanism.grid_bits} steps of the integer grid"),
         ("accountant", plan.accountant, ""),

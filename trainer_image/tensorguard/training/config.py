@@ -14,11 +14,14 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.backends import LedgerLocation
+
+if TYPE_CHECKING:  # the driver of an attempt in a cluster imports this module, and needs no accounting
+    from tensafe_api.statement import Place
 
 COUNTED_RECORDS_REMARK = (
     "unit_at_least was not given, so the job, the ledger and the statement use the number of records, {count}, in its "
@@ -67,6 +70,11 @@ class WorkerConfig:
 
     def parse_job(self) -> TenSafeTrainingJob:
         return TenSafeTrainingJob.model_validate(json.loads(self.job))
+
+    @property
+    def place(self) -> Place:
+        """Where the workers run."""
+        return "OneMachine" if self.ledger_location is None else "Pods"
 
     @property
     def directory(self) -> Path:

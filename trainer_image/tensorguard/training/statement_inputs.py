@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from tensafe_api.statement import AggregationStatement, StatementInputs
+from tensafe_api.statement import AggregationStatement, Place, StatementInputs
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.training.setup import StepComponents
 
 
 def statement_inputs(
-    components: StepComponents, aggregation: AggregationStatement, state: LedgerState, step: int, adapter_digest: str
+    components: StepComponents,
+    place: Place,
+    aggregation: AggregationStatement,
+    state: LedgerState,
+    step: int,
+    adapter_digest: str,
 ) -> StatementInputs:
     """The inputs of the statement.
 
     Args:
         components: of the rank that writes the checkpoint.
+        place: where the workers run.
         aggregation: the part of the statement that the aggregation protocol contributes.
         state: the ledger when the checkpoint is written.
         step: number of steps in the checkpoint.
@@ -25,6 +31,7 @@ def statement_inputs(
         job_name=spec.job_name,
         job_uid=spec.job_uid,
         attempt=state.attempt,
+        place=place,
         mechanism=spec.mechanism,
         unit_at_least=spec.unit_at_least,
         planned_steps=spec.planned_steps,

@@ -283,7 +283,7 @@ class Worker:
             source=components.source,
             model=components.model,
             optimizer=components.optimizer,
-            statement_inputs=partial(statement_inputs, components, aggregation),
+            statement_inputs=partial(statement_inputs, components, self.config.place, aggregation),
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,
         )

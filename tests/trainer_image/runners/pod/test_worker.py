@@ -168,7 +168,7 @@ def test_each_rank_has_its_own_shard_and_all_have_one_digest(pods: Pods) -> None
         assert other == ""
         units += len(Shard.open(Path(shard)))
         assert config.job_key() == pods.key
-        assert (config.job_uid, config.attempt) == ("11-22", 2)
+        assert (config.job_uid, config.attempt, config.place) == ("11-22", 2, "Pods")
         assert config.ledger_location is not None and config.ledger_location.ledger == "tiny-ledger"
         assert pods.key.hex() not in json.dumps(config.pack())
         assert WorkerConfig.unpack(config.pack()) == config
