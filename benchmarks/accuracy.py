@@ -22,9 +22,10 @@ import torch
 from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.peers import opacus_sst2
 from tensafe_api.accounting import job_epsilon
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
-from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, FINAL
+from tensorguard.training.checkpointing import FINAL
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import load_lora_model
 from tensorguard.training.worker import train

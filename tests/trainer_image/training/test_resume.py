@@ -15,10 +15,11 @@ from e2e.platform.s3 import BUCKET, S3
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resources.ledger import Outcome
 from tensorguard.aggregation.channel import check_all_reduce_wraps
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
-from tensorguard.training.checkpointing import ADAPTER_WEIGHTS, restore_checkpoint
+from tensorguard.training.checkpointing import restore_checkpoint
 from tensorguard.training.config import RUN_LOG, TRACEBACKS
 from tensorguard.training.run_log import Started, Stepped
 from tensorguard.training.setup import set_up

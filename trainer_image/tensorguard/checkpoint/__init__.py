@@ -3,6 +3,7 @@
 In: named files as bytes. Out: a complete checkpoint with a digest, or none. `training.checkpointing` decides what is in
 a checkpoint, and publishes it in the ledger. The modules, in the order in which a checkpoint is written:
 
+- `layout` names the files that readers of a checkpoint use.
 - `optimizer_state` is the optimiser's state as bytes.
 - `trainer_state` is the step, and the position in the ledger.
 - `store` writes, reads and removes checkpoints.

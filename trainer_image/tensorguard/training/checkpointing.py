@@ -16,14 +16,8 @@ from peft import PeftModel
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from tensafe_api.statement import (
-    STATEMENT_FILE,
-    StatementInputs,
-    build_statement,
-    canonical_json,
-    digest,
-    render_markdown,
-)
+from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
+from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, parse_trainer_state
@@ -32,10 +26,7 @@ from tensorguard.models.adapter import adapter_config, adapter_state, load_adapt
 from tensorguard.models.source import ModelSource
 from tensorguard.training.rollback_check import check_checkpoints
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 FINAL = "final"
-STATEMENT_PAGE = "statement.md"
 _STEP = "step-"
 
 

@@ -1,0 +1,11 @@
+"""The names of the files in a checkpoint that its readers use: the adapter, as peft reads it, and the statement."""
+
+from __future__ import annotations
+
+from tensafe_api.statement import STATEMENT_FILE
+
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "STATEMENT_FILE", "STATEMENT_PAGE"]
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+STATEMENT_PAGE = "statement.md"
