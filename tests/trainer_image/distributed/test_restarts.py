@@ -7,17 +7,22 @@ import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from e2e.platform.trainer.command import CHECKPOINT_STEPS, kill_rank_0
 from e2e.platform.trainer.rank_harness import make_model, records
 from tensorguard.distributed import DistributedDPConfig, TenSafeCallback, TenSafeTrainer, TenSafeTrainingConfig
+from tensorguard.integrations import TensorBoardCallback
 from tensorguard.ledger.file import FileLedger
 
 pytestmark = pytest.mark.ray
 
 
 def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -> None:
-    """Ray restarts the workers. SIGTERM saves a checkpoint before it has its usual effect. A second call resumes."""
+    """Ray restarts the workers. SIGTERM saves a checkpoint before it has its usual effect. A second call resumes.
+
+    A tracker shows all of it as one run, with every step that was taken.
+    """
 
     class Terminated(BaseException):
         pass
@@ -57,7 +62,7 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
     handler = signal.signal(signal.SIGTERM, terminate)
     try:
         with pytest.raises(Terminated) as ended:
-            TenSafeTrainer(config, [fails]).fit(records(240))
+            TenSafeTrainer(config, [fails, TensorBoardCallback(tmp_path / "board")]).fit(records(240))
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert "saved a checkpoint" in ended.value.__notes__[0]
@@ -77,8 +82,20 @@ def test_run_continues_after_a_killed_worker_and_after_sigterm(tmp_path: Path) -
                 self.first, self.spent = step, trainer.epsilon_spent
 
     first_step = FirstStep()
-    result = TenSafeTrainer(config, [first_step]).fit(records(240), resume_from_checkpoint=published.uri)
+    callbacks = [first_step, TensorBoardCallback(tmp_path / "board")]
+    result = TenSafeTrainer(config, callbacks).fit(records(240), resume_from_checkpoint=published.uri)
     assert first_step.first == published.step + 1
     assert first_step.spent > 0
     assert result.phase == "Succeeded" and result.metrics["steps"] == 300
-    assert FileLedger(run_folder).read().steps_charged >= 300 + ledger.steps_recharged
+    charged = FileLedger(run_folder).read().steps_charged
+    assert charged >= 300 + ledger.steps_recharged
+
+    board = EventAccumulator(str(tmp_path / "board"), size_guidance={"scalars": 0})
+    board.Reload()
+    steps = board.Scalars("train/global_step")
+    assert [event.step for event in steps] == list(range(1, len(steps) + 1))
+    assert {event.value for event in steps} == set(range(1, 301))
+    assert len(steps) > 300, "steps that ran again are there twice"
+    assert board.Scalars("dp/steps_charged")[-1].value == charged
+    assert board.Scalars("dp/epsilon")[-1].value == pytest.approx(result.metrics["dp_epsilon"], abs=1e-3)
+    assert board.Tensors("statement/text_summary")
