@@ -11,6 +11,8 @@ from e2e.platform.trainer.recorded_run import RecordedRun
 from tensafe_api.tasks import METRICS
 from tensorguard.trackers.figures import KEYS, Point, grouped, privacy_figures, public_config, public_time
 
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "trackers.md"
+
 
 def test_keys_are_exactly_these() -> None:
     """A new key is a decision: it belongs here only if it is a function of public things."""
@@ -56,3 +58,9 @@ def test_names_are_grouped_as_hugging_face_groups_them() -> None:
 
 def test_times_do_not_show_the_duration_of_a_step() -> None:
     assert {public_time(seconds) for seconds in (30.1, 34.0, 59.9, 60.0)} == {60.0}
+
+
+def test_page_explains_every_key() -> None:
+    text = PAGE.read_text()
+    for key, meaning in KEYS.items():
+        assert f"`{key}` | {meaning} |" in text, key
