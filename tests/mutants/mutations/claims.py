@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import AGGREGATION_TESTS, API, TRAINER, Edit, Mutation
+from mutations.mutation import AGGREGATION_TESTS, API, TRACKER_TESTS, TRAINER, Edit, Mutation
 
 CLAIMS: tuple[Mutation, ...] = (
     Mutation(
@@ -101,5 +101,59 @@ CLAIMS: tuple[Mutation, ...] = (
         "calibration returns a noise multiplier whose last digit is too small",
         (Edit(API + "accounting.py", "return _sigma(smallest)", "return _sigma(smallest - 1)"),),
         ("tests/api/test_accounting.py::test_calibrated_sigma_is_the_smallest_string_within_the_target",),
+    ),
+    Mutation(
+        "the epsilon of a tracker counts the steps done instead of the charged ones",
+        (
+            Edit(
+                TRAINER + "trackers/history.py",
+                "self._privacy_figures(record.charged)",
+                "self._privacy_figures(record.step)",
+            ),
+        ),
+        (TRACKER_TESTS + "test_export.py::test_steps_that_ran_again_count_again_and_epsilon_rises",),
+    ),
+    Mutation(
+        "the last epsilon of a tracker is that of the log instead of the ledger",
+        (
+            Edit(
+                TRAINER + "trackers/history.py",
+                "privacy_figures(Claim.of(ledger.spec), ledger.steps_charged)",
+                "privacy_figures(Claim.of(ledger.spec), self._charged)",
+            ),
+        ),
+        (TRACKER_TESTS + "test_export.py::test_last_epsilon_is_that_of_the_ledger",),
+    ),
+    Mutation(
+        "a tracker receives the labels of the data set",
+        (Edit(TRAINER + "trackers/figures.py", '"spec.model.task",', '"spec.model.labelNames",'),),
+        (TRACKER_TESTS + "test_figures.py::test_configuration_has_only_public_fields",),
+    ),
+    Mutation(
+        "a tracker receives any key",
+        (Edit(TRAINER + "trackers/figures.py", "self.figures.keys() - KEYS.keys()", "set()"),),
+        (TRACKER_TESTS + "test_figures.py::test_point_with_a_private_key_cannot_be_made",),
+    ),
+    Mutation(
+        "a tracker receives the time of each step",
+        (
+            Edit(
+                TRAINER + "trackers/figures.py",
+                "return float(math.ceil(seconds / TIME_GRAIN_SECONDS) * TIME_GRAIN_SECONDS)",
+                "return seconds",
+            ),
+        ),
+        (TRACKER_TESTS + "test_export.py::test_times_of_points_hide_the_duration_of_steps",),
+    ),
+    Mutation(
+        "a tracker receives the state of the optimiser",
+        (
+            Edit(
+                TRAINER + "trackers/attachments.py",
+                "for file in _FILES[kind] if file in found",
+                "for file in found",
+            ),
+        ),
+        (TRACKER_TESTS + "test_export.py::test_nothing_private_is_sent",),
     ),
 )
