@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -103,6 +104,18 @@ def test_changed_adapter_is_not_sent(tmp_path: Path, tracker: Any, export: Expor
     export(run.directory)
     assert tracker.attached == []
     assert "adapter_model.safetensors is not what was written" in reports[-1]
+
+
+def test_adapter_that_was_removed_is_reported_and_the_rest_is_sent(
+    tmp_path: Path, tracker: Any, export: Exporter, reports: list[str]
+) -> None:
+    tracker.adapters = "checkpoint"
+    run = crashed_and_finished(tmp_path / "run")
+    shutil.rmtree(run.directory / "checkpoints" / "step-000010")
+    export(run.directory)
+    assert [attachment.name for attachment in tracker.attached] == ["statement", "adapter"]
+    (line,) = reports
+    assert line.startswith("the adapter of step 10 is not attached") and line.endswith("is not there any more")
 
 
 def test_second_export_sends_nothing_again(tmp_path: Path, tracker: Any, export: Exporter) -> None:

@@ -22,6 +22,7 @@ from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS, grouped
 from tensorguard.trackers.to_wandb import PRIVATE_SETTINGS, WandbTracker
 from tensorguard.trackers.tracker import TrackerError
 
+_FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
 _BLOCK = 32768
 _COMPLETE = (1, 4)
 """Types of a part of a record that ends it, in the format of LevelDB's log."""
@@ -33,7 +34,7 @@ def export(run: RecordedRun, directory: Path, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     finished = subprocess.run(
         [sys.executable, "-m", "tensorguard.cli.main", "export", str(run.directory), "--to", "wandb"],
-        env={**clean, "WANDB_MODE": "offline", "WANDB_DIR": str(directory), **environment},
+        env={**clean, **dict.fromkeys(_FOLDERS, str(directory)), "WANDB_MODE": "offline", **environment},
         cwd=directory,
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE
-from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.trackers.tracker import Attachment
 
 _FILES = {
@@ -36,11 +36,13 @@ def read_attachment(
     """The files of a checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or is not what was published.
+        CheckpointError: it was removed, cannot be read, or is not what was published.
         ImportError, ValueError: the client of its storage is not installed, or its address has no client.
     """
     store = CheckpointStore.for_job(job)
     name = checkpoint.uri.rstrip("/").rsplit("/", 1)[-1]
+    if not store.exists(name):
+        raise CheckpointError(f"{checkpoint.uri} is not there any more")
     found = store.read(name, checkpoint.digest)
     files = {file: found[file] for file in _FILES[kind] if file in found}
     return Attachment(kind, checkpoint.step, checkpoint.final, files)

@@ -23,7 +23,7 @@ from tensorguard.trackers.tracker import Adapters, Attachment, Outcome, RunInfo,
 UID_TAG = "tensafe.job.uid"
 _DEFAULT_EXPERIMENT = "Default"
 _PER_REQUEST = 1000
-"""The most metrics that a server accepts in one request; of parameters, it accepts a hundred."""
+"""The most metrics that a server accepts in one request. The parameters of a run are far below their limit of 100."""
 _STATUS = {
     Outcome.RUNNING: "RUNNING",
     Outcome.FINISHED: "FINISHED",
@@ -66,7 +66,7 @@ class MlflowTracker:
         self._id = self._given_id or known or self._find(run) or self._create(run)
         present = client.get_run(self._id).data.params  # a parameter cannot be changed
         missing = [Param(key, str(value)) for key, value in run.config.items() if key not in present]
-        client.log_batch(self._id, params=missing[: _PER_REQUEST // 10])
+        client.log_batch(self._id, params=missing)
         client.update_run(self._id, status=_STATUS[Outcome.RUNNING])
         return self._id
 
