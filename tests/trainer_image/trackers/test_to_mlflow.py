@@ -108,17 +108,20 @@ def use(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_mlflow_receives_only_what_is_allowed(tmp_path: Path, server: Server, use: Any) -> None:
+def test_mlflow_receives_only_what_is_allowed(
+    tmp_path: Path, server: Server, use: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = crashed_and_finished(tmp_path / "run")
     use(MLFLOW_EXPERIMENT_NAME="notes", MLFLOW_TAGS='{"team": "nlp"}', HF_MLFLOW_LOG_ARTIFACTS="1")
     assert main(["export", str(run.directory), "--to", "mlflow"]) == 0
+    assert capsys.readouterr().out == ""
     (found,) = server.runs("notes")
     assert server.series(found, "eval_loss") == [(5, 0.69), (10, 0.6), (17, 0.5), (22, 0.4)]
     assert [value for _, value in server.series(found, "global_step")] == [*range(1, 13), *range(11, 21)]
     assert found.data.metrics["dp_steps_charged"] == 23
     assert found.data.metrics["dp_epsilon_spent"] >= run.plan.epsilon(23)
     assert set(found.data.metrics) < set(KEYS)
-    names = {field.removeprefix("spec.") for field in CONFIG_FIELDS} | {"privacy.sampleRate", "epochSteps"}
+    names = {field.removeprefix("spec.") for field in CONFIG_FIELDS} | {"privacy.sampleRate", "stepsPerEpoch"}
     assert set(found.data.params) <= names
     assert found.data.tags == {"mlflow.runName": "triage", UID_TAG: run.job.metadata.uid, "team": "nlp"}
     assert (found.info.status, found.info.run_name) == ("FINISHED", "triage")

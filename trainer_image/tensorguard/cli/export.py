@@ -7,6 +7,7 @@ In: the folder of a run, or a job with its status. Out: a run of W&B, MLflow or 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -85,7 +86,8 @@ def _export(arguments: argparse.Namespace) -> int:
         kind.check_installed()
         history, directory = _history(arguments)
         tracker = kind.create(os.environ, directory)
-        Export(history, tracker, SentFile(directory, kind.name), _report).run(follow=arguments.follow)
+        with contextlib.redirect_stdout(sys.stderr):  # trackers' libraries print addresses
+            Export(history, tracker, SentFile(directory, kind.name), _report).run(follow=arguments.follow)
     except TrackerError as error:
         raise CommandError(f"tensafe export: {error}") from error
     except LedgerError as error:
