@@ -35,6 +35,7 @@ def test_configuration_has_only_public_fields(tmp_path: Path) -> None:
     config = public_config(run.job, run.plan)
     assert "SECRET" not in json.dumps(config)
     assert config["model.name"] == "tiny"
+    assert config["privacy.adjacency"] == run.plan.mechanism.adjacency == "AddOrRemoveOne"
     assert config["privacy.noiseMultiplier"] == run.plan.mechanism.noise_multiplier
     assert (config["metadata.name"], config["training.steps"], config["cluster.workers"]) == ("triage", 20, 2)
 

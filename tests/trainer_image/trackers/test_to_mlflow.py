@@ -121,7 +121,11 @@ def test_mlflow_receives_only_what_is_allowed(
     assert found.data.metrics["dp_steps_charged"] == 23
     assert found.data.metrics["dp_epsilon_spent"] >= run.plan.epsilon(23)
     assert set(found.data.metrics) < set(KEYS)
-    names = {field.removeprefix("spec.") for field in CONFIG_FIELDS} | {"privacy.sampleRate", "stepsPerEpoch"}
+    names = {field.removeprefix("spec.") for field in CONFIG_FIELDS} | {
+        "privacy.adjacency",
+        "privacy.sampleRate",
+        "stepsPerEpoch",
+    }
     assert set(found.data.params) <= names
     assert found.data.tags == {"mlflow.runName": "triage", UID_TAG: run.job.metadata.uid, "team": "nlp"}
     assert (found.info.status, found.info.run_name) == ("FINISHED", "triage")

@@ -117,7 +117,7 @@ def test_wandb_receives_only_what_is_allowed(exported: Exported) -> None:
     (started,) = (record.run for record in found if record.HasField("run"))
     config = {item.key for item in started.config.update}
     names = {field.removeprefix("spec.") for field in CONFIG_FIELDS}
-    assert config <= names | {"privacy.sampleRate", "stepsPerEpoch", "_wandb"}
+    assert config <= names | {"privacy.adjacency", "privacy.sampleRate", "stepsPerEpoch", "_wandb"}
     assert (started.project, started.display_name, started.run_id) == ("notes", "first", exported.run.job.metadata.uid)
     assert (started.host, started.git.remote_url, started.sweep_id) == ("-", "", "")
 

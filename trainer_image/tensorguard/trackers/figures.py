@@ -143,7 +143,12 @@ def public_config(job: TenSafeTrainingJob, plan: Plan) -> dict[str, str | int | 
             config[path.removeprefix("spec.")] = value
     # The path of a model on this machine is not sent, only its last part.
     config["model.name"] = Path(job.spec.model.name).name if job.spec.model.name[0] in "/.~" else job.spec.model.name
-    return config | {"privacy.sampleRate": plan.mechanism.sample_rate, "stepsPerEpoch": plan.steps_per_epoch}
+    mechanism = plan.mechanism
+    return config | {
+        "privacy.adjacency": mechanism.adjacency,
+        "privacy.sampleRate": mechanism.sample_rate,
+        "stepsPerEpoch": plan.steps_per_epoch,
+    }
 
 
 def progress_figures(job: TenSafeTrainingJob, plan: Plan) -> Callable[[int], dict[str, float]]:
