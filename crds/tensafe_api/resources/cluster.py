@@ -356,7 +356,10 @@ class Observability(Block):
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they are "
-        "shown nowhere. Internal: they are shown in logs and callbacks, for trusted readers only, and the privacy "
-        "statement records this.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they "
+        "are kept nowhere. Internal: each worker appends them to private-metrics-rankN.jsonl in the run's private "
+        "folder, which only its owner can read, and callbacks of the Python API receive them if they ask for "
+        "them. In a cluster the file is in /var/run/tensafe of the worker pod: a user who may run commands in the "
+        "pod can read it, and it is lost with the pod. The log of a pod and the status never contain these "
+        "figures. The privacy statement records that they were kept.",
     )

@@ -77,8 +77,8 @@ class LedgerSpec(Block):
     )
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Hidden: exact functions of private data, such as the training loss, are shown nowhere. Internal: "
-        "they are shown to trusted readers.",
+        description="Hidden: exact functions of private data, such as the training loss, are kept nowhere. Internal: "
+        "each worker keeps them in a file for trusted readers.",
     )
     evaluation: Literal["Nothing", "Public", "Private"] = Field(
         "Nothing",

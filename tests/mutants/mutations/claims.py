@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import AGGREGATION_TESTS, API, TRACKER_TESTS, TRAINER, Edit, Mutation
+from mutations.mutation import AGGREGATION_TESTS, API, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
 
 CLAIMS: tuple[Mutation, ...] = (
     Mutation(
@@ -155,5 +155,26 @@ CLAIMS: tuple[Mutation, ...] = (
             ),
         ),
         (TRACKER_TESTS + "test_export.py::test_nothing_private_is_sent",),
+    ),
+    Mutation(
+        "the losses of a job with hidden metrics are kept",
+        (Edit(TRAINER + "training/setup.py", "keep_losses=private_metrics is not None", "keep_losses=True"),),
+        (TRAINING_TESTS + "test_private_metrics.py::test_hidden_keeps_no_loss_and_no_norm",),
+    ),
+    Mutation(
+        "private figures of a step are written before it is charged",
+        (
+            Edit(
+                TRAINER + "training/step.py",
+                "        allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5\n",
+                "        if self.keep_private_metrics is not None:\n"
+                "            self.keep_private_metrics(step + 1)\n"
+                "        allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5\n",
+            ),
+        ),
+        (
+            TRAINING_TESTS
+            + "test_private_metrics.py::test_line_of_a_step_is_written_after_its_charge_and_before_its_sum",
+        ),
     ),
 )

@@ -62,6 +62,15 @@ def test_dummy_rows_are_left_out(model, batch):
     assert torch.equal(gradients.compute(batch, 2), full[:2])
 
 
+def test_losses_are_those_of_the_records_and_not_of_dummy_rows(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    kept = [0.5]
+    gradients.compute(batch, 3, losses_into=kept)
+    assert kept == [0.5, *squares(model, batch)[:3].tolist()]
+    gradients.compute({}, 0, losses_into=kept)
+    assert len(kept) == 4
+
+
 def test_empty_draw_does_not_run_the_model(model):
     gradients = PerExampleGradients(model.eval(), parameters(model), squares)
     assert gradients.compute({}, 0).shape == (0, gradients.dimension)

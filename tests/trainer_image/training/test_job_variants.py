@@ -192,22 +192,6 @@ def test_three_workers_train_a_causal_model_on_users(tmp_path: Path) -> None:
     assert len({(job.directory / f"weights-{rank}").read_text() for rank in range(3)}) == 1
 
 
-def test_private_metrics_are_written_to_the_owners_file_only_on_request(tmp_path: Path) -> None:
-    hidden = Job.make(tmp_path / "hidden", *SHORT)
-    hidden.train_alone()
-    assert not list(hidden.private.path.glob("private-*"))
-
-    shown = Job.make(tmp_path / "shown", *SHORT, "spec.observability.privateMetrics=Internal")
-    shown.train_alone()
-    (path,) = shown.private.path.glob("private-*")
-    assert not list(shown.directory.glob("private-*"))
-    assert path.stat().st_mode & 0o077 == 0
-    figures = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [figure["step"] for figure in figures] == [1, 2, 3]
-    assert all(figure["units"] > 0 and figure["meanNorm"] > 0 for figure in figures)
-    assert json.loads(shown.store().read("final")["statement.json"])["privateMetrics"] == "Internal"
-
-
 @pytest.mark.parametrize("visibility", ["Public", "Private"])
 def test_only_a_public_evaluation_reaches_the_status(tmp_path: Path, visibility: str) -> None:
     evaluation = f"{{uri: other.jsonl, visibility: {visibility}, everySteps: 2}}"

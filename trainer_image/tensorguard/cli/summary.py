@@ -136,7 +136,7 @@ def _places(job: TenSafeTrainingJob, status: Status, output_dir: Path, picture: 
         ("statement", final.statement_uri if final else None),
         ("ledger", _existing(output_dir / LEDGER)),
         ("report", str(picture) if picture else None),
-        ("private", f"{private} (key and tracebacks: never publish it)" if private.exists() else None),
+        ("private", f"{private} (key, tracebacks, private metrics: never publish it)" if private.exists() else None),
     ]
     return [(name, _path(place)) for name, place in places if place]
 

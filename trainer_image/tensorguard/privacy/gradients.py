@@ -99,8 +99,11 @@ class PerExampleGradients:
         self._seen: set[int] = set()
         self._hooks = _CheckedHooks(model, self._take)
 
-    def compute(self, batch: Batch, rows: int) -> torch.Tensor:
+    def compute(self, batch: Batch, rows: int, losses_into: list[float] | None = None) -> torch.Tensor:
         """Gradients of the first `rows` records of `batch`. Later rows are dummies and are left out.
+
+        Args:
+            losses_into: if given, the losses of these records are appended. They are private.
 
         Returns: fp32 [rows, d], **valid until the next call**, which writes into the same memory. `rows` = 0 (an empty
         draw) gives [0, d] and does not run the model. `p.grad` is None afterwards.
@@ -118,6 +121,8 @@ class PerExampleGradients:
         losses = self.losses(batch)
         if losses.ndim != 1 or losses.shape[0] < rows:
             raise ValueError(f"the loss has shape {tuple(losses.shape)}; it must be one number for each record.")
+        if losses_into is not None:
+            losses_into += losses[:rows].tolist()
         self._hooks.records = losses.shape[0]
         try:
             (losses * self._loss_scale).sum().backward()

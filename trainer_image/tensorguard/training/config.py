@@ -29,6 +29,7 @@ COUNTED_RECORDS_REMARK = (
     "not how many there are. Set unit_at_least to a public lower bound to keep the number private"
 )
 RUN_LOG = "events.jsonl"
+PRIVATE_METRICS = "private-metrics-rank{rank}.jsonl"
 TRACEBACKS = "errors-{process}.log"
 """Tracebacks of one rank or of the driver, in the run's private folder: they may quote records."""
 

@@ -140,19 +140,20 @@ class RunLog:
         os.close(self._file)
 
 
-class RunLogReader:
-    """Reads the records that were appended since its last call.
+class AppendedLines:
+    """Reads the whole lines that were appended to a file since its last call.
 
     Args:
         path: the file, which may not exist yet.
-        from_end: skip the records that the file holds now.
+        from_end: skip the lines that the file holds now.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
-    def read(self) -> Iterator[LogRecord]:
+    def read(self) -> Iterator[bytes]:
+        """The lines, each with its newline."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -161,9 +162,17 @@ class RunLogReader:
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
-                record = _parse(line)
-                if record is not None:
-                    yield record
+                yield line
+
+
+class RunLogReader:
+    """Reads the records that were appended to a run log since its last call; the arguments are `AppendedLines`'."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._lines = AppendedLines(path, from_end=from_end)
+
+    def read(self) -> Iterator[LogRecord]:
+        return (record for line in self._lines.read() if (record := _parse(line)) is not None)
 
 
 def steps_charged_in(path: Path) -> int:

@@ -143,6 +143,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
             max_length=spec.training.max_length,
             pad_id=tokenizer.pad_token_id,
             device=device,
+            keep_losses=private_metrics is not None,
         ),
         clipper=GridClipper(
             gradients.dimension, mechanism.grid, float(mechanism.clip), device, keep_norms=private_metrics is not None

@@ -58,6 +58,12 @@ class PrivateStep:
     gradient_per_grid_step: float
     """C/(S·B): the change of the mean gradient for one grid step of the sum (clip C, grid S, expected batch B)."""
     stop: StopSignal
+    keep_private_metrics: Callable[[int], None] | None = None
+    """Keeps this worker's private figures of a step, whose number from 1 comes in. None unless the job keeps them.
+
+    It is called after the charge and before the sum. So figures exist for charged steps only, and those of all workers
+    exist once one worker has the sum.
+    """
 
     def __post_init__(self) -> None:
         self._dimension = sum(parameter.numel() for parameter in self.parameters)
@@ -76,6 +82,8 @@ class PrivateStep:
         allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5
         if allowed.verdict is not Verdict.CONTINUE:
             return allowed.verdict
+        if self.keep_private_metrics is not None:
+            self.keep_private_metrics(step + 1)
         noise = prepared.result()  # 4
         self._prepare(step + 1)
         total = self.aggregator.sum(  # 6, 7, 8

@@ -36,9 +36,11 @@ class ShardGradients:
         max_length: int,
         pad_id: int,
         device: torch.device,
+        keep_losses: bool = False,
     ) -> None:
         """Args:
         stream: gives the seeds of dropout (one per record and step) and of rounding (one per unit and step).
+        keep_losses: whether to keep the loss of each record, which is private.
         """
         self._shard = shard
         self._model = model
@@ -48,6 +50,7 @@ class ShardGradients:
         self._max_length = max_length
         self._pad_id = pad_id
         self._device = device
+        self._losses: list[float] | None = [] if keep_losses else None
 
     def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
         """Add the clipped gradient of each of `units` to `clipper`.
@@ -67,12 +70,17 @@ class ShardGradients:
             unit, total = open_unit
             clipper.add(total.unsqueeze(0), rounding([unit], [0]))
 
+    def take_losses(self) -> list[float]:
+        """The losses of the records since the last call. They are private; without `keep_losses` there are none."""
+        losses, self._losses = self._losses or [], [] if self._losses is not None else None
+        return losses
+
     def _compute(self, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
         """One row of gradients for each record that is not padding, float32 [rows, d]."""
         dummies = len(batch.input_ids) - len(batch.units)
         seeds = dropout(batch.units, batch.records) + [0] * dummies
         with record_seeds(self._model, seeds):
-            return self._gradients.compute(model_inputs(batch, self._device), len(batch.units))
+            return self._gradients.compute(model_inputs(batch, self._device), len(batch.units), self._losses)
 
 
 def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Tensor]:

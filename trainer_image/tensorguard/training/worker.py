@@ -141,6 +141,7 @@ class Worker:
             learning_rate=components.learning_rate,
             gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * mechanism.expected_batch_size),
             stop=self._stop,
+            keep_private_metrics=self._keep_private_metrics if components.private_metrics is not None else None,
         )
         self._write_record(Started(time.time(), self.config.attempt, acquisition.incarnation, acquisition.step))
 
@@ -155,8 +156,6 @@ class Worker:
             if verdict is Verdict.EXHAUSTED:
                 return self._end_exhausted()
             self._step += 1
-            if self.components.private_metrics is not None:
-                self.components.private_metrics.record_step(self._step, self.components.clipper)
             self._write_record(Stepped(time.time(), self._step, self.private_step.budget_gate.steps_charged))
             if self._step % plan.evaluate_every == 0 and self._step < plan.steps:
                 self._evaluate()
@@ -207,6 +206,11 @@ class Worker:
         if acquisition.checkpoint:
             restore_checkpoint(store, acquisition.checkpoint, acquisition.digest, model, optimizer)
         return True
+
+    def _keep_private_metrics(self, step: int) -> None:
+        components = self.components
+        assert components.private_metrics is not None
+        components.private_metrics.record_step(step, components.clipper, components.unit_gradients.take_losses())
 
     def _end_interrupted(self) -> None:
         """Save the steps that were revealed, so that a resume repeats none of them."""
