@@ -177,4 +177,18 @@ CLAIMS: tuple[Mutation, ...] = (
             + "test_private_metrics.py::test_line_of_a_step_is_written_after_its_charge_and_before_its_sum",
         ),
     ),
+    Mutation(
+        "private metrics reach callbacks that take any keyword",
+        (
+            Edit(
+                TRAINER + "distributed/_hooks.py",
+                "(argument == METRICS and inspect.Parameter.VAR_KEYWORD in kinds)",
+                "inspect.Parameter.VAR_KEYWORD in kinds",
+            ),
+        ),
+        (
+            "tests/trainer_image/distributed/test_callbacks.py"
+            "::test_private_metrics_reach_only_callbacks_that_name_them",
+        ),
+    ),
 )

@@ -38,6 +38,7 @@ class FakeRunner:
         self.calls.append({"job": job, "output_dir": output_dir, "stop": stop, **others})
         if self.refusal:
             raise self.refusal
+        others["admitted"]()
         job, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         if not others["resume"]:

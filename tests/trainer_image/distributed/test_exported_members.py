@@ -8,7 +8,13 @@ from types import ModuleType
 import pytest
 
 import tensorguard.distributed
-from tensorguard.distributed import ConfigurationError, RunningTrainer, TenSafeTrainer
+from tensorguard.distributed import (
+    ConfigurationError,
+    DistributedDPConfig,
+    RunningTrainer,
+    TenSafeTrainer,
+    TenSafeTrainingConfig,
+)
 
 EXPORTED = {
     "ConfigurationError",
@@ -52,8 +58,8 @@ def test_traceback_of_an_error_names_the_public_package():
 def test_trainer_offers_all_that_callbacks_are_promised():
     promised = {name for name in (*vars(RunningTrainer), *RunningTrainer.__annotations__) if not name.startswith("_")}
     assert promised == {"config", "step", "total_steps", "epsilon_spent", "stop"}
-    trainer = TenSafeTrainer.__new__(TenSafeTrainer)
-    TenSafeTrainer.__init__(trainer, config=None)
+    config = TenSafeTrainingConfig(model_name="m", dp_config=DistributedDPConfig(target_epsilon=1))
+    trainer = TenSafeTrainer(config)
     assert all(hasattr(trainer, name) for name in promised - {"stop"})
 
 

@@ -105,6 +105,16 @@ def test_missing_resources_raise_ray_timeout_error(cluster: None, tmp_path: Path
     assert FileLedger(tmp_path / "models" / "run").read().steps_charged == 0
 
 
+def test_callback_example_runs(fake: Any, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(code("Callbacks"), names)
+    fake.losses = (0.5,) * 100
+    TenSafeTrainer(config(num_epochs=10), [names["Printer"]()]).fit(records(200), records(10))
+    printed = capsys.readouterr().out
+    assert printed.startswith("100 steps\n") and "step 100: ε " in printed
+    assert "epoch 10: public evaluation loss 0.5000\nε " in printed
+
+
 def test_planning_example_runs() -> None:
     names: dict[str, Any] = {}
     exec(code("Planning by hand"), names)

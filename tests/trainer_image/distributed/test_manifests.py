@@ -93,6 +93,8 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"secure_aggregation": SecureAggregationConfig(verify_aggregation=False)}, "aggregation.verify", "Disabled"),
         ({"columns": {"tokens": "words", "tags": "names"}}, "model.task", "TokenClassification"),
         ({}, "evaluation", None),
+        ({}, "observability.privateMetrics", "Hidden"),
+        ({"private_metrics": "Internal"}, "observability.privateMetrics", "Internal"),
     ],
 )
 def test_field_of_the_configuration_is_written_to_the_manifest(
@@ -134,6 +136,8 @@ def test_manifest_has_an_evaluation_if_there_is_an_evaluation_set(config: Make) 
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "must be a whole number, not 0.5"),
         ({"resources_per_worker": {"cpu": 1}}, "resources_per_worker: 'cpu' is not known: did you mean CPU?"),
         ({"columns": {"texts": "a"}}, "columns: 'texts' is not known: did you mean text?"),
+        ({"private_metrics": True}, "private_metrics: True is not known: known are Hidden, Internal"),
+        ({"private_metrics": "internal"}, "private_metrics: 'internal' is not known: did you mean Internal?"),
         ({"ray_timeout": 0}, "ray_timeout: must be at least 1 second, not 0"),
         ({"ray_timeout": math.nan}, "ray_timeout: must be at least 1 second"),
         ({"dp_config": {"target_epsilon": 8}}, "dp_config: must be a DistributedDPConfig"),

@@ -20,6 +20,7 @@ from tensorguard.distributed._errors import ConfigurationError
 ACCOUNTANTS = {"rdp": "RDP", "moments": "RDP", "prv": "PLD"}
 """RDP generalises the moments accountant. PLD is dp-accounting's equivalent of PRV."""
 PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+HIDDEN, INTERNAL = "Hidden", "Internal"
 RESOURCES = ("CPU", "GPU")
 ROLES = (*COLUMNS, "user")
 
@@ -118,6 +119,8 @@ class TenSafeTrainingConfig(_Fields):
         checkpoint_dir: a path, s3:// or gs://.
         ray_timeout: seconds that workers may wait for each other; default 300.
         enable_audit_logging: write each charge, checkpoint, evaluation and end to the logger `tensafe.audit`, as JSON.
+        private_metrics: Hidden, or Internal: the training loss, norms and batch sizes are written to files of the run's
+            folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
         secure_aggregation: how the workers' sums are added up.
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
         columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column; default: the
@@ -153,6 +156,7 @@ class TenSafeTrainingConfig(_Fields):
     checkpoint_dir: str | Path = "checkpoints"
     ray_timeout: float | None = None
     enable_audit_logging: bool = True
+    private_metrics: str = "Hidden"
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     unit_at_least: int | None = None
     columns: Mapping[str, str] | None = None
@@ -181,6 +185,7 @@ class TenSafeTrainingConfig(_Fields):
                 "to True, or num_workers to 1"
             )
         require_choice("mixed_precision", self.mixed_precision, PRECISIONS)
+        require_choice("private_metrics", self.private_metrics, (HIDDEN, INTERNAL))
         for role in self.columns or ():
             require_choice("columns", role, ROLES)
         if self.ray_timeout is not None and not 1 <= require_float("ray_timeout", self.ray_timeout) < float("inf"):

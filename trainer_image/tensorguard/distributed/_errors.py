@@ -42,6 +42,7 @@ _FIELDS = {
     "privacy.noiseMultiplier": "dp_config.noise_multiplier",
     "checkpoint.uri": "checkpoint_dir",
     "checkpoint.everySteps": "checkpoint_frequency",
+    "observability.privateMetrics": "private_metrics",
     "cluster.workers": "num_workers",
     "cluster.worker.cpus": "resources_per_worker['CPU']",
     "cluster.worker": "resources_per_worker",

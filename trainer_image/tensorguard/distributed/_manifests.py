@@ -58,6 +58,7 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
             "privacy": _privacy(config),
             "aggregation": {"verify": "Standard" if config.secure_aggregation.verify_aggregation else "Disabled"},
             "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _int(config, "checkpoint_frequency")},
+            "observability": {"privateMetrics": config.private_metrics},
             "cluster": {
                 "workers": _int(config, "num_workers"),
                 "worker": {"cpus": f"{config.cpus_per_worker:.12g}", "gpus": config.gpus_per_worker},

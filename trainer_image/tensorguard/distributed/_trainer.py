@@ -21,7 +21,7 @@ from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
 from tensorguard.distributed._audit import AuditLog
 from tensorguard.distributed._callbacks import TenSafeCallback
-from tensorguard.distributed._config import TenSafeTrainingConfig
+from tensorguard.distributed._config import INTERNAL, TenSafeTrainingConfig
 from tensorguard.distributed._dispatch import CallbackDispatcher
 from tensorguard.distributed._errors import (
     ConfigurationError,
@@ -30,6 +30,7 @@ from tensorguard.distributed._errors import (
     TrainingFailed,
     with_python_names,
 )
+from tensorguard.distributed._hooks import hooks_of
 from tensorguard.distributed._manifests import build_job, run_folder
 from tensorguard.distributed._signals import StopOnSignal
 from tensorguard.ledger.contract import LedgerError, LedgerMissing
@@ -38,6 +39,7 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
+from tensorguard.training.private_metrics import PrivateMetricsReader
 from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
 
@@ -76,12 +78,15 @@ class TenSafeTrainer:
     Attributes:
         config: the configuration that was passed.
         step: steps done, as reported to the callbacks; 0 before the first.
+
+    Raises:
+        ConfigurationError: a method of a callback has arguments that it would not be given.
     """
 
     def __init__(self, config: TenSafeTrainingConfig, callbacks: Sequence[TenSafeCallback] = ()) -> None:
         self.config = config
         self.step = 0
-        self._callbacks = tuple(callbacks)
+        self._hooks = hooks_of(callbacks, internal=config.private_metrics == INTERNAL)
         self._plan: Plan | None = None
         self._output_dir = Path()
         self._stop: StopSignal | None = None
@@ -115,11 +120,14 @@ class TenSafeTrainer:
         if resume_from_checkpoint is not None:
             _check_resumes(job, output_dir, str(resume_from_checkpoint))
         try:
-            _, plan = resolve_job(job)
+            completed, plan = resolve_job(job)
         except ManifestError as error:
             raise ConfigurationError(with_python_names(str(error))) from None
         self._plan, self._stop, self._output_dir, self.step = plan, StopSignal(), output_dir, 0
-        dispatcher = CallbackDispatcher(self, self._callbacks, plan, job.spec.dataset.unit.at_least, self._stop)
+        internal = self.config.private_metrics == INTERNAL
+        private_folder = PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
+        private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
+        dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics)
         audit = AuditLog(job.metadata.name, plan) if self.config.enable_audit_logging else None
 
         def listen(event: LogRecord) -> None:
@@ -140,6 +148,7 @@ class TenSafeTrainer:
                     stop=self._stop,
                     data=InMemoryData(train=train_dataset, evaluation=eval_dataset),
                     timeout=self.config.ray_timeout,
+                    admitted=dispatcher.begin,
                 ).job
             except (ManifestError, RunRefused) as error:
                 raise ConfigurationError(with_python_names(str(error))) from error

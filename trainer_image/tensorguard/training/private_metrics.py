@@ -83,10 +83,8 @@ class PrivateMetricsReader:
                 figures = _parse(line)
                 if "units" in figures:  # not an evaluation
                     steps[figures["step"]] = figures
+        self._steps = [{each: steps[each] for each in steps if each >= step} for steps in self._steps]
         lines = [steps.get(step, {}) for steps in self._steps]
-        for steps in self._steps:
-            for earlier in [each for each in steps if each <= step]:
-                del steps[earlier]
         return {
             "units": _total(lines, "units"),
             "records": _total(lines, "records"),

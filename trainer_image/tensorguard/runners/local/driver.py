@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +81,7 @@ def run(
     stop: StopSignal,
     data: InMemoryData | None = None,
     timeout: float | None = None,
+    admitted: Callable[[], None] = lambda: None,
 ) -> RunResult:
     """Train `job` and return it with its status.
 
@@ -93,6 +94,7 @@ def run(
         stop: requests that the run stops; signal handlers call `stop.request()`.
         data: data in memory, used in place of the URIs.
         timeout: seconds that workers may wait for each other.
+        admitted: called on this thread when the run is accepted. If it requests a stop, nothing starts.
 
     Raises:
         ManifestError: the manifest does not resolve.
@@ -105,6 +107,7 @@ def run(
     with _locked(output_dir):
         one = _Run(completed, plan, output_dir, data or InMemoryData(), stop, timeout)
         one.admit(resume)
+        admitted()
         reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
 
         def listen() -> None:
@@ -183,13 +186,14 @@ class _Run:
         """Prepare the data, open the ledger, train. It raises nothing: every outcome is stored in `ended`."""
         work = self._private.path / WORK_FOLDER
         try:
+            if self._stopped():
+                return
             self._log_stage("Starting Ray")
             cpus = math.ceil(self.job.spec.cluster.workers * cpus_per_worker(self.job))
             gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
             with local_ray(self.directory, cpus=cpus, gpus=gpus):
                 config = self._prepare(work)
-                if self.stop:
-                    self.ended = self._log_end(Reason.INTERRUPTED, "stopped on request before the first step")
+                if self._stopped():
                     return
                 self._open_ledger()
                 self._log_stage("Starting the workers")
@@ -219,6 +223,12 @@ class _Run:
         status = fold_status(self.job, self.plan, ledger, records, ended)
         job = self.job.model_copy(update={"status": status})
         return RunResult(job, exit_code_of(Reason(ended.reason)))
+
+    def _stopped(self) -> bool:
+        """Whether a stop was requested before the workers start. It is then the end of the run."""
+        if self.stop:
+            self.ended = self._log_end(Reason.INTERRUPTED, "stopped on request before the first step")
+        return bool(self.stop)
 
     def _open_ledger(self) -> None:
         assert self.ledger_spec is not None

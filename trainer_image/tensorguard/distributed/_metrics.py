@@ -1,0 +1,70 @@
+"""The `metrics` of callbacks: public figures, folded from the log records of a run.
+
+In come the completed job, its plan, and log records; out comes a dictionary of numbers. Every figure in it is public:
+it comes from the plan, the ledger's charges, or a public evaluation. A callback may send all of it anywhere. Private
+figures never enter this dictionary; `tensorguard.training.private_metrics` has them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from tensafe_api.resolve import Plan
+from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.numeric import parse_decimal
+from tensorguard.training.run_log import Evaluated, LogRecord, Started, Stepped
+from tensorguard.training.schedule import learning_rate_schedule
+
+_NOT_KNOWN = {
+    "loss": "metrics['loss'] is NaN, because the training loss is an exact function of private data. "
+    "metrics['eval_loss'] is the loss on the public eval_dataset. With private_metrics='Internal', "
+    "private_metrics['loss'] is the training loss, for trusted readers",
+    "eval_loss": "metrics['eval_loss'] is NaN, because nothing is evaluated so far: pass an eval_dataset, or lower "
+    "checkpoint_frequency",
+}
+"""Names that code may print at any time: a missing one is NaN, with a warning that gives the reason."""
+
+
+class Metrics(dict[str, float]):
+    """Public figures by name. `metrics["loss"]`, and `metrics["eval_loss"]` before the first evaluation, are NaN."""
+
+    def __missing__(self, name: str) -> float:
+        if name not in _NOT_KNOWN:
+            raise KeyError(f"{name}: known are {', '.join(self)}")
+        warnings.warn(_NOT_KNOWN[name], stacklevel=2)
+        return math.nan
+
+
+class MetricsOfRun:
+    """The metrics of one call of `fit`, kept up to date with `update`."""
+
+    def __init__(self, job: TenSafeTrainingJob, plan: Plan) -> None:
+        self._plan = plan
+        self._epochs_per_step = plan.mechanism.expected_batch_size / job.spec.dataset.unit.at_least
+        training = job.spec.training
+        self._rate = learning_rate_schedule(
+            parse_decimal(training.learning_rate), training.schedule, plan.steps, plan.warmup_steps
+        )
+        self._step = 0
+        self._evaluation: dict[str, float] = {}
+
+    def update(self, record: LogRecord) -> None:
+        """Fold in the next log record."""
+        match record:
+            case Started() | Stepped():
+                self._step = record.step
+            case Evaluated():
+                measured = {f"eval_{name}": value for name, value in record.metrics.items()}
+                self._evaluation = {"eval_step": record.step, "eval_loss": record.loss, **measured}
+
+    def metrics(self, epsilon_spent: float) -> Metrics:
+        """The figures after the last record, with the ε of all steps that the ledger has charged so far."""
+        return Metrics(
+            step=self._step,
+            total_steps=self._plan.steps,
+            epoch=self._step * self._epochs_per_step,
+            learning_rate=self._rate(max(0, self._step - 1)),
+            epsilon_spent=epsilon_spent,
+            **self._evaluation,
+        )
