@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -141,7 +142,8 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
             return {**records[i], "label": torch.tensor(records[i]["label"])}
 
     columns = columns_of(spec)
-    for data in (records, iter(records), Torch(), Dataset.from_list(records), ray.data.from_items(records)):
+    in_memory = (records, iter(records), Torch(), pandas.DataFrame(records), Dataset.from_list(records))
+    for data in (*in_memory, ray.data.from_items(records)):
         dataset = from_memory(data, columns)
         made = prepare(
             dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), workers=2, key=KEY, directory=tmp_path
@@ -150,7 +152,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
 
     for data, sentence in (
         ({"train": records}, "not dict"),
-        ([1, 2], "its items are not dicts"),
+        ([1, 2], "its items are neither"),
         (7, "not int"),
         ([], "is empty"),
         (Dataset.from_dict({"text": [], "label": []}), "is empty"),

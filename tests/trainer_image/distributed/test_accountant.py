@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import dp_accounting
 import pytest
@@ -69,13 +70,22 @@ def test_remaining_steps_use_the_same_accountant() -> None:
 
 def test_epsilon_at_another_delta_and_after_further_steps() -> None:
     accountant = DistributedRDPAccountant(8.0, 1e-5)
-    assert accountant.get_epsilon() == (0.0, 1e-5)
     for _ in range(3):
         accountant.step(noise_multiplier=1.0, sample_rate=0.01)
         accountant.get_epsilon()
     assert accountant.get_epsilon()[0] == pytest.approx(of(1.0, 0.01, 3, 1e-5), rel=1e-9)
     assert accountant.get_epsilon(1e-7)[0] > accountant.get_epsilon()[0]
     assert accountant.get_epsilon(target_delta=1e-7)[1] == 1e-7
+
+
+def test_epsilon_before_the_first_step_is_zero_with_a_warning() -> None:
+    accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=1e-5)
+    with pytest.warns(UserWarning, match="no step was counted so far, so ε is 0: call step"):
+        assert accountant.get_epsilon(target_delta=1e-5) == (0.0, 1e-5)
+    with warnings.catch_warnings(action="error"):
+        assert accountant.remaining_epsilon == 8.0
+        accountant.step(noise_multiplier=1.0, sample_rate=0.01)
+        assert accountant.get_epsilon()[0] > 0
 
 
 def test_remaining_steps_keep_the_target() -> None:
@@ -109,7 +119,7 @@ def test_invalid_steps_are_refused_and_not_counted(figures: dict[str, float], se
     accountant = DistributedRDPAccountant(8.0, 1e-5)
     with pytest.raises(ConfigurationError, match=sentence):
         accountant.step(**({"noise_multiplier": 1.0, "sample_rate": 0.01} | figures))
-    assert accountant.get_epsilon()[0] == 0.0
+    assert accountant.remaining_epsilon == 8.0
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (math.inf, 1e-5), (8, 0), (8, 1), (8, 1e-320), ("8", 1e-5)])

@@ -6,10 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -42,6 +43,7 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"lora_alpha": 32.0}, "lora.alpha", 32),
         ({"lora_dropout": 0.1}, "lora.dropout", "0.1"),
         ({"lora_target_modules": ["query", "value"]}, "lora.targetModules", ("query", "value")),
+        ({"target_modules": ["query"]}, "lora.targetModules", ("query",)),
         ({"lora_target_modules": "all-linear"}, "lora.targetModules", ("all-linear",)),
         ({"num_epochs": 2.5}, "training.epochs", "2.5"),
         ({"per_device_batch_size": 4}, "training.microBatchSize", 4),
@@ -66,11 +68,14 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"use_gpu": True}, "cluster.worker.gpus", 1),
         ({"use_gpu": True}, "cluster.worker.cpus", "1"),
         ({"use_gpu": False}, "cluster.worker.gpus", 0),
+        ({}, "cluster.worker.gpus", 0),
+        ({"resources_per_worker": {"CPU": 4, "GPU": 1}}, "cluster.worker.gpus", 1),
         ({"resources_per_worker": {"CPU": 2}}, "cluster.worker.cpus", "2"),
         ({"resources_per_worker": {"CPU": 0.5}}, "cluster.worker.cpus", "0.5"),
         ({"use_gpu": True, "resources_per_worker": {"CPU": 2, "GPU": 1.0}}, "cluster.worker.gpus", 1),
         ({"unit_at_least": 180}, "dataset.unit.atLeast", 180),
         ({"columns": {"text": "note", "label": "kind"}}, "dataset.columns.text", "note"),
+        ({"columns": {"text": 0, "label": 1}}, "dataset.columns.label", "1"),
         ({"columns": {"text": "t", "label": "l", "user": "patient"}}, "dataset.unit.kind", "User"),
         ({"columns": {"text": "t", "label": "l", "user": "patient"}}, "dataset.unit.column", "patient"),
         ({}, "model.task", "SequenceClassification"),
@@ -90,6 +95,7 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
             "Fail",
         ),
         ({}, "aggregation.verify", "Standard"),
+        ({"secure_aggregation": None}, "aggregation.verify", "Standard"),
         ({"secure_aggregation": SecureAggregationConfig(verify_aggregation=False)}, "aggregation.verify", "Disabled"),
         ({"columns": {"tokens": "words", "tags": "names"}}, "model.task", "TokenClassification"),
         ({}, "evaluation", None),
@@ -131,7 +137,7 @@ def test_manifest_has_an_evaluation_if_there_is_an_evaluation_set(config: Make) 
             "enabled: several workers always mask",
         ),
         ({"use_gpu": 1}, "use_gpu: must be True or False, not 1"),
-        ({"resources_per_worker": {"GPU": 1}}, "requests 1 GPUs, but use_gpu is False"),
+        ({"use_gpu": False, "resources_per_worker": {"GPU": 1}}, "requests 1 GPUs, but use_gpu is False"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "resources_per_worker['GPU']: it is 0"),
         ({"use_gpu": True, "resources_per_worker": {"GPU": 0.5}}, "must be a whole number, not 0.5"),
         ({"resources_per_worker": {"cpu": 1}}, "resources_per_worker: 'cpu' is not known: did you mean CPU?"),
@@ -140,6 +146,11 @@ def test_manifest_has_an_evaluation_if_there_is_an_evaluation_set(config: Make) 
         ({"private_metrics": "internal"}, "private_metrics: 'internal' is not known: did you mean Internal?"),
         ({"ray_timeout": 0}, "ray_timeout: must be at least 1 second, not 0"),
         ({"ray_timeout": math.nan}, "ray_timeout: must be at least 1 second"),
+        (
+            {"target_modules": "q", "lora_target_modules": "q"},
+            "target_modules: it is another name of lora_target_modules",
+        ),
+        ({"dp_config": None}, "or train without privacy by peft and transformers"),
         ({"dp_config": {"target_epsilon": 8}}, "dp_config: must be a DistributedDPConfig"),
         ({"secure_aggregation": True}, "secure_aggregation: must be a SecureAggregationConfig"),
     ],
@@ -153,6 +164,11 @@ def test_invalid_configuration_is_refused_when_created(config: Make, changes: di
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (
+            lambda: TenSafeTrainingConfig(model_name="m"),
+            "dp_config: missing, and every training is differentially private",
+        ),
+        (lambda: DistributedDPConfig(), "dp_config.target_epsilon: missing"),
         (lambda: DistributedDPConfig(target_epsilon=8, acountant_type="rdp"), "did you mean accountant_type?"),
         (
             lambda: DistributedDPConfig(target_epsilon=8, accountant_type="gdp"),
@@ -222,7 +238,9 @@ class Endless(torch.utils.data.IterableDataset):
         return iter(RECORDS)
 
 
-@pytest.mark.parametrize("dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch()], ids=type)
+@pytest.mark.parametrize(
+    "dataset", [RECORDS, datasets.Dataset.from_list(RECORDS), Torch(), pandas.DataFrame(RECORDS)], ids=type
+)
 def test_columns_and_length_of_the_data_set_are_used_with_a_warning(config: Make, dataset: Any) -> None:
     with pytest.warns(UserWarning, match="200.*makes it public.*under zero-out adjacency"):
         job = build_job(config(unit_at_least=None), dataset, evaluates=False)
@@ -268,12 +286,28 @@ def test_words_and_tags_are_a_task_of_their_own(config: Make) -> None:
     [
         ([], "train_dataset: it is empty"),
         ([{"a": 1, "b": 2}], "train_dataset has 'a', 'b': write the role of each"),
-        ([("a", 1)], "train_dataset: must hold dicts, not tuple"),
+        ([("a", 1)], "are tuples of 2: write the position of each role, such as columns={'text': 0, 'label': 1}"),
+        (["a", "b"], "whose records are dicts or tuples, and it holds str"),
+        (pandas.DataFrame([("a", 1)]), "train_dataset has '0', '1': write the role of each"),
+        (
+            torch.utils.data.DataLoader(RECORDS),
+            "train_dataset: is a DataLoader, which makes batches of its own: pass its",
+        ),
         ({"train": RECORDS}, "not dict; if it is a dict of splits, pass one of them"),
         ("notes.jsonl", "not str"),
         (Endless(), "train_dataset (Endless) does not list its columns"),
     ],
-    ids=["empty", "unknown columns", "tuples", "dict of splits", "path", "without length"],
+    ids=[
+        "empty",
+        "unknown columns",
+        "tuples",
+        "strings",
+        "frame",
+        "loader",
+        "dict of splits",
+        "path",
+        "without length",
+    ],
 )
 def test_data_set_without_known_columns_is_refused(config: Make, dataset: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
@@ -284,6 +318,15 @@ def test_data_set_without_known_columns_is_refused(config: Make, dataset: Any, s
 def test_data_set_without_a_length_needs_unit_at_least(config: Make) -> None:
     with pytest.raises(ConfigurationError, match="has no length"):
         build_job(config(unit_at_least=None, columns={"text": "text", "label": "label"}), Endless(), evaluates=False)
+
+
+def test_fields_of_named_tuples_are_columns(config: Make) -> None:
+    class Note(NamedTuple):
+        text: str
+        label: int
+
+    spec = build_job(config(), [Note("a", 1)], evaluates=False).spec
+    assert spec.dataset.columns.given() == {"text": "text", "label": "label"}
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,15 @@ def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_pa
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        ("elsewhere", "set checkpoint_dir and output_dir to those of the run"),
-        ("checkpoints/step-2", "is not the newest checkpoint of that run"),
+        ("elsewhere", "for another run, set checkpoint_dir and output_dir to those of that run"),
+        (
+            "checkpoints/step-2",
+            r"resumes from its newest checkpoint, .*/checkpoints/step-1 \(step 1\): pass checkpoint_dir",
+        ),
+        ("checkpoints/step_1000", r"step_1000 cannot be resumed: .* its newest checkpoint, .*/step-1 \(step 1\)"),
     ],
 )
-def test_resume_from_another_folder_is_refused(
+def test_resume_from_another_place_is_refused_with_what_can_be_resumed(
     fake: Any, config: Make, tmp_path: Path, place: str, sentence: str
 ) -> None:
     TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop())]).fit(RECORDS)
@@ -270,8 +274,16 @@ def test_resume_from_another_folder_is_refused(
     assert len(fake.calls) == 1
 
 
+def test_resume_of_a_run_without_a_checkpoint_names_its_first_step(fake: Any, config: Make, tmp_path: Path) -> None:
+    fake.reason = Reason.WORKER_LOST
+    with pytest.raises(TrainingFailed):
+        TenSafeTrainer(config()).fit(RECORDS)
+    with pytest.raises(ConfigurationError, match="resumes from its first step, because it has no checkpoint"):
+        TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints" / "step-3")
+
+
 def test_resume_from_a_checkpoint_without_a_ledger_is_refused(fake: Any, config: Make, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there is no ledger at"):
+    with pytest.raises(ConfigurationError, match=r"there is no ledger in output_dir .* set output_dir to the folder"):
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints" / "step-3")
 
 

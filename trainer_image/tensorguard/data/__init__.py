@@ -2,7 +2,7 @@
 
 - `listing` finds the files at an address, and `columns` checks that they have the columns of the job.
 - `formats` has one module for each file format, and `compression` opens compressed files. `files` reads the rows.
-- `read` makes a Ray Data set of the rows, or of data in memory.
+- `read` makes a Ray Data set of the rows, or of data in memory, whose records `records` finds.
 - `partition` assigns each record to a worker, and then tokenises it. `keys` computes the keyed hashes of the record and
   its unit that decide the worker.
 - `recipe` holds how a job wants its records tokenised; `tokenise` and `chat` have the parts that tasks tokenise with.

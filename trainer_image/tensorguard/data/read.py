@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from tensorguard.data.files import Source
 from tensorguard.data.formats.text import text_of, text_table
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
+from tensorguard.data.records import MEMORY_KINDS, records_of
 from tensorguard.data.tokenise import plain
 from tensorguard.storage import filesystem_options
 
 MAX_TASKS = 512
 MEMORY_BLOCK_ROWS = 16_384
-MEMORY_KINDS = "a Ray, Hugging Face or torch data set of dicts, or a list of dicts"
 
 
 def read(
@@ -78,7 +78,9 @@ def read(
 
 
 def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
-    """A Ray Data set, Hugging Face `Dataset`, torch `Dataset` or list of dicts as a Ray Data set of the named columns.
+    """A data set in memory as a Ray Data set of the named columns.
+
+    It is a Ray Data set, a Hugging Face `Dataset`, or what `records.records_of` takes.
 
     Raises DataError for any other type, for an empty one, and for a missing column or an impossible column type; and
     UnreadableDataError, with the class of the error alone, where the data set itself raises: its message may quote a
@@ -112,7 +114,7 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
         table = table.select(list(dict.fromkeys(columns.values())))
         check_types(columns, {field.name: field.type for field in table.schema}, where)
     else:
-        table = _records_table(_records(source, where), columns, where)
+        table = _records_table(records_of(source, where), columns, where)
     if not table.num_rows:
         raise DataError(f"{where}: it is empty: pass at least one record")
     blocks = [table.slice(start, MEMORY_BLOCK_ROWS) for start in range(0, table.num_rows, MEMORY_BLOCK_ROWS)]
@@ -159,22 +161,7 @@ def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
         yield from source.tables(**fragment)
 
 
-def _records(source: Any, where: str) -> list[Mapping[str, Any]]:
-    """The records of a list, or of a torch data set with or without a length."""
-    if isinstance(source, list | tuple):
-        records = list(source)
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        records = [source[i] for i in range(len(source))]
-    elif hasattr(source, "__iter__"):
-        records = list(source)
-    else:
-        raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
-    if not any(isinstance(record, Mapping) for record in records) and records:
-        raise DataError(f"{where}: must be {MEMORY_KINDS}; its items are not dicts")
-    return [record for record in records if isinstance(record, Mapping)]
-
-
-def _records_table(records: list[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
+def _records_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
     if not records:
         raise DataError(f"{where}: it is empty: pass at least one record")
     names = list(dict.fromkeys(columns.values()))

@@ -14,6 +14,7 @@ order. Their ε do not add up, and neither do the squares of their ε.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 
 from tensafe_api import accounting
@@ -23,6 +24,10 @@ from tensorguard.distributed._config import require_float, require_int
 from tensorguard.distributed._errors import ConfigurationError
 
 _MAX_STEPS = 2**31 - 1
+_NO_STEP = (
+    "no step was counted so far, so ε is 0: call step(noise_multiplier=..., sample_rate=...) for each training step. "
+    "During fit, trainer.epsilon_spent is the ε of the ledger"
+)
 
 
 class DistributedRDPAccountant:
@@ -56,14 +61,19 @@ class DistributedRDPAccountant:
         self._steps[mechanism] += count
 
     def get_epsilon(self, target_delta: float | None = None) -> tuple[float, float]:
-        """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite if no bound is finite."""
+        """(ε, δ) of all steps so far, at `target_delta` or the accountant's own. Infinite if no bound is finite.
+
+        Before the first step ε is 0, with a warning: code that forgets to count its steps would print 0 for ever.
+        """
+        if not self._steps:
+            warnings.warn(_NO_STEP, stacklevel=2)
         delta = self.target_delta if target_delta is None else _delta(target_delta)
         return _epsilon(self._steps, delta), delta
 
     @property
     def remaining_epsilon(self) -> float:
         """target_epsilon minus the ε spent; 0 if that is negative. ε do not add up: use `remaining_steps` to plan."""
-        return max(0.0, self.target_epsilon - self.get_epsilon()[0])
+        return max(0.0, self.target_epsilon - _epsilon(self._steps, self.target_delta))
 
     def remaining_steps(self, *, noise_multiplier: float, sample_rate: float, at_most: int = 1_000_000) -> int:
         """The number of further steps of this kind, up to `at_most`, that keep target_epsilon."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,7 +53,7 @@ class DistributedDPConfig(_Fields):
             saved, and `fit` returns. False: `fit` raises PrivacyBudgetExceeded.
     """
 
-    target_epsilon: float
+    target_epsilon: float = None  # type: ignore[assignment]  # refused below, with the fix
     target_delta: float | None = None
     max_grad_norm: float = 1.0
     noise_multiplier: float | None = None
@@ -61,6 +61,11 @@ class DistributedDPConfig(_Fields):
     stop_on_budget_exceeded: bool = True
 
     def __post_init__(self) -> None:
+        if self.target_epsilon is None:
+            raise ConfigurationError(
+                "dp_config.target_epsilon: missing, and it has no default because the budget is your decision: "
+                "write one, such as DistributedDPConfig(target_epsilon=8.0)"
+            )
         require_choice("dp_config.accountant_type", self.accountant_type, ACCOUNTANTS)
         require_bool("dp_config.stop_on_budget_exceeded", self.stop_on_budget_exceeded)
 
@@ -104,14 +109,15 @@ class TenSafeTrainingConfig(_Fields):
         lora_rank, lora_dropout: of the LoRA adapter.
         lora_alpha: default 2 x lora_rank.
         lora_target_modules: names of layers, or "all-linear"; default: peft's choice for the model.
+        target_modules: another name of lora_target_modules, as peft has it.
         num_epochs: passes over unit_at_least units.
         per_device_batch_size: records that a worker processes at once; also a factor of the batch, as above.
         gradient_accumulation_steps: the second factor of the batch.
         learning_rate, weight_decay, warmup_ratio: of AdamW and its schedule.
         max_seq_length: in tokens; longer records are cut.
         num_workers: worker processes, one shard of the data each.
-        use_gpu, resources_per_worker: of each worker, such as {"CPU": 2, "GPU": 1}; default one CPU, and one GPU with
-            use_gpu.
+        use_gpu: whether each worker has a GPU; default: whether resources_per_worker has one.
+        resources_per_worker: of each worker, such as {"CPU": 2, "GPU": 1}; default one CPU, and one GPU with use_gpu.
         mixed_precision: of the base weights: no or fp32, bf16, or fp16 (with a static loss scale of 1024, undone before
             clipping). The trained weights are fp32 in every case.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
@@ -121,10 +127,11 @@ class TenSafeTrainingConfig(_Fields):
         enable_audit_logging: write each charge, checkpoint, evaluation and end to the logger `tensafe.audit`, as JSON.
         private_metrics: Hidden, or Internal: the training loss, norms and batch sizes are written to files of the run's
             folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
-        secure_aggregation: how the workers' sums are added up.
+        secure_aggregation: how the workers' sums are added up; None: SecureAggregationConfig().
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
-        columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column; default: the
-            columns with these names. With `user`, the unit of privacy is all records of one user.
+        columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column, or to the
+            position in a tuple; default: the columns with these names. With `user`, the unit of privacy is all records
+            of one user.
         task: a model task of the manifest, such as CausalLM; default: SequenceClassification if there is a label,
             TokenClassification if there are tags, else CausalLM.
         num_labels: number of classes, for tasks with labels.
@@ -134,12 +141,13 @@ class TenSafeTrainingConfig(_Fields):
     """
 
     model_name: str
-    dp_config: DistributedDPConfig
+    dp_config: DistributedDPConfig = None  # type: ignore[assignment]  # refused below, with the fix
     tokenizer_name: str | None = None
     lora_rank: int = 16
     lora_alpha: int | None = None
     lora_dropout: float = 0.05
     lora_target_modules: Sequence[str] | str | None = None
+    target_modules: Sequence[str] | str | None = None
     num_epochs: float = 3
     per_device_batch_size: int = 8
     gradient_accumulation_steps: int = 8
@@ -148,7 +156,7 @@ class TenSafeTrainingConfig(_Fields):
     warmup_ratio: float = 0.03
     max_seq_length: int = 512
     num_workers: int = 2
-    use_gpu: bool = False
+    use_gpu: bool | None = None
     resources_per_worker: Mapping[str, float] | None = None
     mixed_precision: str = "no"
     gradient_checkpointing: bool = False
@@ -157,20 +165,31 @@ class TenSafeTrainingConfig(_Fields):
     ray_timeout: float | None = None
     enable_audit_logging: bool = True
     private_metrics: str = "Hidden"
-    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    secure_aggregation: SecureAggregationConfig | None = None
     unit_at_least: int | None = None
-    columns: Mapping[str, str] | None = None
+    columns: Mapping[str, str | int] | None = None
     task: str | None = None
     num_labels: int | None = None
     label_names: Sequence[str] = ()
     output_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("use_gpu", "gradient_checkpointing", "enable_audit_logging"):
+        for name in ("gradient_checkpointing", "enable_audit_logging"):
             require_bool(name, getattr(self, name))
+        if self.use_gpu is not None:
+            require_bool("use_gpu", self.use_gpu)
+        if self.dp_config is None:
+            raise ConfigurationError(
+                "dp_config: missing, and every training is differentially private: write "
+                "dp_config=DistributedDPConfig(target_epsilon=8.0), or train without privacy by peft and transformers"
+            )
         if not isinstance(self.dp_config, DistributedDPConfig):
             raise ConfigurationError(f"dp_config: must be a DistributedDPConfig, not {type(self.dp_config).__name__}")
-        if not isinstance(self.secure_aggregation, SecureAggregationConfig):
+        if self.lora_target_modules is not None and self.target_modules is not None:
+            raise ConfigurationError(
+                "target_modules: it is another name of lora_target_modules, and both are set: leave one out"
+            )
+        if not isinstance(self.secure_aggregation, SecureAggregationConfig | None):
             raise ConfigurationError(
                 f"secure_aggregation: must be a SecureAggregationConfig, not {type(self.secure_aggregation).__name__}"
             )
@@ -179,7 +198,7 @@ class TenSafeTrainingConfig(_Fields):
                 f"tokenizer_name: a model is trained with its own tokenizer, not with {self.tokenizer_name!r}: leave "
                 "it out, or save that tokenizer in the model's folder"
             )
-        if self.num_workers != 1 and not self.secure_aggregation.enabled:
+        if self.num_workers != 1 and not self.aggregation.enabled:
             raise ConfigurationError(
                 "secure_aggregation.enabled: several workers always mask what they send, so it cannot be False: set it "
                 "to True, or num_workers to 1"
@@ -193,6 +212,11 @@ class TenSafeTrainingConfig(_Fields):
         self._check_resources()
 
     @property
+    def aggregation(self) -> SecureAggregationConfig:
+        """How the workers' sums are added up, also where `secure_aggregation` is None."""
+        return self.secure_aggregation or SecureAggregationConfig()
+
+    @property
     def cpus_per_worker(self) -> float:
         """CPU cores of each worker."""
         return require_float("resources_per_worker['CPU']", (self.resources_per_worker or {}).get("CPU", 1))
@@ -201,17 +225,16 @@ class TenSafeTrainingConfig(_Fields):
     def gpus_per_worker(self) -> int:
         """GPUs of each worker."""
         return require_int(
-            "resources_per_worker['GPU']", (self.resources_per_worker or {}).get("GPU", int(self.use_gpu))
+            "resources_per_worker['GPU']", (self.resources_per_worker or {}).get("GPU", int(bool(self.use_gpu)))
         )
 
     def _check_resources(self) -> None:
         for kind in self.resources_per_worker or ():
             require_choice("resources_per_worker", kind, RESOURCES)
         gpus = self.gpus_per_worker
-        if gpus and not self.use_gpu:
+        if gpus and self.use_gpu is False:
             raise ConfigurationError(
-                f"resources_per_worker: it requests {gpus} GPUs, but use_gpu is False: set use_gpu to True, or leave "
-                "GPU out"
+                f"resources_per_worker: it requests {gpus} GPUs, but use_gpu is False: leave one of them out"
             )
         if self.use_gpu and not gpus:
             raise ConfigurationError(

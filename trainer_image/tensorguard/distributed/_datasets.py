@@ -1,7 +1,7 @@
 """The column names and the length of a data set in memory.
 
-In comes whatever `tensorguard.data.read.from_memory` takes: a Ray, Hugging Face or torch data set, or a list of dicts.
-Only the keys of the first record are read, never a value. `_manifests` uses the results.
+In comes whatever `tensorguard.data.read.from_memory` takes: a Ray, Hugging Face or torch data set, a pandas DataFrame,
+or a list. Only the names of the columns are read, never a value. `_manifests` uses the results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensafe_api.tasks import TASKS, shapes_by_size
+from tensorguard.data.records import MEMORY_KINDS, fields_of, is_data_frame, is_data_loader
 from tensorguard.distributed._errors import ConfigurationError
+
+
+def check_kind(dataset: Any, where: str) -> None:
+    """Refuse what looks like a data set and is none. `where`: the argument of `fit`.
+
+    Raises:
+        ConfigurationError: `dataset` is a path, a dict of splits, or a DataLoader.
+    """
+    if is_data_loader(dataset):
+        raise ConfigurationError(
+            f"{where}: is a DataLoader, which makes batches of its own: pass its data set, because each step draws a "
+            "random batch"
+        )
+    if isinstance(dataset, str | bytes | Mapping):
+        raise ConfigurationError(
+            f"{where}: must be {MEMORY_KINDS}, not {type(dataset).__name__}; if it is a dict of splits, "
+            "pass one of them"
+        )
 
 
 def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
@@ -51,14 +70,11 @@ def length_of(dataset: Any) -> int:
 
 
 def _names(dataset: Any) -> list[str]:
-    if isinstance(dataset, str | bytes | Mapping):
-        raise ConfigurationError(
-            "train_dataset: must be a Ray, Hugging Face or torch data set of dicts, or a list of dicts, not "
-            f"{type(dataset).__name__}; if it is a dict of splits, pass one of them"
-        )
     if _is_ray(dataset):
         _silence_ray()
         return list(dataset.columns() or ())
+    if is_data_frame(dataset):
+        return list(map(str, dataset.columns))
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list):
         return names
@@ -73,9 +89,15 @@ def _names(dataset: Any) -> list[str]:
 def _names_in(records: Sequence[Any]) -> list[str]:
     if not len(records):
         raise ConfigurationError("train_dataset: it is empty: pass at least one record")
-    if not isinstance(records[0], Mapping):
-        raise ConfigurationError(f"train_dataset: must hold dicts, not {type(records[0]).__name__}")
-    return list(records[0])
+    fields = fields_of(records[0])
+    if fields is None:
+        raise ConfigurationError(f"train_dataset: must be {MEMORY_KINDS}, and it holds {type(records[0]).__name__}")
+    if "0" in fields and not isinstance(records[0], Mapping):
+        raise ConfigurationError(
+            f"columns: missing, and the records of train_dataset are {type(records[0]).__name__}s of {len(fields)}: "
+            "write the position of each role, such as columns={'text': 0, 'label': 1}"
+        )
+    return list(fields)
 
 
 def _is_ray(dataset: Any) -> bool:

@@ -17,7 +17,7 @@ from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_api.tasks import TASKS, tasks_for
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
-from tensorguard.distributed._datasets import columns_of, length_of
+from tensorguard.distributed._datasets import check_kind, columns_of, length_of
 from tensorguard.distributed._errors import ConfigurationError, with_python_names
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
 
@@ -33,7 +33,8 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
     Raises:
         ConfigurationError: with one line for each fault.
     """
-    columns = dict(config.columns or columns_of(train_dataset, config.task))
+    check_kind(train_dataset, "train_dataset")
+    columns = {role: str(name) for role, name in (config.columns or columns_of(train_dataset, config.task)).items()}
     task = config.task or next(iter([*tasks_for(columns.keys() - {"user"}), *TASKS]))
     at_least, annotations = _units(config, train_dataset, by_user="user" in columns)
     unit = {"kind": "Example", "atLeast": at_least}
@@ -56,7 +57,7 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
             "evaluation": evaluation,
             "training": _training(config),
             "privacy": _privacy(config),
-            "aggregation": {"verify": "Standard" if config.secure_aggregation.verify_aggregation else "Disabled"},
+            "aggregation": {"verify": "Standard" if config.aggregation.verify_aggregation else "Disabled"},
             "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _int(config, "checkpoint_frequency")},
             "observability": {"privateMetrics": config.private_metrics},
             "cluster": {
@@ -111,7 +112,7 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
 
 
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:
-    targets = config.lora_target_modules
+    targets = config.lora_target_modules if config.target_modules is None else config.target_modules
     return {
         "rank": _int(config, "lora_rank"),
         "alpha": _int(config, "lora_alpha"),

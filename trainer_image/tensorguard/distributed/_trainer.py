@@ -22,6 +22,7 @@ from tensafe_api.tasks import METRICS
 from tensorguard.distributed._audit import AuditLog
 from tensorguard.distributed._callbacks import TenSafeCallback
 from tensorguard.distributed._config import INTERNAL, TenSafeTrainingConfig
+from tensorguard.distributed._datasets import check_kind
 from tensorguard.distributed._dispatch import CallbackDispatcher
 from tensorguard.distributed._errors import (
     ConfigurationError,
@@ -32,8 +33,9 @@ from tensorguard.distributed._errors import (
 )
 from tensorguard.distributed._hooks import hooks_of
 from tensorguard.distributed._manifests import build_job, run_folder
+from tensorguard.distributed._resume import check_resumes
 from tensorguard.distributed._signals import StopOnSignal
-from tensorguard.ledger.contract import LedgerError, LedgerMissing
+from tensorguard.ledger.contract import LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
@@ -97,7 +99,8 @@ class TenSafeTrainer:
         """Train, and return when the training has ended.
 
         Args:
-            train_dataset: the private data: a Ray, Hugging Face or torch data set of dicts, or a list of dicts.
+            train_dataset: the private data: a Ray, Hugging Face or torch data set, a pandas DataFrame, or a list. Its
+                records are dicts, or tuples whose positions `columns` names.
             eval_dataset: a *public* data set with the same columns. What is measured on it is shown, and costs no ε.
             resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, or its newest
                 checkpoint. The configuration and the data must be those of that run.
@@ -115,10 +118,11 @@ class TenSafeTrainer:
                 "eval_dataset: it is train_dataset, so exact losses of the private data would be shown: "
                 "pass a public data set, or leave eval_dataset out"
             )
+        check_kind(eval_dataset, "eval_dataset")
         job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None)
         output_dir = run_folder(self.config)
         if resume_from_checkpoint is not None:
-            _check_resumes(job, output_dir, str(resume_from_checkpoint))
+            check_resumes(job, output_dir, str(resume_from_checkpoint))
         try:
             completed, plan = resolve_job(job)
         except ManifestError as error:
@@ -186,33 +190,6 @@ class TenSafeTrainer:
             return 0.0
         # By the ledger's own figures: the ledger may belong to a run that this configuration was refused to resume.
         return job_epsilon(state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant)
-
-
-def _check_resumes(job: TenSafeTrainingJob, output_dir: Path, place: str) -> None:
-    """Refuse a place that is neither the folder of this configuration's run nor its newest checkpoint."""
-    from tensorguard.checkpoint.store import CheckpointStore
-    from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
-
-    requested = place.removeprefix("file://").rstrip("/")
-    requested = requested if "://" in requested else str(Path(requested).expanduser().absolute())
-    root = job.spec.checkpoint.uri.rstrip("/")
-    if requested in (root, str(output_dir)):
-        return
-    folder, _, name = requested.rpartition("/")
-    if folder != root:
-        raise ConfigurationError(
-            f"resume_from_checkpoint: {requested} is neither checkpoint_dir ({root}), nor a checkpoint in it, nor "
-            f"output_dir ({output_dir}): set checkpoint_dir and output_dir to those of the run to resume"
-        )
-    try:
-        newest = latest_checkpoint(CheckpointStore.for_job(job), FileLedger(output_dir).read())
-    except LedgerError as error:
-        raise ConfigurationError(with_python_names(str(error))) from error
-    if newest is None or checkpoint_name(newest) != name:
-        raise ConfigurationError(
-            f"resume_from_checkpoint: {requested} is not the newest checkpoint of that run "
-            f"({newest.uri if newest else 'none'}), and a run resumes from its newest: pass checkpoint_dir"
-        )
 
 
 def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
