@@ -33,6 +33,7 @@ from tensorguard.distributed._errors import (
 )
 from tensorguard.distributed._hooks import hooks_of
 from tensorguard.distributed._manifests import build_job, run_folder
+from tensorguard.distributed._progress_log import log_record, report_plan, visible_logs
 from tensorguard.distributed._resume import check_resumes
 from tensorguard.distributed._signals import StopOnSignal
 from tensorguard.ledger.contract import LedgerMissing
@@ -137,11 +138,13 @@ class TenSafeTrainer:
         def listen(event: LogRecord) -> None:
             if isinstance(event, Stepped):
                 self.step = event.step
+            log_record(event)
             if audit is not None:
                 audit.log(event)
             dispatcher.dispatch(event)
 
-        with StopOnSignal(self._stop) as signals:
+        with visible_logs(), StopOnSignal(self._stop) as signals:
+            report_plan(self.config, completed, plan)
             try:
                 finished = driver.run(
                     job,
