@@ -90,12 +90,23 @@ def test_missing_metrics_name_the_reason(fake: Any, config: Make) -> None:
     class Curious(TenSafeCallback):
         def on_train_end(self, trainer, metrics):
             assert "loss" not in metrics and metrics.get("loss") is None
-            with pytest.warns(UserWarning, match="nothing is evaluated so far"):
-                assert math.isnan(metrics["eval_loss"])
+            with pytest.warns(
+                UserWarning, match="'eval_f1'] is NaN, because it is not measured so far: known are step"
+            ):
+                assert math.isnan(metrics["eval_f1"])
             with pytest.raises(KeyError, match="grad_norm: known are step, total_steps"):
                 metrics["grad_norm"]
 
-    TenSafeTrainer(config(), [Curious()]).fit(RECORDS)
+    class Early(TenSafeCallback):
+        def on_step(self, trainer, step, metrics):
+            if step == 1:
+                with pytest.warns(
+                    UserWarning, match="'eval_loss'] is NaN, .* not measured so far: pass an eval_dataset"
+                ):
+                    assert math.isnan(metrics["eval_loss"])
+
+    fake.losses = (0.5,)
+    TenSafeTrainer(config(), [Early(), Curious()]).fit(RECORDS, RECORDS[:5])
 
 
 def accept(*names: str, method: str = "on_step") -> type[TenSafeCallback]:

@@ -16,23 +16,28 @@ from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.training.run_log import Evaluated, LogRecord, Started, Stepped
 from tensorguard.training.schedule import learning_rate_schedule
 
-_NOT_KNOWN = {
-    "loss": "metrics['loss'] is NaN, because the training loss is an exact function of private data. "
-    "metrics['eval_loss'] is the loss on the public eval_dataset. With private_metrics='Internal', "
-    "private_metrics['loss'] is the training loss, for trusted readers",
-    "eval_loss": "metrics['eval_loss'] is NaN, because nothing is evaluated so far: pass an eval_dataset, or lower "
-    "checkpoint_frequency",
-}
-"""Names that code may print at any time: a missing one is NaN, with a warning that gives the reason."""
+_NO_LOSS = (
+    "metrics['loss'] is NaN, because the training loss is an exact function of private data. metrics['eval_loss'] is "
+    "the loss on the public eval_dataset. With private_metrics='Internal', private_metrics['loss'] is the training "
+    "loss, for trusted readers"
+)
 
 
 class Metrics(dict[str, float]):
-    """Public figures by name. `metrics["loss"]`, and `metrics["eval_loss"]` before the first evaluation, are NaN."""
+    """Public figures by name.
+
+    `metrics["loss"]`, and an evaluation that is missing, are NaN with a warning that gives the reason: an exception
+    would stop the training in the middle of its budget. Any other missing name raises a KeyError.
+    """
 
     def __missing__(self, name: str) -> float:
-        if name not in _NOT_KNOWN:
+        if name == "loss":
+            warnings.warn(_NO_LOSS, stacklevel=2)
+        elif name.startswith("eval_"):
+            fix = f"known are {', '.join(self)}" if "eval_loss" in self else "pass an eval_dataset"
+            warnings.warn(f"metrics[{name!r}] is NaN, because it is not measured so far: {fix}", stacklevel=2)
+        else:
             raise KeyError(f"{name}: known are {', '.join(self)}")
-        warnings.warn(_NOT_KNOWN[name], stacklevel=2)
         return math.nan
 
 
