@@ -191,4 +191,26 @@ CLAIMS: tuple[Mutation, ...] = (
             "::test_private_metrics_reach_only_callbacks_that_name_them",
         ),
     ),
+    Mutation(
+        "the picture of a run leaves out a step that was charged and not taken",
+        (
+            Edit(
+                TRAINER + "cli/report.py",
+                "charged=states[-1].steps_charged",
+                "charged=states[-2].steps_charged",
+            ),
+        ),
+        ("tests/trainer_image/cli/test_report.py::test_step_that_was_charged_and_not_taken_is_in_the_picture",),
+    ),
+    Mutation(
+        "the audit log has only the charges of finished steps",
+        (
+            Edit(
+                TRAINER + "distributed/_audit.py",
+                "            self._log_charges(record)\n            self._write(",
+                "            self._write(",
+            ),
+        ),
+        ("tests/trainer_image/distributed/test_trainer.py::test_audit_log_has_a_step_that_was_charged_and_not_taken",),
+    ),
 )

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,11 +140,7 @@ class FakeRunner:
         completed, plan = resolve_job(job)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "job.yaml").write_text(dump_manifest(completed))
-        ledger = FileLedger.create(output_dir, ledger_spec(completed, plan))
-        if charged := max((record.charged for record in self.records if isinstance(record, Stepped)), default=0):
-            ledger.acquire(attempt=1, from_step=0)
-            ledger.charge(charged)
-            ledger.close()
+        charge_as_logged(FileLedger.create(output_dir, ledger_spec(completed, plan)), self.records)
         log = RunLog(output_dir / "events.jsonl")
         for record in self.records:
             log.write(record)
@@ -188,6 +185,18 @@ class FakeRunner:
             else None,
         )
         return job.model_copy(update={"status": status})
+
+
+def charge_as_logged(ledger: FileLedger, records: Sequence[LogRecord]) -> None:
+    """Charge the ledger as a run with these log records did, with one charge for each incarnation."""
+    starts = [number for number, record in enumerate(records) if isinstance(record, Started)]
+    for start, end in pairwise([*starts, len(records)]):
+        started = records[start]
+        charged = max((record.charged for record in records[start:end] if isinstance(record, Stepped)), default=0)
+        state = ledger.acquire(attempt=started.attempt, from_step=started.step)
+        if charged:
+            ledger.charge(charged - state.steps_charged)
+    ledger.close()
 
 
 def ledger_spec(job: TenSafeTrainingJob, plan: Any) -> LedgerSpec:

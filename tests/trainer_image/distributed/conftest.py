@@ -30,6 +30,8 @@ class FakeRunner:
     losses: tuple[float, ...] = ()
     refusal: Exception | None = None
     at_step: Callable[[int], None] = lambda step: None
+    killed_at: int | None = None
+    """The step after whose charge the workers are killed."""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def run(
@@ -61,6 +63,8 @@ class FakeRunner:
                 ended = Ended(time.time(), attempt, Reason.INTERRUPTED.value, "stopped on request")
                 break
             charged = ledger.charge(1).steps_charged
+            if step == self.killed_at:
+                break
             self.at_step(step)
             report(Stepped(time.time(), step, charged))
             if step <= len(self.losses):

@@ -301,6 +301,18 @@ def test_audit_log_has_charges_checkpoints_and_the_end(
     assert {line["job"] for line in lines} == {"tiny-bert-v2"}
 
 
+def test_audit_log_has_a_step_that_was_charged_and_not_taken(
+    fake: Any, config: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.killed_at, fake.reason, fake.message = 4, Reason.WORKER_LOST, "the workers failed"
+    with caplog.at_level(logging.INFO, "tensafe.audit"), pytest.raises(TrainingFailed) as failed:
+        TenSafeTrainer(config()).fit(RECORDS)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
+    assert [line["event"] for line in lines] == ["started", *["charged"] * 4, "ended"]
+    assert lines[-2]["stepsCharged"] == 4
+    assert lines[-2]["epsilonSpent"] == failed.value.job.status.privacy.epsilon_spent
+
+
 def test_audit_log_can_be_disabled(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tensafe.audit"):
         TenSafeTrainer(config(enable_audit_logging=False)).fit(RECORDS)

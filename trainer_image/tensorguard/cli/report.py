@@ -1,26 +1,30 @@
 """`report.png`: the ε and the evaluation of a run, over its steps.
 
-In: the run's plan and its log, which survives crashes and resumes. Out: two panels over the charged steps: ε with its
-target, and the public evaluation. Steps that ran again after a restart count again, as they do in ε. Every figure is
-public.
+In: the run's plan, its ledger, and its log, which survives crashes and resumes. Out: two panels over the charged steps:
+ε with its target, and the public evaluation. The ledger gives the charged steps and the restarts: a step may be charged
+and, after a crash, never appear in the log. Steps that ran again after a restart count again, as they do in ε. Every
+figure is public.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.cli.progress import PLD_FIGURES, is_restart
+from tensorguard.cli.progress import PLD_FIGURES
 from tensorguard.cli.wording import steps_text
+from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState
+from tensorguard.ledger.file import FileLedger
 from tensorguard.training.config import RUN_LOG
-from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Started, Stepped
+from tensorguard.training.run_log import Evaluated, LogRecord, RunLogReader, Stepped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +38,7 @@ _LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize
 
 @dataclass
 class History:
-    """A run's log records on the axis of charged steps.
+    """A run on the axis of charged steps.
 
     Attributes:
         charged: steps charged over all attempts.
@@ -47,34 +51,35 @@ class History:
     evaluations: list[tuple[int, Evaluated]] = field(default_factory=list)
 
     @classmethod
-    def from_records(cls, records: Iterable[LogRecord]) -> History:
-        """The history of a run from its log records, in their order."""
-        history, started = cls(), None
+    def of(cls, states: Sequence[LedgerState], records: Iterable[LogRecord]) -> History:
+        """The history of a run from the states of its ledger and from its log records, both in their order."""
+        history = cls(charged=states[-1].steps_charged)
+        for before, now in pairwise(states):
+            if before.attempt and (now.attempt, now.incarnation) != (before.attempt, before.incarnation):
+                label = "restarted" if now.attempt == before.attempt else f"attempt {now.attempt}"
+                history.restarts.append((before.steps_charged, label))
+        position = 0
         for record in records:
             match record:
-                case Started():
-                    if is_restart(started, record):
-                        resumed = started is not None and record.attempt == started.attempt
-                        label = "restarted" if resumed else f"attempt {record.attempt}"
-                        history.restarts.append((history.charged, label))
-                    started = record
                 case Stepped():
-                    history.charged = max(history.charged, record.charged)
+                    position = max(position, record.charged)
                 case Evaluated():
-                    history.evaluations.append((history.charged, record))
+                    history.evaluations.append((position, record))
         return history
 
 
 def write_report(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path | None:
-    """Draw the run in `output_dir` and return the picture; None if no step ran or the picture cannot be written."""
-    history = History.from_records(RunLogReader(output_dir / RUN_LOG).read())
-    if not history.charged:
-        return None
+    """Draw the run in `output_dir`, and return the picture; None if no step was charged or it cannot be written."""
     path = output_dir / NAME
     try:
+        history = History.of(FileLedger(output_dir).history(), RunLogReader(output_dir / RUN_LOG).read())
+        if not history.charged:
+            return None
         draw_report(history, plan, job.metadata.name, path)
-    except OSError as error:
-        print(f"warning: {path} cannot be written ({error.strerror or error}): no picture of the run", file=sys.stderr)
+    except LedgerMissing:  # the run ended before its first step
+        return None
+    except (LedgerError, OSError) as error:
+        print(f"warning: no picture of the run: {error}", file=sys.stderr)
         return None
     return path
 

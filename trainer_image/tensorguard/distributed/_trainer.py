@@ -133,7 +133,7 @@ class TenSafeTrainer:
         private_folder = PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
         private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
         dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics)
-        audit = AuditLog(job.metadata.name, plan) if self.config.enable_audit_logging else None
+        audit = AuditLog(job.metadata.name, output_dir) if self.config.enable_audit_logging else None
 
         def listen(event: LogRecord) -> None:
             if isinstance(event, Stepped):

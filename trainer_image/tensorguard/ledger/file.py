@@ -87,6 +87,10 @@ class FileLedger(LedgerWriter):
         return ledger
 
     def read(self) -> LedgerState:
+        return self.history()[-1]
+
+    def history(self) -> list[LedgerState]:
+        """The state after each entry, the newest last. Raises LedgerMissing or LedgerCorrupt."""
         entries, head, _ = self._load()
         if self._last_written is not None and (head, len(entries)) != self._last_written:
             raise LedgerCorrupt(
@@ -94,10 +98,10 @@ class FileLedger(LedgerWriter):
             )
         try:
             opening, *rest = entries
-            state = new_state(LedgerSpec.model_validate(opening["spec"]), opening["hash"])
+            states = [new_state(LedgerSpec.model_validate(opening["spec"]), opening["hash"])]
             for entry in rest:
-                state = apply_entry(state, entry, entry["hash"])
-            return state
+                states.append(apply_entry(states[-1], entry, entry["hash"]))
+            return states
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerCorrupt(
                 f"{self._path} is not a ledger that this version of tensafe can read ({error}); "
