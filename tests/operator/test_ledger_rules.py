@@ -159,6 +159,22 @@ def test_only_the_pod_that_acquired_the_ledger_writes(
     )
 
 
+def test_only_the_process_that_acquired_the_ledger_writes(
+    control_plane: ControlPlane, namespace: str, pod: Pod
+) -> None:
+    def by(writer: str, steps: int, incarnation: int = 1) -> dict[str, Any]:
+        return charged_status(pod, charges=[{**charge(pod, 1, steps, incarnation), "writer": writer * 32}])
+
+    ledger = LedgerObject(control_plane, namespace)
+    assert ledger.write(by("a", 10), pod) == ""
+    for other in (by("b", 11), charged_status(pod, charges=[charge(pod, 1, 11)])):
+        assert "only the process that acquired the ledger" in ledger.write(other, pod)
+    assert ledger.write(by("a", 11), pod) == ""
+    assert ledger.write(by("b", 12, incarnation=2), pod) == ""
+    assert "only the process that acquired the ledger" in ledger.write(by("a", 13, incarnation=2), pod)
+    assert "writer" in ledger.write(by("no number", 14, incarnation=3), pod)
+
+
 def test_ledger_is_deleted_only_with_the_forget_annotation(ledger: LedgerObject, control_plane: ControlPlane) -> None:
     where = ("-n", ledger.namespace)
     for arguments in (

@@ -25,6 +25,7 @@ from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.base import Block, Rule, StatusBlock, Transition, Unique
 from tensafe_api.resources.numeric import Count, Delta, Flag, Positive, PositiveDecimal, UnitCount
 from tensafe_api.resources.status import EvaluationResult, Progress
+from tensafe_api.resources.string_form import StringForm
 from tensafe_api.resources.strings import JobName, LabelMap, ObjectName, OneLine, Text
 
 COUNTED_ANNOTATION = "tensafe.io/unit-at-least"
@@ -44,6 +45,9 @@ CheckpointAddress = Annotated[str, Field(strict=True, min_length=1, max_length=8
 MAX_CHARGED_STEPS = 2**31 - 1
 """Maximum number of charged steps: what `status.privacy.stepsCharged` of a job can hold."""
 _CHARGED = "self.charges.map(c, c.steps).sum()"
+
+WriterNumber = Annotated[str, StringForm(r"[0-9a-f]{32}", "32 hexadecimal digits", max_length=32)]
+"""Random number of one process that writes a ledger."""
 
 Outcome = Literal["Completed", "BudgetExhausted", "Suspended"]
 FINAL_OUTCOMES: tuple[Outcome, ...] = ("Completed", "BudgetExhausted")
@@ -109,6 +113,11 @@ class ChargeRecord(StatusBlock):
     pod_uid: OneLine = Field(
         alias="podUID", description="UID of the pod that acquired the ledger for this incarnation."
     )
+    writer: WriterNumber | None = Field(
+        None,
+        description="Random number of the process that acquired the ledger for this incarnation, as 32 hex digits. It "
+        "distinguishes the processes of one pod.",
+    )
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(
@@ -117,9 +126,12 @@ class ChargeRecord(StatusBlock):
             ".steps",
         ),
         Transition(
-            "self.incarnation == oldSelf.incarnation ? self.podUID == oldSelf.podUID "
+            "self.incarnation == oldSelf.incarnation "
+            "? self.podUID == oldSelf.podUID && has(self.writer) == has(oldSelf.writer) "
+            "&& (!has(self.writer) || self.writer == oldSelf.writer) "
             ": self.incarnation > oldSelf.incarnation",
-            "only the pod that acquired the ledger for an incarnation writes under it: acquire the next incarnation",
+            "only the process that acquired the ledger for an incarnation writes under it: acquire the next "
+            "incarnation",
             ".incarnation",
         ),
     )

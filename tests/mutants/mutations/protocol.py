@@ -198,4 +198,18 @@ PROTOCOL: tuple[Mutation, ...] = (
             TRAINING_TESTS + "test_resume.py::test_optimizer_state_counts_every_step_of_the_published_adapter",
         ),
     ),
+    Mutation(
+        "the processes of a pod write equal entries, and take each other's for their own",
+        (
+            Edit(
+                TRAINER + "ledger/kubernetes.py",
+                "self._writer = secrets.token_hex(16)",
+                'self._writer = "0" * 32',
+            ),
+        ),
+        (
+            LEDGER_TESTS + "test_concurrent_writers.py::test_two_processes_of_one_pod_never_hold_the_same_acquisition",
+            LEDGER_TESTS + "test_concurrent_writers.py::test_equal_charge_of_another_process_does_not_pay_for_this_one",
+        ),
+    ),
 )

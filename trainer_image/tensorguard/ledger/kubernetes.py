@@ -7,6 +7,8 @@ the pod to which the token is bound writes under its acquisition (`tensafe_api.r
 
 While the API server is unavailable a call waits, for longer than any restart of the API server takes. Nothing runs that
 was not charged. A write whose answer was lost is not repeated: the hash of the entry shows whether the write succeeded.
+Each entry holds a random number of the process that wrote it. So a process recognises exactly its own writes, and never
+takes an equal entry of another process for its own, even if both run in the same pod.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import hashlib
 import json
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -94,7 +97,9 @@ class KubernetesLedger(LedgerWriter):
             "name": name,
         }
         self._uid = uid
-        self._pod_uid = pod_uid
+        self._writer = secrets.token_hex(16)
+        """Identifies this process among all that may write to the ledger, also in the same pod."""
+        self._holder = _holder(pod_uid, self._writer)
         self._retry_seconds = retry_seconds
         self._held_as: tuple[int, int] | None = None
         """The attempt and incarnation as which this process acquired the ledger."""
@@ -119,7 +124,7 @@ class KubernetesLedger(LedgerWriter):
                 "kind": "claim",
                 "attempt": attempt,
                 "incarnation": incarnation,
-                "holder": self._pod_uid,
+                "holder": self._holder,
                 "fromStep": from_step,
             }
 
@@ -146,10 +151,10 @@ class KubernetesLedger(LedgerWriter):
 
         def checked(state: LedgerState) -> Entry:
             holder = next((charge.holder for charge in state.charges if charge.attempt == state.attempt), None)
-            if (state.attempt, state.incarnation) != held_as or holder != self._pod_uid:
+            if (state.attempt, state.incarnation) != held_as or holder != self._holder:
                 raise Fenced(
                     f"attempt {held_as[0]}, incarnation {held_as[1]} is fenced: attempt {state.attempt}, "
-                    f"incarnation {state.incarnation} has acquired the ledger"
+                    f"incarnation {state.incarnation} has acquired the ledger from another process"
                 )
             return entry
 
@@ -168,7 +173,7 @@ class KubernetesLedger(LedgerWriter):
             state = self._state(found)
             if state.head in heads:
                 return state
-            entry = entry_for(state)
+            entry = {**entry_for(state), "writer": self._writer}
             head = _hash(state.head, entry)
             heads.add(head)
             new = apply_entry(state, entry, head)
@@ -260,7 +265,10 @@ class KubernetesLedger(LedgerWriter):
             attempt=state.attempt,
             charges=tuple(
                 ChargeRecord(
-                    attempt=charge.attempt, steps=charge.steps, incarnation=charge.incarnation, pod_uid=charge.holder
+                    attempt=charge.attempt,
+                    steps=charge.steps,
+                    incarnation=charge.incarnation,
+                    **_holder_fields(charge.holder),
                 )
                 for charge in state.charges
             ),
@@ -300,7 +308,8 @@ def decode(found: dict[str, Any]) -> LedgerState:
             f"this version of tensafe cannot read the ledger ({error}); use the version that wrote it"
         ) from error
     charges = tuple(
-        Charge(record.attempt, record.steps, record.incarnation, record.pod_uid) for record in status.charges
+        Charge(record.attempt, record.steps, record.incarnation, _holder(record.pod_uid, record.writer))
+        for record in status.charges
     )
     return LedgerState(
         spec=frozen,
@@ -330,6 +339,17 @@ def decode(found: dict[str, Any]) -> LedgerState:
 
 class _ReadAgain(Exception):
     """The write failed, or its result is unknown. Only another read can show it."""
+
+
+def _holder(pod_uid: str, writer: str | None) -> str:
+    """The holder of an acquisition: the pod, and the process in it (`_holder_fields` is the inverse)."""
+    return f"{pod_uid}/{writer}" if writer else pod_uid
+
+
+def _holder_fields(holder: str) -> dict[str, str]:
+    """The fields of a `ChargeRecord` that name the holder."""
+    pod_uid, _, writer = holder.partition("/")
+    return {"pod_uid": pod_uid, **({"writer": writer} if writer else {})}
 
 
 def _checkpoint_record(checkpoint: PublishedCheckpoint, state: LedgerState) -> PublishedCheckpointRecord:
