@@ -1,7 +1,9 @@
 """Listing and reading without Ray: every format and its special cases, and the errors that refuse a data set."""
 
+import csv
 import datetime
 import gzip
+import io
 import json
 import uuid
 from decimal import Decimal
@@ -51,6 +53,43 @@ def test_csv_reads_quoted_newlines_and_commas(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text('label,other,text\n1,x,"one, ""two""\nthree"\n0,y,four\n', encoding="utf-8-sig")
     assert rows_at(path) == [{"text": 'one, "two"\nthree', "label": "1"}, {"text": "four", "label": "0"}]
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_csv_with_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path, end):
+    path = tmp_path / "d.csv"
+    rows = ['"two\nlines",1', "Jane Doe,0", '"never closed,1', *["next,0"] * 5000]
+    path.write_text("\n".join(["text,label", *rows]) + end)
+    with pytest.raises(UnreadableDataError, match=r"d\.csv: the row that begins in line 5 has a quote") as error:
+        rows_at(path)
+    assert "Doe" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_csv_header_with_a_quote_that_is_never_closed_is_refused(tmp_path):
+    (tmp_path / "d.csv").write_text('text,"label\na,1\nb,0\n')
+    assert "the row that begins in line 1 has a quote that is never closed" in refusal(tmp_path / "d.csv")
+
+
+def test_csv_value_of_extreme_length_is_refused_as_a_quote_that_is_never_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorguard.data.formats.csv.MAX_VALUE_CHARACTERS", 1000)
+    (tmp_path / "d.csv").write_text('text,label\na,1\n"b,0\n' + "c,1\n" * 1000)
+    with pytest.raises(UnreadableDataError, match="begins in line 3"):
+        rows_at(tmp_path / "d.csv")
+
+
+VALUES = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(['"', '""', "a\nb", "\r", ',"', ' "a"'])
+
+
+@given(
+    rows=st.lists(st.tuples(VALUES, VALUES)), last=st.sampled_from(["", "\n", "\r\n", "\n\n"]), all_quoted=st.booleans()
+)
+@settings(max_examples=60)
+def test_csv_whose_quotes_are_closed_is_read_to_its_last_row(tmp_path_factory, rows, last, all_quoted):
+    path = tmp_path_factory.mktemp("closed") / "d.csv"
+    buffer = io.StringIO()
+    csv.writer(buffer, quoting=csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL).writerows([("text", "label"), *rows])
+    path.write_text(buffer.getvalue().removesuffix("\r\n") + last, encoding="utf-8", newline="")
+    assert [(row["text"], row["label"]) for row in rows_at(path)] == rows
 
 
 def test_tsv_has_no_quoting_and_may_lack_a_header(tmp_path):

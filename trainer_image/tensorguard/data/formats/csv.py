@@ -1,7 +1,7 @@
 """Comma-separated and tab-separated values, with or without a header row.
 
 - csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A quote that is never closed
-  swallows the rest of the file, as the format defines it.
+  would make one value of the rest of the file, so such a file is refused.
 - tsv: no quoting at all: a quote is a character like any other, and one record is one line.
 
 The first row names the columns. A column named by a decimal integer ("0", "1") is a position in a file **without** a
@@ -13,14 +13,19 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import length_hint
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from tensorguard.data.columns import FileColumns
-from tensorguard.data.errors import DataError
+from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
 from tensorguard.data.formats.text import lines, text_tables
+
+MAX_VALUE_CHARACTERS = 1 << 27
+"""A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
 
 
 class Csv:
@@ -34,12 +39,12 @@ class Csv:
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The fields of the first row, or their positions."""
         with file.open() as handle:
-            return _columns(next(_csv_rows(handle), []), _by_position(self.name, wanted, file))
+            return _columns(next(_csv_rows(handle, file), []), _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """All rows: there is one part."""
         with file.open() as handle:
-            rows = _csv_rows(handle)
+            rows = _csv_rows(handle, file)
             header = None if _by_position(self.name, wanted, file) else next(rows, [])
             yield from text_tables(_values(rows, _positions(header, wanted, file)), wanted)
 
@@ -98,17 +103,31 @@ def _values(rows: Iterator[list[str]], positions: list[int]) -> Iterator[list[st
     return ([row[i] if i < len(row) else None for i in positions] for row in rows if row)
 
 
-def _csv_rows(handle: BinaryIO) -> Iterator[list[str]]:
-    """Rows of a csv file. Bytes that are not UTF-8 become the replacement character; a malformed row is skipped."""
-    csv.field_size_limit(1 << 31)
-    reader = csv.reader(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
+def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
+    """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
+
+    Raises UnreadableDataError, with the line, if a quote is never closed.
+    """
+    csv.field_size_limit(MAX_VALUE_CHARACTERS)
+    text = io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline="")
+    end = iter(["\n"])  # A line after the last one: an empty row, unless a quote is still open.
+    reader = csv.reader(chain(text, end))
     while True:
+        line = reader.line_num + 1
         try:
-            yield next(reader)
-        except csv.Error:
-            continue
+            row = next(reader)
         except StopIteration:
             return
+        except csv.Error:  # the value is too long
+            closed = False
+        else:
+            closed = not row or length_hint(end) > 0
+        if not closed:
+            raise UnreadableDataError(
+                f"{file.where}.uri: {file.path}: the row that begins in line {line} has a quote that is never closed: "
+                'close it, and write a quote inside a quoted value as two ("")'
+            )
+        yield row
 
 
 def _tsv_row(line: bytes) -> list[str]:
