@@ -212,4 +212,20 @@ PROTOCOL: tuple[Mutation, ...] = (
             LEDGER_TESTS + "test_concurrent_writers.py::test_equal_charge_of_another_process_does_not_pay_for_this_one",
         ),
     ),
+    Mutation(
+        "the job key travels through Ray",
+        (
+            Edit(
+                TRAINER + "data/shards.py",
+                "partial(_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers)",
+                "partial(\n"
+                "        split_by_unit, columns=columns, tokenise=tokenise, key=key_file.read_bytes(), workers=workers\n"
+                "    )",
+            ),
+        ),
+        (
+            "tests/trainer_image/runners/local/test_data_preparation.py"
+            "::test_ray_data_receives_the_path_of_the_job_key_and_not_its_bytes",
+        ),
+    ),
 )

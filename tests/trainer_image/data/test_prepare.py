@@ -30,6 +30,13 @@ def spec(make_spec):
 
 
 @pytest.fixture
+def key_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("key") / "job.key"
+    path.write_bytes(KEY)
+    return path
+
+
+@pytest.fixture
 def tokenizer(make_tokenizer):
     return make_tokenizer()
 
@@ -56,7 +63,7 @@ def rows_of(source):
     return [(line.split(",")[0], int(line.split(",")[1])) for line in lines]
 
 
-def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, tmp_path):
+def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, key_file, tmp_path):
     directory = tmp_path / "shards"
     made = [
         prepare(
@@ -64,7 +71,7 @@ def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, tm
             spec,
             tokeniser(tokenizer, Recipe.from_spec(spec)),
             workers=3,
-            key=KEY,
+            key_file=key_file,
             directory=directory,
         )
         for uri in ("source", f"file://{source}/*.csv")
@@ -85,14 +92,39 @@ def test_files_become_shards_without_a_trace_in_logs(source, spec, tokenizer, tm
     assert rows_in(tokenizer, public) == [(t, n) for t, n in rows_of(source) if n < 3]
 
 
-def test_compressed_files_become_the_same_shards(source, spec, tokenizer, tmp_path):
+def test_job_key_does_not_travel_through_ray(source, spec, tokenizer, key_file, tmp_path, monkeypatch):
+    """Ray pickles the arguments of tasks, and the functions of Ray Data, with this function."""
+    pickled = []
+
+    def recording(*arguments, dumps=ray.cloudpickle.dumps, **options):
+        pickled.append(dumps(*arguments, **options))
+        return pickled[-1]
+
+    monkeypatch.setattr(ray.cloudpickle, "dumps", recording)
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    prepare(
+        read(str(source), columns_of(spec)), spec, tokenise, workers=2, key_file=key_file, directory=tmp_path / "shards"
+    )
+    sent = b"".join(pickled)
+    assert key_file.name.encode() in sent
+    assert KEY not in sent and KEY.hex().encode() not in sent
+
+
+def test_compressed_files_become_the_same_shards(source, spec, tokenizer, key_file, tmp_path):
     tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
     archives = tmp_path / "archives"
     archives.mkdir()
     for path, (ending, codec) in zip(sorted(source.iterdir()), ((".gz", "gzip"), (".zst", "zstd"))):
         (archives / f"{path.name}{ending}").write_bytes(pa.compress(path.read_bytes(), codec, asbytes=True))
     made = [
-        prepare(read(str(uri), columns_of(spec)), spec, tokenise, workers=2, key=KEY, directory=tmp_path / uri.name)
+        prepare(
+            read(str(uri), columns_of(spec)),
+            spec,
+            tokenise,
+            workers=2,
+            key_file=key_file,
+            directory=tmp_path / uri.name,
+        )
         for uri in (source, archives)
     ]
     assert made[0].digest == made[1].digest
@@ -102,10 +134,17 @@ def test_compressed_files_become_the_same_shards(source, spec, tokenizer, tmp_pa
     archive = next(archives.glob("*.zst"))
     archive.write_bytes(archive.read_bytes()[:-2])
     with pytest.raises(UnreadableDataError, match=r"1\.csv\.zst: the \.zst archive is truncated"):
-        prepare(read(str(archives), columns_of(spec)), spec, tokenise, workers=2, key=KEY, directory=tmp_path / "no")
+        prepare(
+            read(str(archives), columns_of(spec)),
+            spec,
+            tokenise,
+            workers=2,
+            key_file=key_file,
+            directory=tmp_path / "no",
+        )
 
 
-def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, tokenizer, tmp_path):
+def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, tokenizer, key_file, tmp_path):
     directory = tmp_path / "shards"
     died = tmp_path / "died"
 
@@ -123,13 +162,18 @@ def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, to
         table = pa.table({"text": texts, "label": [1] * len(texts)})
         dataset = ray.data.from_arrow(table).map_batches(die_once, batch_size=10, batch_format="pyarrow")
         made = prepare(
-            dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), workers=2, key=KEY, directory=directory
+            dataset,
+            spec,
+            tokeniser(tokenizer, Recipe.from_spec(spec)),
+            workers=2,
+            key_file=key_file,
+            directory=directory,
         )
     assert int(died.read_text()) > 0
     assert Counter(text for text, _ in rows_in(tokenizer, *made.shards)) == Counter(text.strip() for text in texts)
 
 
-def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp_path):
+def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key_file, tmp_path):
     from datasets import Dataset
 
     records = [{"text": f"{a} {b}", "label": i, "id": i} for i, (a, b) in enumerate(["ab", "cd", "ef"])]
@@ -146,7 +190,12 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
     for data in (*in_memory, ray.data.from_items(records)):
         dataset = from_memory(data, columns)
         made = prepare(
-            dataset, spec, tokeniser(tokenizer, Recipe.from_spec(spec)), workers=2, key=KEY, directory=tmp_path
+            dataset,
+            spec,
+            tokeniser(tokenizer, Recipe.from_spec(spec)),
+            workers=2,
+            key_file=key_file,
+            directory=tmp_path,
         )
         assert sorted(rows_in(tokenizer, *made.shards)) == [("a b", 0), ("c d", 1), ("e f", 2)]
 
@@ -164,7 +213,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, tmp
             from_memory(data, columns)
 
 
-def test_users_become_units(make_spec, tokenizer, tmp_path):
+def test_users_become_units(make_spec, tokenizer, key_file, tmp_path):
     unit = {"kind": "User", "column": "id", "maxExamplesPerUnit": 2}
     spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)
     records = [{"p": "a", "c": "b " * (i + 1), "id": i % 5} for i in range(30)]
@@ -173,7 +222,7 @@ def test_users_become_units(make_spec, tokenizer, tmp_path):
         spec,
         tokeniser(tokenizer, Recipe.from_spec(spec)),
         workers=2,
-        key=KEY,
+        key_file=key_file,
         directory=tmp_path,
     )
     shards = [Shard.open(path) for path in made.shards]
@@ -181,7 +230,7 @@ def test_users_become_units(make_spec, tokenizer, tmp_path):
     assert all(len(shard.records(unit)) == 2 for shard in shards for unit in range(len(shard)))
 
 
-def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, tokenizer, tmp_path):
+def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, tokenizer, key_file, tmp_path):
     def sentence(columns=None, spec=spec, uri="source", **options):
         with pytest.raises(DataError) as error:
             dataset = read(uri, columns or columns_of(spec), base_dir=tmp_path, **options)
@@ -190,7 +239,7 @@ def test_refusals_name_the_field_and_reveal_no_record(source, spec, make_spec, t
                 spec,
                 tokeniser(tokenizer, Recipe.from_spec(spec)),
                 workers=2,
-                key=KEY,
+                key_file=key_file,
                 directory=tmp_path / "shards",
             )
         assert "\n" not in str(error.value)

@@ -6,6 +6,8 @@ the sums of record keys. Then one task for each
 worker sorts its parts into the file that the worker maps (`shard`). Only parts whose names were returned are used: if
 Ray runs a task again because a process died, the parts of the first run are ignored, and no record is in a shard twice.
 
+The job's key is a file, and each task reads it: Ray keeps what its tasks receive in its object store and its logs.
+
 A shard is sorted by the keys of unit and record, so it depends on the data set and the job's key alone. A training that
 resumes from a checkpoint finds the same units at the same places. Nothing here returns or logs a number of records.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +31,7 @@ from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
 from tensorguard.data.partition import (
+    Partition,
     Split,
     concatenate,
     merge,
@@ -58,7 +61,7 @@ class PreparedShards:
 
 
 def prepare(
-    dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, workers: int, key: bytes, directory: Path
+    dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, workers: int, key_file: Path, directory: Path
 ) -> PreparedShards:
     """Write the private data set's shards into `directory`, which is created with mode 0700.
 
@@ -67,7 +70,8 @@ def prepare(
         spec: the spec of the job.
         tokenise: the tokeniser of the job's task.
         workers: number of shards.
-        key: secret, at least 16 bytes, the same for all runs of one job.
+        key_file: has the job key, at least 16 secret bytes, the same for all runs of one job. Every process of Ray on
+            this machine can read it.
         directory: of the shards.
 
     Raises:
@@ -75,14 +79,14 @@ def prepare(
     """
     columns = columns_of(spec)
     recipe = Recipe.from_spec(spec)
-    split = partial(split_by_unit, columns=columns, tokenise=tokenise, key=key, workers=workers)
+    split = partial(_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers)
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
     with _written_parts(dataset, split, directory, "dataset") as parts:
         empty = ray.get([_merge.remote(parts.of(rank), limit, path) for rank, path in enumerate(shards)])
     if all(empty):
         raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
-    return PreparedShards(shards, keys.dataset_digest(key, parts.totals))
+    return PreparedShards(shards, keys.dataset_digest(key_file.read_bytes(), parts.totals))
 
 
 def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, directory: Path) -> Path:
@@ -148,6 +152,12 @@ def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
         yield pa.table({"part": [name], "total": [partition.total.to_bytes(keys.WIDTH, "big")]})
+
+
+def _split(
+    block: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser, key_file: Path, workers: int
+) -> Partition:
+    return split_by_unit(block, columns=columns, tokenise=tokenise, key=key_file.read_bytes(), workers=workers)
 
 
 @ray.remote

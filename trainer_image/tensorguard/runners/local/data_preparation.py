@@ -1,7 +1,8 @@
 """Reads, tokenises and shards the data of a local run, before the workers take the CPUs.
 
-In come the completed job, its job key, and data in memory where the Python API has some; out come the paths of the
-shards and of the tokenised evaluation set. The imports are inside the function: the driver starts without Ray Data.
+In come the completed job, the file of its job key, and data in memory where the Python API has some; out come the paths
+of the shards and of the tokenised evaluation set. The imports are inside the function: the driver starts without Ray
+Data.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PreparedData:
     digest: str
 
 
-def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key: bytes, directory: Path) -> PreparedData:
+def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, directory: Path) -> PreparedData:
     """Write the shards and the evaluation set to `directory`. Needs a running Ray.
 
     Raises:
@@ -62,7 +63,7 @@ def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key: bytes, direct
         dataset = from_memory(data.train, columns_of(spec))
     else:
         dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
-    prepared = prepare(dataset, spec, tokenise, workers=spec.cluster.workers, key=key, directory=directory)
+    prepared = prepare(dataset, spec, tokenise, workers=spec.cluster.workers, key_file=key_file, directory=directory)
     evaluation = None
     if spec.evaluation is not None:
         columns = Recipe.from_spec(spec).columns

@@ -238,7 +238,7 @@ class _Run:
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""
         self._log_stage("Reading and tokenising the data set")
-        prepared = prepare_data(self.job, self.data, self._key_file.read_bytes(), work)
+        prepared = prepare_data(self.job, self.data, self._key_file, work)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",

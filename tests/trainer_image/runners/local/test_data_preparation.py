@@ -1,0 +1,55 @@
+"""The job key stays in its file: nothing that the preparation of the data gives to Ray holds it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from e2e.platform.trainer.local_runs import Folder
+from tensorguard.data import read
+from tensorguard.runners.local import driver
+
+
+class RecordingDataset:
+    """A Ray Data set that pickles what its tasks would receive, as Ray does, and then raises.
+
+    Attributes:
+        pickled: what the tasks would receive.
+        keys: content and mode of each file of a job key at that time, by name.
+    """
+
+    def __init__(self, private: Path) -> None:
+        self._private = private
+        self.pickled = b""
+        self.keys: dict[str, tuple[bytes, int]] = {}
+
+    def map_batches(self, function: Any, **arguments: Any) -> None:
+        self.pickled = cloudpickle.dumps((function, arguments))
+        files = self._private.glob("job-*.key")
+        self.keys = {path.name: (path.read_bytes(), path.stat().st_mode & 0o777) for path in files}
+        raise RuntimeError("the tasks do not run")
+
+
+def test_ray_data_receives_the_path_of_the_job_key_and_not_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def no_ray(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    folder = Folder(tmp_path)
+    dataset = RecordingDataset(folder.private)
+    monkeypatch.setattr(read, "read", lambda *_, **__: dataset)
+    monkeypatch.setattr(driver, "local_ray", no_ray)
+    assert folder.run().exit_code == 1
+    [(name, (key, mode))] = dataset.keys.items()
+    for form in (key, key.hex().encode(), base64.b64encode(key)):
+        assert form not in dataset.pickled
+    assert name.encode() in dataset.pickled
+    assert mode == 0o600
