@@ -109,7 +109,9 @@ class Dataset(Block):
     uri: URI = Field(
         description="Location of the data: a file, a directory or a pattern, as an s3://, gs://, file://, "
         "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest and valid for local "
-        "runs only. In a directory, names that start with a dot or an underscore are left out; a pattern includes them."
+        "runs only. In a directory, names that start with a dot or an underscore are left out; a pattern includes "
+        "them. A file with several names is read once: a link, or notes.jsonl beside notes.jsonl.gz, of which the "
+        "uncompressed file is read."
     )
     format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
     columns: Columns = Field(description="The columns that hold the records.")

@@ -213,4 +213,26 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
         ("tests/trainer_image/distributed/test_trainer.py::test_audit_log_has_a_step_that_was_charged_and_not_taken",),
     ),
+    Mutation(
+        "a file with two links is read twice: each of its records is two units",
+        (
+            Edit(
+                TRAINER + "data/listing.py",
+                'return [name, f"{stat.st_dev}/{stat.st_ino}"]',
+                "return [name]",
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_file_with_two_names_is_read_once",),
+    ),
+    Mutation(
+        "a file beside its compressed copy is read twice: each of its records is two units",
+        (
+            Edit(
+                TRAINER + "data/listing.py",
+                "name = path.removesuffix(PurePosixPath(path).suffix) if compression_of(path) else path",
+                "name = path",
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_file_with_two_names_is_read_once",),
+    ),
 )

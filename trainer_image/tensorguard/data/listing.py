@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
 import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.resources.data import FILE_FORMATS
 from tensafe_api.resources.training import Storage
@@ -28,16 +30,14 @@ FRAGMENT_BYTES = 64 << 20
 
 
 def files_at(uri: str, storage: Storage | None, format: str | None) -> dict[str, str]:  # noqa: A002
-    """The files at a URI by identity: device and inode on a disk, where a file may have several names; else the path.
+    """The files at a URI, by everything that identifies them: a file may be in the result several times.
 
     Raises whatever the file system raises.
     """
     protocol, options = filesystem_options(uri, storage)
-    files = _files(fsspec.filesystem(protocol, **options), uri, format)
-    if protocol not in ("file", "local"):
-        return {path: path for path in files}
-    found = {path: os.stat(path) for path in files}  # noqa: PTH116
-    return {f"{stat.st_dev}/{stat.st_ino}": path for path, stat in found.items()}
+    filesystem = fsspec.filesystem(protocol, **options)
+    found = _named_files(filesystem, uri, format)
+    return {f"{protocol}:{same}": path for path in found for same in _identities(filesystem, path)}
 
 
 def inspect(
@@ -107,7 +107,42 @@ def tables_at(
 
 
 def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002
-    """The files at a URI that are not empty, by path in a fixed order, with their sizes in bytes."""
+    """The files at a URI that are not empty, by path in a fixed order, with their sizes in bytes.
+
+    A file with several names is in it once, by its first name that is not that of a compressed file. Otherwise each of
+    its records would count twice.
+    """
+    found = _named_files(filesystem, uri, format)
+    same: dict[str, str] = {}
+
+    def representative(identity: str) -> str:
+        while (known := same.setdefault(identity, identity)) != identity:
+            identity = known
+        return identity
+
+    for path in found:
+        first, *others = _identities(filesystem, path)
+        for other in others:
+            same[representative(other)] = representative(first)
+    kept: dict[str, str] = {}
+    for path in sorted(found, key=lambda path: (compression_of(path) is not None, path)):
+        kept.setdefault(representative(_identities(filesystem, path)[0]), path)
+    return {path: found[path] for path in sorted(kept.values())}
+
+
+def _identities(filesystem: Any, path: str) -> list[str]:
+    """What identifies a file: its name without the ending of a compression, since `a.jsonl` beside `a.jsonl.gz` is the
+    same file; on a disk, where links give a file more names, also its device and inode.
+    """
+    name = path.removesuffix(PurePosixPath(path).suffix) if compression_of(path) else path
+    if not isinstance(filesystem, LocalFileSystem):
+        return [name]
+    stat = os.stat(path)  # noqa: PTH116
+    return [name, f"{stat.st_dev}/{stat.st_ino}"]
+
+
+def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # noqa: A002
+    """The names at a URI of files that are not empty, in a fixed order, with their sizes in bytes."""
     path = filesystem._strip_protocol(uri)
     if any(character in path for character in "*?[") and not filesystem.exists(path):
         found = filesystem.glob(path, detail=True)
@@ -119,9 +154,12 @@ def _files(filesystem: Any, uri: str, format: str | None) -> dict[str, int]:  # 
     else:
         info = filesystem.info(path)
         found = {info["name"]: info}
-    return {
-        name: found[name]["size"] for name in sorted(found) if found[name]["type"] == "file" and found[name]["size"]
-    }
+    return {name: found[name]["size"] for name in sorted(found) if found[name]["size"] and _is_file(found[name])}
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    """Whether an entry of a listing is a file, or a link to one."""
+    return info["type"] == "file" or (bool(info.get("islink")) and os.path.isfile(info["name"]))  # noqa: PTH113
 
 
 def _check_compression(source: Source, files: Iterable[str]) -> None:

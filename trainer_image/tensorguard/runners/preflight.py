@@ -79,7 +79,7 @@ def check_local_resources(job: TenSafeTrainingJob) -> None:
 def check_evaluation_is_public(job: TenSafeTrainingJob) -> None:
     """Refuse an evaluation set that is declared public but shares a file with the private data set.
 
-    Files are compared, not names: another spelling of a path, or a hard link, is the same file.
+    Files are compared, not spellings: another path, a link, or a compressed copy beside a file is the same file.
     """
     spec = job.spec
     if spec.evaluation is None or spec.evaluation.visibility != "Public":

@@ -5,6 +5,8 @@ The test shards the data and trains the one worker in this process, so a whole r
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 from e2e.platform.trainer.local_runs import Folder, reason, refusal
@@ -43,6 +45,16 @@ def test_public_evaluation_on_private_files_is_refused_for_every_spelling(folder
     refused = refusal(folder, "spec.dataset.uri=data.jsonl", evaluation)
     assert refused.path == "spec.evaluation.uri"
     assert "data.jsonl is also in spec.dataset, so it is private" in str(refused)
+
+
+@pytest.mark.parametrize("private", ["data.jsonl", "data.jsonl.gz", "d*"])
+def test_compressed_copy_beside_a_private_file_is_the_same_file(folder: Folder, private: str) -> None:
+    text = b'{"text": "w1", "label": 1}\n'
+    (folder.base / "data.jsonl").write_bytes(text)
+    (folder.base / "data.jsonl.gz").write_bytes(gzip.compress(text))
+    for public in {"data.jsonl", "data.jsonl.gz"} - {private}:
+        evaluation = f"spec.evaluation={{uri: {public}, visibility: Public}}"
+        assert "so it is private" in str(refusal(folder, f"spec.dataset.uri={private}", evaluation))
 
 
 @pytest.mark.parametrize("private", ["part", "part/part-0000", "part/part-*", "x/../part"])
