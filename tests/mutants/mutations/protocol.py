@@ -227,4 +227,37 @@ PROTOCOL: tuple[Mutation, ...] = (
             "::test_ray_data_receives_the_path_of_the_job_key_and_not_its_bytes",
         ),
     ),
+    Mutation(
+        "figures are masked with the streams of the steps",
+        (
+            Edit(
+                TRAINER + "aggregation/protocol.py",
+                "FIGURES = 1 << 63",
+                "FIGURES = 0",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_figures.py::test_no_worker_sends_figures_in_the_clear_or_under_masks_of_a_step",),
+    ),
+    Mutation(
+        "all sums of figures have the same masks",
+        (
+            Edit(
+                TRAINER + "aggregation/protocol.py",
+                "number, self._next_figures = self._next_figures, self._next_figures + 1",
+                "number = self._next_figures",
+            ),
+        ),
+        (AGGREGATION_TESTS + "test_figures.py::test_no_worker_sends_figures_in_the_clear_or_under_masks_of_a_step",),
+    ),
+    Mutation(
+        "the sums of a private evaluation are sent in the clear",
+        (
+            Edit(
+                TRAINER + "training/worker.py",
+                'aggregator=self.private_step.aggregator if evaluation.visibility == "Private" else None,',
+                "aggregator=None,",
+            ),
+        ),
+        (TRAINING_TESTS + "test_job_variants.py::test_private_evaluation_sends_no_sum_in_the_clear",),
+    ),
 )

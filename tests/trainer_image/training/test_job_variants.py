@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tensorguard.privacy.stream import KeyedSeeds
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
-from tensorguard.training.worker import Worker
+from tensorguard.training.worker import Worker, train
 
 SHORT = ("spec.cluster.workers=1", "spec.training.steps=3", "spec.checkpoint.everySteps=2")
 
@@ -233,6 +234,42 @@ def test_private_evaluation_reaches_the_owners_file_only(tmp_path: Path) -> None
     assert job.status().evaluations == ()
     (path,) = job.private.path.glob("private-*")
     assert [json.loads(line)["step"] for line in path.read_text().splitlines() if "evaluationLoss" in line] == [2, 3]
+
+
+def test_private_evaluation_sends_no_sum_in_the_clear(tmp_path: Path) -> None:
+    job = Job.make(
+        tmp_path / "run",
+        *SHORT,
+        "spec.evaluation={uri: other.jsonl, visibility: Private, everySteps: 2}",
+        "spec.observability.privateMetrics=Internal",
+    )
+    job.attempt = 1
+    channel = RecordingChannel()
+    train(job.config(), channel, torch.device("cpu"))
+    (path,) = job.private.path.glob("private-*")
+    (loss, *_) = [each["evaluationLoss"] for each in map(json.loads, path.open()) if "evaluationLoss" in each]
+    sums = [loss * size for size in range(1, 1 + len(Shard.open(job.shards[0])))]
+    assert not [found for found in channel.doubles() if any(abs(found - each) < 1e-9 for each in sums)]
+
+
+class RecordingChannel(SingleRankChannel):
+    """Keeps what the worker sends to all workers."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def all_gather(self, message: bytes) -> list[bytes]:
+        self.sent.append(message)
+        return super().all_gather(message)
+
+    def doubles(self) -> list[float]:
+        """All floats of eight bytes in the messages."""
+        return [
+            struct.unpack_from(form, message, start)[0]
+            for message in self.sent
+            for start in range(len(message) - 7)
+            for form in ("<d", ">d")
+        ]
 
 
 def test_worker_that_never_started_can_be_closed(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ is connected, so the vectors of any proper subset of the workers are uniform to 
 full sum is exact. A mask depends on no data, so it is computed ahead of the step, on a thread.
 
 A block of the AES-256-CTR key stream is identified by (step, position) and by the key of the pair, which is new in each
-incarnation. Therefore no block is used twice: no step runs twice in the same incarnation.
+incarnation. Therefore no block is used twice: no step runs twice in the same incarnation, and sums of figures have
+numbers that no step has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface between a training step and a secure aggregation protocol.
 
 In: each worker's integer sum of clipped gradients, and its share of the noise. Out: the noised sum over all workers,
-the same on every worker, or nothing at all. A protocol is one subclass of `SecureAggregator`; `aggregation.registry`
-finds it by name.
+the same on every worker, or nothing at all. Figures that belong to no step can be added in the same way, without noise.
+A protocol is one subclass of `SecureAggregator`; `aggregation.registry` finds it by name.
 
 The base class checks that the step is charged and new, and compares its header (`aggregation.header`), before it calls
 the protocol. A protocol therefore cannot skip these checks. The caller, `training.step`, charges the ledger.
@@ -21,6 +21,8 @@ from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.header import CARRIER_BITS, Header, HeaderAgreement
 from tensorguard.aggregation.session import Session
 
+FIGURES = 1 << 63
+"""The number of the first sum of figures. Every step has a smaller number, so no key stream is used for both."""
 VerifyLevel = Literal["Disabled", "Standard", "Strict"]
 """How thoroughly a sum is verified after the reveal: `spec.aggregation.verify` of the manifest."""
 
@@ -53,6 +55,7 @@ class SecureAggregator(ABC):
       is not authentic, or a sum that is not the sum of its parts, raises `AggregationError`, and the worker group
       restarts.
     - No key stream is used twice. A step number occurs once in each incarnation, and each incarnation has new keys.
+      Sums of figures have numbers of their own, from `FIGURES` on.
     """
 
     name: ClassVar[str]
@@ -68,10 +71,13 @@ class SecureAggregator(ABC):
         self._grid_bits = config.grid_bits
         self._agreement = HeaderAgreement(config.channel, config.session, config.job_key)
         self._next_step = 0
+        self._next_figures = FIGURES
 
     def __init_subclass__(cls) -> None:
-        if "sum" in vars(cls):
-            raise TypeError(f"{cls.__name__} overrides `sum`, which checks each step: override `reveal` instead")
+        if checks := {"sum", "sum_figures"} & vars(cls).keys():
+            raise TypeError(
+                f"{cls.__name__} overrides `{checks.pop()}`, which checks each step: override `reveal` instead"
+            )
 
     def prepare(self, step: int, dimension: int) -> None:  # noqa: B027 - optional
         """Do the work for `step` that depends on no data, such as drawing masks.
@@ -126,16 +132,49 @@ class SecureAggregator(ABC):
         )
         if self._agreement.agree(header, stop):
             return None
-        total = self.reveal(step, local_sum, noise)
-        if total.dtype != np.int32 or total.shape != local_sum.shape:
-            raise TypeError(f"{self.name} revealed {total.dtype} {total.shape}, not int32 {local_sum.shape}")
+        return self._revealed(step, local_sum, noise)
+
+    @final
+    def sum_figures(self, values: np.ndarray) -> np.ndarray:
+        """The exact sum over all workers of figures that belong to no step, such as those of an evaluation.
+
+        It holds no noise, and no ledger is charged: the caller decides that every worker may see the sum. As in a step,
+        nothing else is revealed. Every worker calls this at the same point.
+
+        Args:
+            values: this worker's figures, int64 [n]. A sum beyond an int32 wraps.
+
+        Returns:
+            int32 [n], the same on every worker.
+
+        Raises:
+            AggregationError: when the workers differ, or the sum cannot be verified.
+        """
+        number, self._next_figures = self._next_figures, self._next_figures + 1
+        header = Header(
+            session=self._agreement.session,
+            step=number,
+            charged_through=0,
+            grid_bits=self._grid_bits,
+            dimension=len(values),
+            carrier_bits=CARRIER_BITS,
+            ledger_head="0" * 64,
+        )
+        self._agreement.agree(header, stop=False)
+        return self._revealed(number, values, np.zeros_like(values))
+
+    def _revealed(self, number: int, values: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        total = self.reveal(number, values, noise)
+        if total.dtype != np.int32 or total.shape != values.shape:
+            raise TypeError(f"{self.name} revealed {total.dtype} {total.shape}, not int32 {values.shape}")
         return total
 
     @abstractmethod
     def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Compute and verify the sum. Only `sum` calls this, after all workers have agreed on the step.
+        """Compute and verify the sum, after all workers have agreed on the step. Only the base class calls this.
 
-        Arguments and errors are those of `sum`. Returns int32 [d], the same on every worker.
+        Arguments and errors are those of `sum`. For a sum of figures, `step` is its number, at least `FIGURES`, and
+        `noise` is zero. Each number occurs once in an incarnation. Returns int32 [d], the same on every worker.
         """
 
     @abstractmethod

@@ -258,6 +258,7 @@ class Worker:
             return
         if evaluation.visibility == "Private" and components.private_metrics is None:
             return
+        assert self.private_step is not None
         training = components.job.spec.training
         loss, metrics = evaluate_on_all_ranks(
             self._channel,
@@ -268,6 +269,7 @@ class Worker:
             max_length=training.max_length,
             pad_id=components.pad_id,
             device=self._device,
+            aggregator=self.private_step.aggregator if evaluation.visibility == "Private" else None,
         )
         if evaluation.visibility == "Public":
             self._write_record(Evaluated(time.time(), self._step, loss, metrics))
