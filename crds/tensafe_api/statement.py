@@ -66,6 +66,10 @@ _BOUND = {
     "the claim.",
     "ZeroOut": "The number of units: `unit.atLeast` is that number, and it is public.",
 }
+_PUBLIC_EVALUATION = (
+    "The evaluation data set is public: this is the word of the job's author. A set that shares a file with the data "
+    "set, or most of whose records are in it, is refused; other private data are not recognised."
+)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,12 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "evaluation": inputs.evaluation or "none",
         "privateMetrics": inputs.private_metrics,
         "budget": NOT_KNOWN,
-        "assumed": [*_ASSUMED, *_ASSUMED_OF_WORKERS[inputs.place], *inputs.aggregation.assumed],
+        "assumed": [
+            *_ASSUMED,
+            *_ASSUMED_OF_WORKERS[inputs.place],
+            *_on_evaluation(inputs.evaluation),
+            *inputs.aggregation.assumed,
+        ],
         "notCovered": [*_NOT_COVERED, _BOUND[mechanism.adjacency], *inputs.aggregation.not_covered],
         "remarks": list(inputs.remarks),
     }
@@ -259,6 +268,10 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         if document[key]:
             lines += [f"## {title}", "", *(f"- {sentence}" for sentence in document[key]), ""]
     return "\n".join(lines)
+
+
+def _on_evaluation(evaluation: str | None) -> tuple[str, ...]:
+    return (_PUBLIC_EVALUATION,) if (evaluation or "").startswith("Public") else ()
 
 
 def _model(model: Mapping[str, str] | str) -> str:

@@ -227,6 +227,15 @@ def test_page_shows_every_fact(inputs: StatementInputs) -> None:
         assert f"| {name} | {figure} |" in text
 
 
+def test_publicness_of_the_evaluation_set_is_stated_as_the_word_of_the_author() -> None:
+    def stated(evaluation: str | None) -> bool:
+        document = build_statement(replace(INPUTS, evaluation=evaluation))
+        return any("this is the word of the job's author" in sentence for sentence in document["assumed"])
+
+    assert stated("Public: s3://open/eval.jsonl")
+    assert not stated("Private: s3://clinic/eval.jsonl") and not stated(None)
+
+
 def test_definition_of_user_covers_records_without_a_user() -> None:
     assert build_statement(INPUTS)["claim"]["unitDefinition"].endswith(
         "each record without a user id (null) is a separate unit"

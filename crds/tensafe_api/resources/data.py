@@ -152,8 +152,9 @@ class Evaluation(Block):
     uri: URI = Field(description="Location of the data, in the form of dataset.uri.")
     format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
     visibility: Literal["Public", "Private"] = Field(
-        description="Your attestation about the data. Public: the status shows the results. Private: the status does "
-        "not show them, and the privacy statement records that the model was evaluated on a private data set."
+        description="Your attestation about the data. Public: the status shows the results; a set that shares a file "
+        "with the data set, or most of whose records are in it, is refused. Private: the status does not show them, "
+        "and the privacy statement records that the model was evaluated on a private data set."
     )
     every_steps: Positive | None = Field(
         None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from mutations.mutation import AGGREGATION_TESTS, API, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
 
+_OVERLAP = "tests/trainer_image/data/test_overlap.py"
+
 CLAIMS: tuple[Mutation, ...] = (
     Mutation(
         "the statement claims verification that is disabled",
@@ -234,5 +236,30 @@ CLAIMS: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/trainer_image/data/test_files.py::test_file_with_two_names_is_read_once",),
+    ),
+    Mutation(
+        "a copy of the training data is accepted as public",
+        (
+            Edit(
+                TRAINER + "data/overlap.py",
+                "2 * len(self.found) > len(self._contents)",
+                "2 * len(self.found) > 2 * len(self._contents)",
+            ),
+        ),
+        (
+            _OVERLAP + "::test_copy_in_any_order_and_any_part_of_the_training_data_is_refused",
+            "tests/trainer_image/runners/pod/test_worker.py"
+            "::test_public_evaluation_set_may_not_be_a_copy_of_private_records",
+        ),
+    ),
+    Mutation(
+        "a refusal shows whether a single record is private",
+        (Edit(TRAINER + "data/overlap.py", "MIN_RECORDS = 8", "MIN_RECORDS = 1"),),
+        (_OVERLAP + "::test_few_records_are_not_compared_so_that_no_one_can_ask_for_a_single_record",),
+    ),
+    Mutation(
+        "the statement takes a public evaluation set for a fact",
+        (Edit(API + "statement.py", "*_on_evaluation(inputs.evaluation), ", ""),),
+        ("tests/api/test_statement.py::test_publicness_of_the_evaluation_set_is_stated_as_the_word_of_the_author",),
     ),
 )

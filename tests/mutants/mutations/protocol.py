@@ -217,9 +217,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "data/shards.py",
-                "partial(_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers)",
-                "partial(split_by_unit, columns=columns, tokenise=tokenise, key=key_file.read_bytes(), "
-                "workers=workers)",
+                "_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute()",
+                "split_by_unit, columns=columns, tokenise=tokenise, key=key_file.read_bytes()",
             ),
         ),
         (

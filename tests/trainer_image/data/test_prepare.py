@@ -213,6 +213,26 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key
             from_memory(data, columns)
 
 
+def test_public_set_that_is_training_data_is_refused(make_spec, tokenizer, key_file, tmp_path):
+    """By content, whatever the users, the order and the types; nothing is left on the disk but the shards' folder."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    private = [{"text": "abcdef"[i % 6] + " a" * (i // 6), "label": i % 3, "id": i % 7} for i in range(60)]
+    (tmp_path / "private.jsonl").write_text("".join(json.dumps(row) + "\n" for row in private))
+    others = [{"text": f"one two{' three' * i}", "label": 1} for i in range(1, 30)]
+
+    def prepared(public):
+        path = prepare_public(from_memory(public, Recipe.from_spec(spec).columns), spec, tokenise, directory=tmp_path)
+        dataset = read(str(tmp_path / "private.jsonl"), columns_of(spec))
+        common = {"workers": 2, "key_file": key_file, "directory": tmp_path}
+        return prepare(dataset, spec, tokenise, **common, public=path, public_name="eval_dataset")
+
+    with pytest.raises(DataError, match=r"^eval_dataset: most of its records are also in spec\.dataset"):
+        prepared([{name: row[name] for name in ("text", "label")} for row in private[::-2]])
+    assert not list(tmp_path.glob("parts-*"))
+    assert prepared([*others, *private[:20]]) == prepared(others)
+
+
 def test_users_become_units(make_spec, tokenizer, key_file, tmp_path):
     unit = {"kind": "User", "column": "id", "maxExamplesPerUnit": 2}
     spec = make_spec({"prompt": "p", "completion": "c"}, unit=unit)

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import ray
+from datasets import Dataset
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from e2e.platform.trainer.rank_harness import make_model, records
 from tensafe_api import statement
 from tensorguard.distributed import (
+    ConfigurationError,
     DistributedDPConfig,
     DistributedRDPAccountant,
     RayTimeoutError,
@@ -82,6 +84,24 @@ def test_quick_start_trains(
     claim = json.loads((Path(result.checkpoint) / "statement.json").read_text())
     assert statement.recompute_epsilon(claim) == claim["spent"]["epsilon"]
     assert float(claim["spent"]["epsilon"]) == result.metrics["dp_epsilon_spent"]
+
+
+@pytest.mark.ray
+def test_copy_of_the_training_data_is_refused_as_evaluation_set(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    config = TenSafeTrainingConfig(
+        model_name=str(tmp_path / "model"),
+        num_labels=2,
+        checkpoint_dir=tmp_path / "models",
+        unit_at_least=200,
+        dp_config=DistributedDPConfig(target_epsilon=8.0),
+    )
+    private = records(240)
+    copied = Dataset.from_list(private[::-1]).select(range(100))
+    sentence = r"^eval_dataset: most of its records are also in train_dataset, .* or leave eval_dataset out$"
+    with pytest.raises(ConfigurationError, match=sentence):
+        TenSafeTrainer(config).fit(private, eval_dataset=copied)
+    assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 @pytest.mark.ray

@@ -57,7 +57,7 @@ def user_of(value: Any) -> bytes | None:
     text = unicodedata.normalize("NFKC", "".join(filter(_is_visible, text)))
     text = "".join(filter(_is_visible, text)).strip()
     if text.startswith(("{", "[")):
-        text = _in_order(text)
+        text = in_order(text)
     if _NUMBER.fullmatch(text):
         number = float(text)
         text = str(int(number)) if number.is_integer() else repr(number)
@@ -66,7 +66,7 @@ def user_of(value: Any) -> bytes | None:
     return text.encode("utf-8", "replace") or None
 
 
-def _in_order(text: str) -> str:
+def in_order(text: str) -> str:
     """JSON with the fields of its objects sorted; any other text unchanged."""
     try:
         return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True, separators=(",", ":"))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensorguard.data import keys
+from tensorguard.data.overlap import Overlap, content_digests
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Target, tokens_table, units_table
 from tensorguard.data.tokenise import Example, Tokeniser, plain
@@ -52,18 +53,21 @@ def split_by_unit(
     key: bytes,
     workers: int,
     rank: int | None = None,
+    overlap: Overlap | None = None,
 ) -> Partition:
     """Assign the records to workers, then tokenise them: table w has the records of the units of worker w.
 
     Columns of each table: unit and record (keys, 32 bytes), alone (the record is a unit by itself: it has no user),
     and those of `tokens_table`. Unusable records are in no table. With `rank` only that worker's records are tokenised,
-    and the other tables are empty.
+    and the other tables are empty. All records are added to `overlap`.
     """
     values = {
         role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
         for role, name in columns.items()
     }
     users = values.pop("user", None)
+    if overlap is not None:
+        overlap.add(values)
     roles = sorted(values)
     kept: list[int] = []
     named: list[tuple[int, bytes, bytes, bool]] = []
@@ -104,17 +108,26 @@ def merge(parts: list[pa.Table], limit: int | None) -> pa.RecordBatch:
 
 
 def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> Partition:
-    """Tokenise public records: one table of them all, in their order."""
-    examples = _tokenised(tokenise, {role: _values(table.column(name)) for role, name in columns.items()})
-    kept = [example for example in examples if example is not None]
-    targets = [example.target for example in kept]
-    return Partition([tokens_table([example.input_ids for example in kept], targets, tokenise.target)])
+    """Tokenise public records: one table of them all, in their order, with a digest of the content of each."""
+    values = {role: _values(table.column(name)) for role, name in columns.items()}
+    kept = [(example, i) for i, example in enumerate(_tokenised(tokenise, values)) if example is not None]
+    tokens = tokens_table(
+        [example.input_ids for example, _ in kept], [example.target for example, _ in kept], tokenise.target
+    )
+    contents = pa.array(content_digests(values)[[i for _, i in kept]], pa.uint64())
+    return Partition([tokens.append_column("content", contents)])
 
 
-def concatenate(tables: list[pa.Table]) -> pa.RecordBatch | None:
-    """Public records as units, one for each record, in their order; None if there are none."""
+def concatenate(tables: list[pa.Table]) -> tuple[pa.RecordBatch, np.ndarray] | None:
+    """Public records as units, one for each record, in their order, and the digests of their contents, uint64 [n].
+
+    None if there are none.
+    """
     rows = sum(map(len, tables))
-    return units_table(pa.concat_tables(tables), np.arange(rows)) if rows else None
+    if not rows:
+        return None
+    table = pa.concat_tables(tables)
+    return units_table(table, np.arange(rows)), table.column("content").to_numpy()
 
 
 def no_records(target: Target) -> pa.Table:

@@ -20,6 +20,7 @@ from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
 from tensorguard.data.listing import tables_at
+from tensorguard.data.overlap import Overlap, save_contents
 from tensorguard.data.partition import (
     concatenate,
     merge,
@@ -49,7 +50,7 @@ class PodShard:
 
 
 def prepare_pod_shard(
-    spec: Spec, tokenise: Tokeniser, *, rank: int, workers: int, key: bytes, directory: Path
+    spec: Spec, tokenise: Tokeniser, *, rank: int, workers: int, key: bytes, directory: Path, public: Path | None = None
 ) -> PodShard:
     """Write the shard of `rank` into `directory`, which is created with mode 0700.
 
@@ -60,16 +61,22 @@ def prepare_pod_shard(
         workers: number of workers.
         key: secret, at least 16 bytes, the same for all ranks and attempts of a job.
         directory: of the shard.
+        public: the evaluation set, the result of `prepare_pod_evaluation`, if the job declares it public.
 
     Raises:
-        DataError: the data cannot be read, or does not fit the job.
+        DataError: the data cannot be read, or do not fit the job, or the public set is training data.
     """
     columns, data = columns_of(spec), spec.dataset
+    overlap = Overlap.load(public) if public else None
     parts, totals = [no_records(tokenise.target)], []
     for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
-        split = split_by_unit(table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank)
+        split = split_by_unit(
+            table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank, overlap=overlap
+        )
         parts.append(split.tables[rank])
         totals.append(split.total)
+    if overlap is not None:
+        overlap.check("spec.evaluation.uri")
     batch = merge(parts, data.unit.max_examples_per_unit)
     path = _folder(directory) / f"shard-{rank:03d}-of-{workers:03d}.arrow"
     write(batch, path)
@@ -86,11 +93,13 @@ def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, direct
         evaluation.uri, recipe.columns, format=evaluation.format, storage=spec.storage, where="spec.evaluation"
     )
     split = [tokenise_public(table, columns=recipe.columns, tokenise=tokenise) for table in tables]
-    batch = concatenate([part for each in split for part in each.tables])
-    if batch is None:
+    records = concatenate([part for each in split for part in each.tables])
+    if records is None:
         raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
+    batch, contents = records
     path = _folder(directory) / f"evaluation-{rank:03d}.arrow"
     write(batch, path)
+    save_contents(path, contents)
     return path
 
 

@@ -18,7 +18,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ray.exceptions import RayTaskError
 from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
+from tensorguard.data.overlap import Overlap, save_contents
 from tensorguard.data.partition import (
     Partition,
     Split,
@@ -61,7 +62,15 @@ class PreparedShards:
 
 
 def prepare(
-    dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *, workers: int, key_file: Path, directory: Path
+    dataset: ray.data.Dataset,
+    spec: Spec,
+    tokenise: Tokeniser,
+    *,
+    workers: int,
+    key_file: Path,
+    directory: Path,
+    public: Path | None = None,
+    public_name: str = "spec.evaluation.uri",
 ) -> PreparedShards:
     """Write the private data set's shards into `directory`, which is created with mode 0700.
 
@@ -73,16 +82,22 @@ def prepare(
         key_file: has the job key, at least 16 secret bytes, the same for all runs of one job. Every process of Ray on
             this machine can read it.
         directory: of the shards.
+        public: the evaluation set, the result of `prepare_public`, if the job declares it public.
+        public_name: the field of the evaluation set in an error.
 
     Raises:
-        DataError: if no record is usable, and whatever reading raises.
+        DataError: if no record is usable, if the public set is training data, and whatever reading raises.
     """
     columns = columns_of(spec)
     recipe = Recipe.from_spec(spec)
-    split = partial(_split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers)
+    split = partial(
+        _split, columns=columns, tokenise=tokenise, key_file=key_file.absolute(), workers=workers, public=public
+    )
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
     with _written_parts(dataset, split, directory, "dataset") as parts:
+        if public is not None:
+            ray.get(_check_overlap.remote(public, parts.of(workers), public_name))
         empty = ray.get([_merge.remote(parts.of(rank), limit, path) for rank, path in enumerate(shards)])
     if all(empty):
         raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
@@ -155,9 +170,19 @@ def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.
 
 
 def _split(
-    block: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser, key_file: Path, workers: int
+    block: pa.Table,
+    *,
+    columns: Mapping[str, str],
+    tokenise: Tokeniser,
+    key_file: Path,
+    workers: int,
+    public: Path | None,
 ) -> Partition:
-    return split_by_unit(block, columns=columns, tokenise=tokenise, key=key_file.read_bytes(), workers=workers)
+    """The tables of all workers; after them, with a public set, one of what the block has in common with it."""
+    overlap = Overlap.load(public) if public else None
+    key = key_file.read_bytes()
+    found = split_by_unit(block, columns=columns, tokenise=tokenise, key=key, workers=workers, overlap=overlap)
+    return replace(found, tables=[*found.tables, pa.table({"content": overlap.found})]) if overlap else found
 
 
 @ray.remote
@@ -171,12 +196,23 @@ def _merge(parts: list[Path], limit: int | None, path: Path) -> bool:
 
 
 @ray.remote
+def _check_overlap(public: Path, parts: list[Path], name: str) -> None:
+    """Raise DataError if the public set is training data, and return nothing else about what they have in common."""
+    overlap = Overlap.load(public)
+    for part in parts:
+        overlap.add_found(_open(part).column("content").to_numpy())
+    overlap.check(name)
+
+
+@ray.remote
 def _concatenate(parts: list[Path], path: Path) -> bool:
     """Write the public file, and return whether it is empty."""
-    batch = concatenate([_open(part) for part in parts])
-    if batch is not None:
+    records = concatenate([_open(part) for part in parts])
+    if records is not None:
+        batch, contents = records
         write(batch, path)
-    return batch is None
+        save_contents(path, contents)
+    return records is None
 
 
 def _part(directory: Path, name: str, worker: int) -> Path:

@@ -53,6 +53,7 @@ _MANIFEST_NAME = re.compile(
     r"\b(?:spec\.)?(" + "|".join(map(re.escape, sorted(_FIELDS, key=len, reverse=True))) + r")\b(?!\.\w)"
 )
 _OTHERS = {
+    "set spec.evaluation.visibility to Private": "leave eval_dataset out",
     "spec.dataset": "train_dataset",
     "spec.evaluation": "eval_dataset",
     "--resume": "resume_from_checkpoint",

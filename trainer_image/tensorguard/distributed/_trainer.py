@@ -103,6 +103,7 @@ class TenSafeTrainer:
             train_dataset: the private data: a Ray, Hugging Face or torch data set, a pandas DataFrame, or a list. Its
                 records are dicts, or tuples whose positions `columns` names.
             eval_dataset: a *public* data set with the same columns. What is measured on it is shown, and costs no ε.
+                That it is public is your word. A set is refused if most of its records are in train_dataset.
             resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, or its newest
                 checkpoint. The configuration and the data must be those of that run.
 
@@ -205,6 +206,8 @@ def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
         raise PrivacyBudgetExceeded(message, job)
     if attempt.reason == Reason.RESOURCES_MISSING:
         raise RayTimeoutError(message)
+    if attempt.reason == Reason.DATASET_UNSUITABLE and status.ledger_name is None:
+        raise ConfigurationError(message)
     failure = TrainingFailed(f"{attempt.reason}: {message}", job)
     failure.add_note(f"the run's private folder is {PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path}")
     raise failure

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pytest
 import torch
 
@@ -229,6 +231,18 @@ def test_public_evaluation_set_may_not_be_the_private_one(pods: Pods) -> None:
     for failure in pods.configure():
         assert failure.reason is Reason.INVALID_MANIFEST
         assert "spec.evaluation.uri" in str(failure)
+
+
+def test_public_evaluation_set_may_not_be_a_copy_of_private_records(pods: Pods) -> None:
+    """No file is shared: half of the private records, in another order and another format."""
+    copied = [json.loads(line) for line in (pods.base / "data.jsonl").read_text().splitlines()][::-2]
+    pa_csv.write_csv(pa.Table.from_pylist(copied), pods.base / "public.csv")
+    pods.mount(f"spec.evaluation={{uri: {pods.base / 'public.csv'}, visibility: Public}}")
+    for failure in pods.configure():
+        assert failure.reason is Reason.DATASET_UNSUITABLE
+        assert "spec.evaluation.uri: most of its records are also in spec.dataset" in str(failure)
+    pods.mount(f"spec.evaluation={{uri: {pods.base / 'public.csv'}, visibility: Private}}")
+    assert all(isinstance(config, WorkerConfig) for config in pods.configure())
 
 
 def test_end_of_the_attempt_is_logged_where_the_driver_reads_it(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:

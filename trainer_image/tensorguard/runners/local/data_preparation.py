@@ -63,7 +63,6 @@ def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, di
         dataset = from_memory(data.train, columns_of(spec))
     else:
         dataset = read(spec.dataset.uri, columns_of(spec), format=spec.dataset.format, storage=spec.storage)
-    prepared = prepare(dataset, spec, tokenise, workers=spec.cluster.workers, key_file=key_file, directory=directory)
     evaluation = None
     if spec.evaluation is not None:
         columns = Recipe.from_spec(spec).columns
@@ -73,6 +72,16 @@ def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, di
             uri = spec.evaluation.uri
             examples = read(uri, columns, format=spec.evaluation.format, storage=spec.storage, where="spec.evaluation")
         evaluation = prepare_public(examples, spec, tokenise, directory=directory)
+    prepared = prepare(
+        dataset,
+        spec,
+        tokenise,
+        workers=spec.cluster.workers,
+        key_file=key_file,
+        directory=directory,
+        public=evaluation if spec.evaluation and spec.evaluation.visibility == "Public" else None,
+        public_name="spec.evaluation.uri" if data.evaluation is None else "eval_dataset",
+    )
     return PreparedData(
         shards=tuple(str(path.absolute()) for path in prepared.shards),
         evaluation=str(evaluation.absolute()) if evaluation else None,

@@ -155,5 +155,9 @@ def _prepare(files: PodFiles, channel: Channel) -> _Prepared:
         source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
     )
     tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
-    shard = prepare_pod_shard(spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory)
-    return _Prepared(shard, prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory))
+    evaluation = prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory)
+    public = evaluation if spec.evaluation and spec.evaluation.visibility == "Public" else None
+    shard = prepare_pod_shard(
+        spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory, public=public
+    )
+    return _Prepared(shard, evaluation)

@@ -1,0 +1,120 @@
+"""An evaluation set is recognised as training data by its content, and never because of a single record."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorguard.data.errors import DataError
+from tensorguard.data.overlap import Overlap, content_digests
+
+Rows = list[dict[str, Any]]
+
+
+def rows(first: int, last: int) -> Rows:
+    return [{"text": f"note {number}", "label": number % 3} for number in range(first, last)]
+
+
+def values(records: Rows) -> dict[str, list[Any]]:
+    return {role: [record[role] for record in records] for role in records[0]} if records else {}
+
+
+def is_refused(public: Rows, private: Rows, blocks: int = 3) -> bool:
+    """Whether `public` is refused, after the private records were compared in several blocks."""
+    overlap = Overlap(content_digests(values(public)))
+    for block in range(blocks):
+        if part := private[block::blocks]:
+            overlap.add(values(part))
+    try:
+        overlap.check("spec.evaluation.uri")
+    except DataError as refusal:
+        assert str(refusal).startswith("spec.evaluation.uri: most of its records are also in spec.dataset")
+        assert not any(character.isdigit() for character in str(refusal)), "no count is published"
+        return True
+    return False
+
+
+def test_copy_in_any_order_and_any_part_of_the_training_data_is_refused() -> None:
+    private = rows(0, 200)
+    shuffled = random.Random(0).sample(private, len(private))
+    for public in (private, shuffled, shuffled[:20], private[:8], private * 2, [*private, *rows(500, 600)]):
+        assert is_refused(public, private)
+
+
+def test_other_data_and_small_overlaps_are_accepted() -> None:
+    private = rows(0, 200)
+    for public in (
+        rows(200, 400),
+        rows(190, 230),
+        [*rows(0, 10), *rows(500, 510)],
+        [{"text": "note 1", "label": 2}] * 9,
+    ):
+        assert not is_refused(public, private)
+
+
+def test_few_records_are_not_compared_so_that_no_one_can_ask_for_a_single_record() -> None:
+    private = rows(0, 200)
+    for few in range(1, 8):
+        assert not is_refused(private[:few], private)
+        assert not is_refused(private[:few] * 20, private), "only different records count"
+
+
+@given(public=st.integers(1, 30), common=st.integers(0, 30), more=st.integers(0, 5))
+@settings(max_examples=40)
+def test_one_private_record_matters_only_if_half_of_the_set_is_common(public: int, common: int, more: int) -> None:
+    common = min(public, common)
+    evaluation, private = rows(0, public), [*rows(0, common), *rows(100, 100 + more)]
+    changes = {is_refused(evaluation, [*private, *record]) for record in ([], evaluation[:1], evaluation[-1:])}
+    assert len(changes) == 1 or abs(common - public / 2) <= 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "as_text"),
+    [
+        (1, "1"),
+        (2.0, "2"),
+        ("ä\n", "ä\n".encode()),
+        (["a", "b"], '["a", "b"]'),
+        ([{"role": "user", "content": "é"}], '[{"content": "é", "role": "user"}]'),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_content_is_the_same_in_files_with_and_without_types(typed: Any, as_text: Any) -> None:
+    assert content_digests({"x": [typed]}) == content_digests({"x": [as_text]})
+
+
+def test_different_contents_have_different_digests() -> None:
+    contents = [
+        None,
+        "",
+        "null",
+        "None",
+        "a",
+        "a ",
+        "A",
+        'a"',
+        1,
+        11,
+        True,
+        1.5,
+        ["a", "b"],
+        ["ab"],
+        "a b",
+        "[a",
+        {},
+        [],
+    ]
+    assert len(np.unique(content_digests({"x": contents}))) == len(contents)
+
+
+def test_every_role_is_compared() -> None:
+    one = content_digests({"text": ["a"], "label": ["1"]})
+    assert one.dtype == np.uint64
+    assert one != content_digests({"text": ["a"], "label": ["2"]})
+    assert one != content_digests({"text": ["b"], "label": ["1"]})

@@ -1,0 +1,99 @@
+"""Whether a public evaluation set is training data, by the content of its records.
+
+In come the records of the evaluation set, then those of the private data set; out goes one answer. What is measured on
+a public set is shown, so a set that is private must not be declared public. That it is public remains the word of the
+job's author: only data that are in the private data set too can be recognised.
+
+The answer is yes if more than half of the different records are in the private data set, and at least `MIN_RECORDS`
+are compared. One private record changes the answer for none but the few sets that have almost exactly half of their
+records in common. A smaller set is not compared: the answer would tell whether a certain record is private (decision
+0029). Nothing else about the records in common is returned, logged or counted in a message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorguard.data import keys
+from tensorguard.data.errors import DataError
+
+MIN_RECORDS = 8
+"""The number of different records from which on an evaluation set is compared."""
+
+
+class Overlap:
+    """The records of an evaluation set that are also in the private data set.
+
+    Args:
+        contents: `content_digests` of the evaluation set.
+    """
+
+    def __init__(self, contents: np.ndarray) -> None:
+        self._contents = np.unique(contents)
+        self.found = np.empty(0, dtype=np.uint64)
+        """Digests of the records that both have. They are private."""
+
+    @classmethod
+    def load(cls, evaluation: Path) -> Overlap:
+        """The overlap with the evaluation set in this file, whose contents `save_contents` has saved."""
+        return cls(np.load(_contents_file(evaluation)))
+
+    def add(self, values: Mapping[str, Sequence[Any]]) -> None:
+        """Compare more private records, given as role -> values."""
+        digests = content_digests(values)
+        self.add_found(digests[np.isin(digests, self._contents)])
+
+    def add_found(self, found: np.ndarray) -> None:
+        """Add what another process has found."""
+        self.found = np.union1d(self.found, found)
+
+    def check(self, where: str) -> None:
+        """Raise DataError if the evaluation set is training data. `where` is the field that names it."""
+        if len(self._contents) >= MIN_RECORDS and 2 * len(self.found) > len(self._contents):
+            raise DataError(
+                f"{where}: most of its records are also in spec.dataset, so it is private: choose other data, or set "
+                "spec.evaluation.visibility to Private"
+            )
+
+
+def content_digests(values: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """A digest of the content of each record, uint64 [n]: of its values by role, without the user.
+
+    It is the same in every file format: the number 1 is the text "1", and a list is its JSON text.
+    """
+    roles = sorted(values)
+    records = zip(*(values[role] for role in roles))
+    found = [hashlib.blake2b(_content(record), digest_size=8).digest() for record in records]
+    return np.frombuffer(b"".join(found), dtype=np.uint64)
+
+
+def save_contents(evaluation: Path, contents: np.ndarray) -> None:
+    """Save `content_digests` of the evaluation set in this file, beside it."""
+    np.save(_contents_file(evaluation), contents)
+
+
+def _contents_file(evaluation: Path) -> Path:
+    return evaluation.with_suffix(".contents.npy")
+
+
+def _content(record: Sequence[Any]) -> bytes:
+    return keys.content_of([_text(value) for value in record]) or b""
+
+
+def _text(value: Any) -> str | None:
+    """A value as text, the same whether the file has types or not."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return keys.in_order(value) if value.startswith(("{", "[")) else value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
