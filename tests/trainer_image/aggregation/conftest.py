@@ -1,72 +1,13 @@
-"""Workers as threads with a channel in memory, so that a group of any size starts in milliseconds."""
+"""Groups of workers that are threads."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 
-SECONDS = 20.0
-
-
-class PeerLost(Exception):
-    """A worker ended while this one waited for its message."""
-
-
-class Exchange:
-    """Holds the messages of the workers of one group, round by round."""
-
-    def __init__(self, size: int) -> None:
-        self._posted: list[list[Any]] = [[] for _ in range(size)]
-        self._lost: set[int] = set()
-        self._changed = threading.Condition()
-
-    def all_gather(self, rank: int, item: Any) -> list[Any]:
-        with self._changed:
-            turn = len(self._posted[rank])
-            self._posted[rank].append(item)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._missing(turn) or self._missing(turn) & self._lost, SECONDS)
-            if self._missing(turn):
-                raise PeerLost
-            return [posted[turn] for posted in self._posted]
-
-    def leave(self, rank: int) -> None:
-        with self._changed:
-            self._lost.add(rank)
-            self._changed.notify_all()
-
-    def _missing(self, turn: int) -> set[int]:
-        return {rank for rank, posted in enumerate(self._posted) if len(posted) <= turn}
-
-
-class ThreadChannel:
-    """The channel of one worker. `on_message(sender, message)` and `on_vector(sender, vector)` may change the data."""
-
-    def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
-        self._exchange = exchange
-        self.rank = rank
-        self.size = size
-        self.on_message: Callable[[int, bytes], bytes] = lambda sender, message: message
-        self.on_vector: Callable[[int, np.ndarray], np.ndarray] = lambda sender, vector: vector
-
-    def all_gather(self, message: bytes) -> list[bytes]:
-        messages = self._exchange.all_gather(self.rank, message)
-        assert len(set(map(len, messages))) == 1
-        return [self.on_message(sender, theirs) for sender, theirs in enumerate(messages)]
-
-    def all_reduce(self, vector: np.ndarray) -> np.ndarray:
-        assert vector.dtype == np.uint32
-        vectors = self._exchange.all_gather(self.rank, vector.copy())
-        return sum(
-            (self.on_vector(sender, theirs.copy()) for sender, theirs in enumerate(vectors)),
-            np.zeros_like(vector),
-        )
-
+from e2e.platform.trainer.thread_group import ThreadChannel, outcomes_of, results_of
 
 Workers = Callable[[int, Callable[[ThreadChannel], Any]], list[Any]]
 
@@ -74,33 +15,10 @@ Workers = Callable[[int, Callable[[ThreadChannel], Any]], list[Any]]
 @pytest.fixture(scope="session")
 def outcomes() -> Workers:
     """`outcomes(n, work)`: the result or the exception of `work(channel)` on each of n workers."""
-
-    def run(size: int, work: Callable[[ThreadChannel], Any]) -> list[Any]:
-        exchange = Exchange(size)
-
-        def one(rank: int) -> Any:
-            try:
-                return work(ThreadChannel(exchange, rank, size))
-            except Exception as error:
-                return error
-            finally:
-                exchange.leave(rank)
-
-        with ThreadPoolExecutor(size) as pool:
-            return list(pool.map(one, range(size)))
-
-    return run
+    return outcomes_of
 
 
 @pytest.fixture(scope="session")
-def workers(outcomes: Workers) -> Workers:
+def workers() -> Workers:
     """`workers(n, work)`: the result of `work(channel)` on each of n workers, none of which may fail."""
-
-    def run(size: int, work: Callable[[ThreadChannel], Any]) -> list[Any]:
-        results = outcomes(size, work)
-        failures = [result for result in results if isinstance(result, Exception)]
-        if failures:
-            raise next((error for error in failures if not isinstance(error, PeerLost)), failures[0])
-        return results
-
-    return run
+    return results_of
