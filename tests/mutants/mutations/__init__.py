@@ -2,7 +2,7 @@
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `mechanism.py`, `protocol.py` or `claims.py`.
+entry in `mechanism.py`, `protocol.py`, `claims.py` or `wiring.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from mutations.claims import CLAIMS
 from mutations.mechanism import MECHANISM
 from mutations.mutation import Edit, Mutation
 from mutations.protocol import PROTOCOL
+from mutations.wiring import WIRING
 
 __all__ = ["MUTATIONS", "Edit", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*MECHANISM, *PROTOCOL, *CLAIMS)
+MUTATIONS: tuple[Mutation, ...] = (*MECHANISM, *PROTOCOL, *CLAIMS, *WIRING)

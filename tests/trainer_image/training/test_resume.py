@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from e2e.platform.s3 import BUCKET, S3
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
@@ -126,6 +126,20 @@ def test_checkpoint_with_a_changed_file_is_refused(halted: Job, file: str) -> No
     halted.train_alone()
     assert halted.ended().reason == "Completed"
     assert halted.ledger().steps_recharged == 4
+
+
+def test_checkpoint_that_was_rewritten_consistently_is_refused(halted: Job) -> None:
+    """The files fit their manifest. Only the ledger has the digest of the checkpoint that was published."""
+    store, name = halted.store(), checkpoint(halted, 4).name
+    published = halted.ledger().checkpoints[-1]
+    files = store.read(name, published.digest)
+    weights = {key: tensor + 1 for key, tensor in load(files[ADAPTER_WEIGHTS]).items()}
+    files[ADAPTER_WEIGHTS] = save(weights, metadata={"format": "pt"})
+    assert store.write(name, files) != published.digest
+    assert store.read(name) == files
+    reason, message = refused(halted)
+    assert reason == "CheckpointCorrupt"
+    assert f"{name} is not the checkpoint that the ledger recorded" in message
 
 
 def test_checkpoint_with_a_missing_file_is_refused(halted: Job) -> None:

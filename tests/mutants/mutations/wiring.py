@@ -1,0 +1,90 @@
+"""Mistakes in how a run is put together from its parts, each of which is correct by itself."""
+
+from __future__ import annotations
+
+from mutations.mutation import TRAINER, TRAINING_TESTS, Edit, Mutation
+
+_SETUP = TRAINER + "training/setup.py"
+_WIRING = TRAINING_TESTS + "test_wiring.py::"
+_KEYS = (_WIRING + "test_every_purpose_of_every_rank_has_its_own_key",)
+
+WIRING: tuple[Mutation, ...] = (
+    Mutation(
+        "a run samples at 1.2 q",
+        (
+            Edit(
+                _SETUP,
+                "PoissonSampler(len(shard), mechanism.sample_rate,",
+                "PoissonSampler(len(shard), str(1.2 * float(mechanism.sample_rate)),",
+            ),
+        ),
+        (_WIRING + "test_each_unit_joins_a_step_at_the_sampling_rate_of_the_ledger",),
+    ),
+    Mutation(
+        "a run adds 0.9 of its noise",
+        (Edit(_SETUP, "DiscreteGaussian(mechanism.share_sigma)", "DiscreteGaussian(0.9 * mechanism.share_sigma)"),),
+        (_WIRING + "test_every_rank_adds_the_share_of_noise_of_the_ledger",),
+    ),
+    Mutation(
+        "a run clips to 1.2 clip norms",
+        (
+            Edit(
+                _SETUP,
+                "gradients.dimension, mechanism.grid, float(mechanism.clip),",
+                "gradients.dimension, round(1.2 * mechanism.grid), float(mechanism.clip),",
+            ),
+        ),
+        (_WIRING + "test_clipped_sum_of_a_draw_is_one_clip_norm_of_the_ledgers_grid_for_each_unit",),
+    ),
+    Mutation(
+        "noise and sampling read the same key stream",
+        (Edit(_SETUP, 'noise_stream=stream.derive("noise")', 'noise_stream=stream.derive("sampling")'),),
+        _KEYS,
+    ),
+    Mutation(
+        "rounding and dropout take their seeds from the stream of the sampling",
+        (Edit(_SETUP, 'stream.derive("seeds")', 'stream.derive("sampling")'),),
+        _KEYS,
+    ),
+    Mutation(
+        "dropout and rounding have the same seeds",
+        (
+            Edit(
+                TRAINER + "training/unit_gradients.py",
+                "dropout, rounding = self._stream.keyed_seeds(), self._stream.keyed_seeds()",
+                "dropout = rounding = self._stream.keyed_seeds()",
+            ),
+        ),
+        _KEYS,
+    ),
+    Mutation(
+        "a noise sampler is used although δ does not pay for its distance",
+        (
+            Edit(
+                _SETUP,
+                "noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension)",
+                "noise_remarks: tuple[str, ...] = ()",
+            ),
+        ),
+        (TRAINING_TESTS + "test_noise_sampler_check.py::test_run_whose_sampler_is_not_precise_enough_spends_nothing",),
+    ),
+    Mutation(
+        "a checkpoint is restored whatever its digest is",
+        (Edit(TRAINER + "training/checkpointing.py", "store.read(name, expected)", "store.read(name)"),),
+        (TRAINING_TESTS + "test_resume.py::test_checkpoint_that_was_rewritten_consistently_is_refused",),
+    ),
+    Mutation(
+        "no worker masks",
+        (
+            Edit(
+                TRAINER + "aggregation/pairwise_masks.py",
+                "pairwise_mask(self.pairs, self.channel.rank, step, dimension)",
+                "pairwise_mask({}, self.channel.rank, step, dimension)",
+            ),
+        ),
+        (
+            _WIRING + "test_what_every_rank_hands_to_the_channel_is_uniform",
+            _WIRING + "test_vectors_of_two_of_three_ranks_are_uniform_together",
+        ),
+    ),
+)
