@@ -3,7 +3,10 @@
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
-KILLS ?= 200
+# `make crash SHORT=1`, and so for quickstart and bench: the same command in a minute or two, which shows that it runs.
+# Its figures mean nothing.
+SHORT ?=
+KILLS ?= $(if $(SHORT),3,200)
 # `make e2e SCENARIOS="e2e and gate"` runs those that continuous integration runs.
 SCENARIOS ?= e2e
 # `make test COVERAGE=1` prints the branch coverage of the packages that carry a privacy claim, and
@@ -52,7 +55,7 @@ quickstart: setup ## train a private adapter on two local workers, and print how
 	  echo "the ledger and adapter of an earlier run are kept in $$kept"; \
 	fi
 	$(PY) $(EXAMPLES)/make_data.py
-	$(VENV)/tensafe run $(EXAMPLES)/job.yaml --output-dir $(QUICKSTART_OUT)
+	$(VENV)/tensafe run $(EXAMPLES)/job.yaml --output-dir $(QUICKSTART_OUT) $(if $(SHORT),--set spec.training.steps=2)
 
 test: setup lint ## lint, the fast tests, one training on Ray, and some tests on an API server if it is built
 	$(FAST)
@@ -109,6 +112,6 @@ mutants: setup ## break the privacy code on purpose, once for each known mistake
 	$(PY) tests/mutants/run.py
 
 bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
-	$(PY) -m benchmarks.accuracy
-	$(PY) -m benchmarks.step
-	$(PY) -m benchmarks.operator
+	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --steps 2)
+	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
+	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)

@@ -9,7 +9,7 @@ last, after the operator has stopped. It watches a namespace of its own, with th
 creates. Both are timed in the same way: from the watch event of the first object to that of the second. The benchmark
 itself shares the machine's cores with the measured programs, in both cases.
 
-The exit status is 1 if a goal is missed. The figures are also written to `out/operator.json`.
+The exit status is 1 if a goal is missed at 1,000 jobs or more. The figures are also written to `out/operator.json`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from e2e.platform.api_server import connect
 from e2e.platform.gotools import GoUnavailable
 
 RESULTS = ROOT / "out" / "operator.json"
+GOAL_JOBS = 1000
+"""The number of jobs that the goals are for."""
 
 
 def table(figures: list[Figure]) -> str:
@@ -60,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Measure the operator at many jobs, and KubeRay's operator for comparison."
     )
-    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs (default 1000; the goals are for 1000)")
+    parser.add_argument("--jobs", type=int, default=GOAL_JOBS, help="number of jobs (default %(default)s; the goals are for them)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
     parser.add_argument("--keep", type=Path, help="folder for the logs of all servers (default: logs are deleted)")
     options = parser.parse_args()
@@ -94,7 +96,8 @@ def main() -> int:
         "unfinished": measured.unfinished,
     }
     RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-    return 1 if measured.unfinished or any(each.met is False for each in measured.figures) else 0
+    missed = options.jobs >= GOAL_JOBS and any(each.met is False for each in measured.figures)
+    return 1 if measured.unfinished or missed else 0
 
 
 if __name__ == "__main__":

@@ -28,11 +28,13 @@ MAX_GRAD_NORM = 1.0
 NUM_LABELS = 2
 
 
-def accuracies(noise_multiplier: float, seeds: Iterable[int], learning_rate: float = LEARNING_RATE) -> Iterator[float]:
+def accuracies(
+    noise_multiplier: float, seeds: Iterable[int], learning_rate: float = LEARNING_RATE, steps: int = STEPS
+) -> Iterator[float]:
     """Yields the test accuracy of one training run for each seed.
 
     Args:
-        noise_multiplier: sigma, in units of the clip norm; calibrated for ``STEPS`` Poisson steps of 512/6920.
+        noise_multiplier: sigma, in units of the clip norm; calibrated for ``steps`` Poisson steps of 512/6920.
         seeds: each fixes the initial values of classifier and LoRA factors, the draws and the noise.
         learning_rate: AdamW's rate at the peak of the schedule.
 
@@ -45,7 +47,7 @@ def accuracies(noise_multiplier: float, seeds: Iterable[int], learning_rate: flo
     settings = Settings(
         noise_multiplier=noise_multiplier,
         sample_rate=EXPECTED_BATCH / len(train_rows),
-        steps=STEPS,
+        steps=steps,
         expected_batch=EXPECTED_BATCH,
         learning_rate=learning_rate,
         max_grad_norm=MAX_GRAD_NORM,

@@ -73,15 +73,20 @@ def build(log: Log) -> dict[str, str]:
     return {name: image_id(name) for name in names}
 
 
-def build_ours(prefix: str, *targets: str, **settings: str) -> None:
+def settings(prefix: str = PREFIX) -> dict[str, str]:
+    """The variables of `make images` for the images that this module builds."""
+    return {"BUILDER": "buildah", "PREFIX": prefix, "BASE_IMAGE": BASE}
+
+
+def build_ours(prefix: str, *targets: str, **more: str) -> None:
     """Build the operator's and the trainer's image as `make images` does, on the base image.
 
     Args:
         prefix: prefix of the names.
         targets: `operator`, `trainer`; both by default.
-        settings: further settings of `scripts/images`, such as `FRESH`.
+        more: further settings of `scripts/images`, such as `FRESH`.
     """
-    environment = {"PREFIX": prefix, "BUILDER": "buildah", "BASE_IMAGE": BASE, **settings}
+    environment = {**settings(prefix), **more}
     _run("env", *(f"{name}={value}" for name, value in environment.items()), str(ROOT / "scripts" / "images"), *targets)
 
 
