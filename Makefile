@@ -3,9 +3,10 @@
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
-# `make crash SHORT=1`, and so for quickstart and bench: the same command in a minute or two, which shows that it runs.
+# `make crash SHORT=1`, and so for quickstart, mutants-generated and bench: the same command in a minute or two, which shows that it runs.
 # Its figures mean nothing.
 SHORT ?=
+MODULES ?= $(if $(SHORT),aggregation/reduce.py)
 KILLS ?= $(if $(SHORT),3,200)
 # `make e2e SCENARIOS="e2e and gate"` runs those that continuous integration runs.
 SCENARIOS ?= e2e
@@ -39,10 +40,10 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-all test-cluster e2e images lint format crds docs docs-site \
-  crash mutants bench
+  crash mutants mutants-generated bench
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with everything that is needed (quick when nothing changed)
 	@scripts/setup
@@ -110,6 +111,10 @@ crash: setup ## kill the trainer at random moments, KILLS=200 times: epsilon mus
 
 mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must fail
 	$(PY) tests/mutants/run.py
+
+mutants-generated: setup ## let a tool break the privacy code (MODULES=privacy/noise.py, or what changed): report survivors
+	@scripts/setup mutants
+	$(PY) tests/mutants/generate.py $(MODULES)
 
 bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --steps 2)

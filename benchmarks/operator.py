@@ -62,7 +62,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Measure the operator at many jobs, and KubeRay's operator for comparison."
     )
-    parser.add_argument("--jobs", type=int, default=GOAL_JOBS, help="number of jobs (default %(default)s; the goals are for them)")
+    parser.add_argument(
+        "--jobs", type=int, default=GOAL_JOBS, help="number of jobs (default %(default)s; the goals are for them)"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
     parser.add_argument("--keep", type=Path, help="folder for the logs of all servers (default: logs are deleted)")
     options = parser.parse_args()

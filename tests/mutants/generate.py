@@ -1,0 +1,177 @@
+"""`make mutants-generated`: mutants that a tool generates, where those of `mutations` are thought of by people.
+
+mutmut changes one operator, number, argument or text at a time in the modules that carry a privacy figure, and runs the
+fast tests that reach the changed function. This module prepares a copy of the sources for it, calls it, and writes a
+report of the mutants that survive. Each survivor is a missing test, or an entry in `equivalent.toml` with the reason
+why it changes nothing.
+
+    python tests/mutants/generate.py [MODULES...]     such as privacy/noise.py; without one, what has changed
+
+Verdicts are kept in `out/mutants`, by function: a function that is unchanged is not mutated again, unless a mutant of it
+survived. To forget all verdicts, for example after a test became weaker, remove that folder.
+
+mutmut mutates no function with a decorator, because a decorator may act when the function is defined. The decorators
+here only wrap. So the copy calls them afterwards (`f = decorator(f)`), and properties and cached functions are mutated
+like others. Errors are not mutated: their texts are tested where they matter. Neither are constants of modules and
+fields of classes, which mutmut leaves alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from survivors import write_report
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = ROOT / "out" / "mutants"
+PACKAGES = {"tensafe_api": ROOT / "crds" / "tensafe_api", "tensorguard": ROOT / "trainer_image" / "tensorguard"}
+MUTATED = (
+    "tensafe_api/accounting.py",
+    "tensafe_api/privacy_events.py",
+    "tensafe_api/resolve.py",
+    "tensafe_api/statement.py",
+    "tensorguard/aggregation/*",
+    "tensorguard/ledger/*",
+    "tensorguard/privacy/*",
+    "tensorguard/training/*",
+)
+TESTS = (
+    "tests/api/test_accounting.py",
+    "tests/api/test_privacy_events.py",
+    "tests/api/test_resolve.py",
+    "tests/api/test_statement.py",
+    "tests/trainer_image/aggregation",
+    "tests/trainer_image/checkpoint",
+    "tests/trainer_image/ledger",
+    "tests/trainer_image/privacy",
+    "tests/trainer_image/training",
+)
+BESIDE = ("docs/extending.md", "tests/conftest.py", "tests/trainer_image/conftest.py")
+"""What the tests read or import besides packages: copied, and not mutated."""
+
+_CONFIGURATION = """\
+[tool.mutmut]
+source_paths = ["tensafe_api", "tensorguard"]
+only_mutate = {mutated}
+also_copy = ["docs", "e2e"]
+process_isolation = "forkserver"
+pytest_add_cli_args = ["-p", "no:cacheprovider"]
+pytest_add_cli_args_test_selection = ["-m", "not (slow or ray or model or cluster or e2e)", {tests}]
+timeout_multiplier = 3.0
+timeout_constant = 2.0
+on_dependency_change = "ignore"
+use_git_change_detection = false
+
+"""
+
+
+def stage() -> None:
+    """Bring the copy of sources and tests up to date. A file that has not changed keeps its time of change."""
+    wanted: dict[Path, str] = {}
+    for name, folder in PACKAGES.items():
+        for file in folder.rglob("*.py"):
+            path = Path(name) / file.relative_to(folder)
+            text = file.read_text()
+            wanted[path] = prepare(text) if any(path.match(pattern) for pattern in MUTATED) else text
+    for each in (*TESTS, *BESIDE, "e2e"):
+        source = ROOT / each
+        for file in source.rglob("*.py") if source.is_dir() else (source,):
+            wanted[file.relative_to(ROOT)] = file.read_text()
+    wanted[Path("pyproject.toml")] = configuration()
+    for path, text in wanted.items():
+        target = STAGE / path
+        if not target.exists() or target.read_text() != text:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    for folder in (*PACKAGES, "tests", "e2e"):
+        for file in (STAGE / folder).rglob("*.py"):
+            if (path := file.relative_to(STAGE)) not in wanted:
+                file.unlink()
+                (STAGE / "mutants" / path).unlink(missing_ok=True)
+
+
+def configuration() -> str:
+    """The copy's pyproject.toml: pytest's settings are those of the project."""
+    found = re.search(
+        r"^\[tool\.pytest\.ini_options\]\n(?:(?!\[tool).*\n)+", (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    assert found
+    mutated = "[" + ", ".join(f'"{pattern}"' for pattern in MUTATED) + "]"
+    return _CONFIGURATION.format(mutated=mutated, tests=", ".join(f'"{test}"' for test in TESTS)) + found[0]
+
+
+def prepare(source: str) -> str:
+    """`source` with decorators that are called after the function, and marks around each `raise`."""
+    lines = source.splitlines()
+    before: dict[int, list[str]] = {}
+    after: dict[int, list[str]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            decorators = [ast.unparse(each) for each in node.decorator_list]
+            if decorators in (["staticmethod"], ["classmethod"]) or "overload" in decorators:
+                continue
+            for each in node.decorator_list:
+                for number in range(each.lineno, (each.end_lineno or each.lineno) + 1):
+                    lines[number - 1] = ""
+            called = node.name
+            for decorator in reversed(decorators):
+                called = f"{decorator}({called})"
+            after.setdefault(node.end_lineno or 0, []).append(" " * node.col_offset + f"{node.name} = {called}")
+        if isinstance(node, ast.Raise):
+            indent = " " * node.col_offset
+            before.setdefault(node.lineno, []).append(indent + "# pragma: no mutate start")
+            after.setdefault(node.end_lineno or 0, []).insert(0, indent + "# pragma: no mutate end")
+    result: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        result += [*before.get(number, ()), line, *after.get(number, ())]
+    return "\n".join(result) + "\n"
+
+
+def forget_survivors() -> None:
+    """Let mutmut try the survivors again: a test may kill them now."""
+    import json
+
+    for meta in (STAGE / "mutants").rglob("*.meta"):
+        found = json.loads(meta.read_text())
+        codes = found["exit_code_by_key"]
+        for name in codes:
+            if codes[name] != 1:
+                codes[name] = None
+        meta.write_text(json.dumps(found, indent=4))
+
+
+def patterns_of(modules: list[str]) -> list[str]:
+    """mutmut's names of the mutants of `modules`, such as `privacy/noise.py` or `privacy`."""
+    found = []
+    for module in modules:
+        files = [path for path in STAGE.glob("tens*/**/*.py") if module in path.relative_to(STAGE).as_posix()]
+        if not files:
+            raise SystemExit(f"no module is named {module}")
+        found += [".".join(path.relative_to(STAGE).with_suffix("").parts) + ".*" for path in files]
+    return found
+
+
+def main(modules: list[str]) -> int:
+    stage()
+    forget_survivors()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    mutmut = shutil.which("mutmut", path=str(Path(sys.executable).parent))
+    if mutmut is None:
+        raise SystemExit("mutmut is not installed: run `scripts/setup mutants`")
+    children = os.environ.get("MUTANTS_AT_ONCE", str(os.cpu_count()))
+    done = subprocess.run(
+        [mutmut, "run", "--max-children", children, *patterns_of(modules)], cwd=STAGE, env=environment, check=False
+    )
+    if done.returncode:
+        return done.returncode
+    return write_report(STAGE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""The report of the generated mutants: how many were killed in each module, and every mutant that survived.
+
+In comes the folder in which mutmut ran, with its verdicts; out goes `report.md` in that folder. A survivor that
+`equivalent.toml` lists appears with its reason. Any other one is a test that is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+_KILLED = (1, 3)
+_VERDICTS = {0: "survived", 5: "no test", 33: "no test", None: "not tried"}
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A mutant that may survive.
+
+    Attributes:
+        module: path in its package, such as `tensorguard/privacy/noise.py`.
+        function: the name of a function, with its class.
+        before, after: the changed lines, without white space at both ends.
+        reason: why no test can notice it, or why no test has to.
+    """
+
+    module: str
+    function: str
+    before: str
+    after: str
+    reason: str
+
+
+def equivalents() -> list[Equivalent]:
+    """The mutants that may survive."""
+    return [Equivalent(**entry) for entry in tomllib.loads(EQUIVALENT.read_text()).get("mutant", [])]
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A mutant that no test has killed."""
+
+    name: str
+    module: str
+    function: str
+    verdict: str
+    before: str
+    after: str
+
+    def matches(self, known: Equivalent) -> bool:
+        ours = (self.module, self.function, self.before, self.after)
+        return ours == (known.module, known.function, known.before, known.after)
+
+
+def write_report(stage: Path) -> int:
+    """Write `report.md` and print its summary. Returns 1 if a survivor is not listed, else 0."""
+    known = equivalents()
+    rows, open_ones, listed = [], [], []
+    for meta in sorted((stage / "mutants").rglob("*.meta")):
+        module = meta.relative_to(stage / "mutants").as_posix().removesuffix(".meta")
+        if not (stage / module).exists():
+            continue
+        codes: dict[str, int | None] = json.loads(meta.read_text())["exit_code_by_key"]
+        if not codes:
+            continue
+        verdicts = Counter(_verdict(code) for code in codes.values())
+        accepted = 0
+        for name, code in codes.items():
+            if code in (0, 5, 33):
+                survivor = _survivor(stage, module, name, _verdict(code))
+                reason = next((each.reason for each in known if survivor.matches(each)), None)
+                accepted += reason is not None
+                (listed if reason else open_ones).append((survivor, reason))
+        counts = [verdicts[each] for each in ("killed", "timeout", "survived", "no test", "not tried")]
+        rows.append((module, len(codes), *counts, accepted))
+    columns = ("module", "mutants", "killed", "timed out", "survived", "no test", "not tried", "listed")
+    lines = ["# Generated mutants", "", _row(columns), _row(["---"] * len(columns)), *map(_row, rows), ""]
+    total = [sum(column) for column in zip(*(row[1:] for row in rows))]
+    lines += [_row(("all", *total)), ""]
+    for title, survivors in (("Survivors that no entry explains", open_ones), ("Listed survivors", listed)):
+        lines += [f"## {title}", ""]
+        for each, reason in survivors:
+            lines += [f"`{each.name}` ({each.module}, {each.function}): {reason or each.verdict}", "", "```diff"]
+            lines += [*(f"-{line}" for line in each.before.splitlines())]
+            lines += [*(f"+{line}" for line in each.after.splitlines()), "```", ""]
+    report = stage / "report.md"
+    report.write_text("\n".join(lines))
+    print(
+        f"{total[1] + total[2]} of {total[0]} mutants were noticed; {len(listed)} survivors are listed as equivalent, and "
+        f"{len(open_ones)} are not: {report}"
+    )
+    return 1 if open_ones else 0
+
+
+def _verdict(code: int | None) -> str:
+    return "killed" if code in _KILLED else _VERDICTS.get(code, "timeout")
+
+
+def _row(cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"  # type: ignore[call-overload]
+
+
+def _survivor(stage: Path, module: str, name: str, verdict: str) -> Survivor:
+    """The survivor with its changed lines."""
+    with contextlib.chdir(stage):  # mutmut reads its settings where it is imported
+        from mutmut.mutation.diff_apply import get_diff_for_mutant
+        from mutmut.utils.format_utils import orig_function_and_class_names_from_key
+
+        os.environ.setdefault("MUTANT_UNDER_TEST", "")
+        difference = get_diff_for_mutant(name, path=Path(module)).splitlines()[2:]
+        function, owner = orig_function_and_class_names_from_key(name)
+    before, after = ("\n".join(line[1:].strip() for line in difference if line[:1] == sign) for sign in "-+")
+    return Survivor(name, module, f"{owner}.{function}" if owner else function, verdict, before, after)

@@ -1,0 +1,102 @@
+"""The copy that mutmut works on, and the list of mutants that may survive."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+from generate import MUTATED, PACKAGES, TESTS, prepare
+from survivors import Equivalent, Survivor, equivalents
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = """
+import functools
+
+
+class Square:
+    def __init__(self, side):
+        self.side = side
+
+    @property
+    def area(self):
+        return self.side**2
+
+    @classmethod
+    def unit(cls):
+        return cls(1)
+
+
+@functools.lru_cache(
+    maxsize=None,
+)
+def checked(side):
+    if side < 0:
+        raise ValueError(
+            f"{side} is negative",
+        )
+    return Square(side)
+"""
+
+
+def test_decorators_are_called_after_the_function_in_the_copy() -> None:
+    prepared = prepare(SOURCE)
+    decorated = [node.name for node in ast.walk(ast.parse(prepared)) if getattr(node, "decorator_list", ())]
+    assert decorated == ["unit"]
+    names: dict[str, object] = {}
+    exec(prepared, names)
+    checked, square = names["checked"], names["Square"]
+    assert checked(3) is checked(3)  # type: ignore[operator]
+    assert checked(3).area == 9  # type: ignore[operator]
+    assert isinstance(square.area, property)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="-1 is negative"):
+        checked(-1)  # type: ignore[operator]
+
+
+def test_errors_are_not_mutated() -> None:
+    lines = [line.strip() for line in prepare(SOURCE).splitlines()]
+    start, end = lines.index("# pragma: no mutate start"), lines.index("# pragma: no mutate end")
+    assert lines[start + 1] == "raise ValueError("
+    assert lines[end - 1] == ")"
+
+
+def test_mutated_modules_and_their_tests_exist() -> None:
+    for pattern in MUTATED:
+        package, _, rest = pattern.partition("/")
+        assert list(PACKAGES[package].glob(rest)), pattern
+    assert all((ROOT / test).exists() for test in TESTS)
+
+
+def functions_of(module: str) -> dict[str, str]:
+    """The source of each function that mutmut mutates, by its name with its class."""
+    package, _, rest = module.partition("/")
+    text = (PACKAGES[package] / rest).read_text()
+    found: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        for each in inside:
+            if isinstance(each, ast.FunctionDef):
+                owner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+                found[owner + each.name] = ast.get_source_segment(text, each) or ""
+    return found
+
+
+@pytest.mark.parametrize("known", equivalents(), ids=lambda known: f"{known.module} {known.function} {known.after}")
+def test_listed_survivor_fits_the_source(known: Equivalent) -> None:
+    lines = [line.strip() for line in functions_of(known.module)[known.function].splitlines()]
+    assert known.before != known.after
+    assert all(line in lines for line in known.before.splitlines()), known.before
+    assert known.reason.endswith(".")
+
+
+def test_entries_of_the_list_differ() -> None:
+    entries = [json.dumps([each.module, each.function, each.before, each.after]) for each in equivalents()]
+    assert len(set(entries)) == len(entries)
+
+
+def test_survivor_matches_only_its_own_entry() -> None:
+    survivor = Survivor("x_f__mutmut_1", "a/b.py", "f", "survived", "return 1", "return 2")
+    assert survivor.matches(Equivalent("a/b.py", "f", "return 1", "return 2", "It is the same."))
+    assert not survivor.matches(Equivalent("a/b.py", "f", "return 1", "return 3", "It is the same."))
+    assert not survivor.matches(Equivalent("a/b.py", "g", "return 1", "return 2", "It is the same."))
