@@ -7,8 +7,8 @@ why it changes nothing.
 
     python tests/mutants/generate.py [MODULES...]     such as privacy/noise.py; without one, what has changed
 
-Verdicts are kept in `out/mutants`, by function: a function that is unchanged is not mutated again, unless a mutant of it
-survived. To forget all verdicts, for example after a test became weaker, remove that folder.
+Verdicts are kept in `out/mutants`, by function: the mutants of an unchanged function are not tried again, except those
+that survived. To forget all verdicts, for example after a test became weaker, remove that folder.
 
 mutmut mutates no function with a decorator, because a decorator may act when the function is defined. The decorators
 here only wrap. So the copy calls them afterwards (`f = decorator(f)`), and properties and cached functions are mutated
@@ -19,6 +19,7 @@ fields of classes, which mutmut leaves alone.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -135,8 +136,6 @@ def prepare(source: str) -> str:
 
 def forget_survivors() -> None:
     """Let mutmut try the survivors again: a test may kill them now."""
-    import json
-
     for meta in (STAGE / "mutants").rglob("*.meta"):
         found = json.loads(meta.read_text())
         codes = found["exit_code_by_key"]

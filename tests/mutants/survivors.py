@@ -91,10 +91,9 @@ def write_report(stage: Path) -> int:
             lines += [*(f"+{line}" for line in each.after.splitlines()), "```", ""]
     report = stage / "report.md"
     report.write_text("\n".join(lines))
-    print(
-        f"{total[1] + total[2]} of {total[0]} mutants were noticed; {len(listed)} survivors are listed as equivalent, and "
-        f"{len(open_ones)} are not: {report}"
-    )
+    noticed = total[1] + total[2]
+    print(f"{noticed} of {total[0]} mutants were noticed, {len(listed)} survivors are listed as equivalent, and")
+    print(f"{len(open_ones)} are not: {report}")
     return 1 if open_ones else 0
 
 
