@@ -64,8 +64,8 @@ also_copy = ["docs", "e2e"]
 process_isolation = "forkserver"
 pytest_add_cli_args = ["-p", "no:cacheprovider"]
 pytest_add_cli_args_test_selection = ["-m", "not (slow or ray or model or cluster or e2e)", {tests}]
-timeout_multiplier = 3.0
-timeout_constant = 2.0
+timeout_multiplier = 5.0
+timeout_constant = 8.0
 on_dependency_change = "ignore"
 use_git_change_detection = false
 
@@ -145,14 +145,24 @@ def forget_survivors() -> None:
         meta.write_text(json.dumps(found, indent=4))
 
 
-def patterns_of(modules: list[str]) -> list[str]:
-    """mutmut's names of the mutants of `modules`, such as `privacy/noise.py` or `privacy`."""
-    found = []
+def open_mutants(modules: list[str]) -> list[str]:
+    """mutmut's names of the mutants of `modules`, such as `privacy/noise.py`, that have no verdict.
+
+    Where mutmut has not yet seen the source of a module, a pattern stands for all its mutants.
+    """
+    found: list[str] = []
     for module in modules:
         files = [path for path in STAGE.glob("tens*/**/*.py") if module in path.relative_to(STAGE).as_posix()]
         if not files:
             raise SystemExit(f"no module is named {module}")
-        found += [".".join(path.relative_to(STAGE).with_suffix("").parts) + ".*" for path in files]
+        for file in files:
+            path = file.relative_to(STAGE)
+            meta = STAGE / "mutants" / f"{path}.meta"
+            if meta.exists() and meta.stat().st_mtime > file.stat().st_mtime:
+                codes = json.loads(meta.read_text())["exit_code_by_key"]
+                found += [name for name, code in codes.items() if code is None]
+            else:
+                found.append(".".join(path.with_suffix("").parts) + ".*")
     return found
 
 
@@ -163,12 +173,14 @@ def main(modules: list[str]) -> int:
     mutmut = shutil.which("mutmut", path=str(Path(sys.executable).parent))
     if mutmut is None:
         raise SystemExit("mutmut is not installed: run `scripts/setup mutants`")
-    children = os.environ.get("MUTANTS_AT_ONCE", str(os.cpu_count()))
-    done = subprocess.run(
-        [mutmut, "run", "--max-children", children, *patterns_of(modules)], cwd=STAGE, env=environment, check=False
-    )
-    if done.returncode:
-        return done.returncode
+    names = open_mutants(modules)
+    if names or not modules:
+        at_once = os.environ.get("MUTANTS_AT_ONCE", str(os.cpu_count()))
+        done = subprocess.run(
+            [mutmut, "run", "--max-children", at_once, *names], cwd=STAGE, env=environment, check=False
+        )
+        if done.returncode:
+            return done.returncode
     return write_report(STAGE)
 
 
