@@ -78,7 +78,7 @@ WIRING: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "aggregation/pairwise_masks.py",
-                "pairwise_mask(self.pairs, self.channel.rank, step, dimension)",
+                "pairwise_mask(keys, self.channel.rank, step, dimension)",
                 "pairwise_mask({}, self.channel.rank, step, dimension)",
             ),
         ),
