@@ -53,8 +53,8 @@ TESTS = (
     "tests/trainer_image/privacy",
     "tests/trainer_image/training",
 )
-BESIDE = ("docs/extending.md", "tests/conftest.py", "tests/trainer_image/conftest.py")
-"""What the tests read or import besides packages: copied, and not mutated."""
+BESIDE = ("docs/extending.md", "e2e", "tests/conftest.py", "tests/trainer_image/conftest.py")
+"""What the tests read or import besides the packages: copied, and not mutated."""
 
 _CONFIGURATION = """\
 [tool.mutmut]
@@ -74,22 +74,24 @@ use_git_change_detection = false
 
 def stage() -> None:
     """Bring the copy of sources and tests up to date. A file that has not changed keeps its time of change."""
-    wanted: dict[Path, str] = {}
+    wanted: dict[Path, bytes] = {}
     for name, folder in PACKAGES.items():
         for file in folder.rglob("*.py"):
             path = Path(name) / file.relative_to(folder)
-            text = file.read_text()
-            wanted[path] = prepare(text) if any(path.match(pattern) for pattern in MUTATED) else text
-    for each in (*TESTS, *BESIDE, "e2e"):
+            content = file.read_bytes()
+            mutated = any(path.match(pattern) for pattern in MUTATED)
+            wanted[path] = prepare(content.decode()).encode() if mutated else content
+    for each in (*TESTS, *BESIDE):
         source = ROOT / each
-        for file in source.rglob("*.py") if source.is_dir() else (source,):
-            wanted[file.relative_to(ROOT)] = file.read_text()
-    wanted[Path("pyproject.toml")] = configuration()
-    for path, text in wanted.items():
+        for file in source.rglob("*") if source.is_dir() else (source,):
+            if file.is_file() and "__pycache__" not in file.parts:
+                wanted[file.relative_to(ROOT)] = file.read_bytes()
+    wanted[Path("pyproject.toml")] = configuration().encode()
+    for path, content in wanted.items():
         target = STAGE / path
-        if not target.exists() or target.read_text() != text:
+        if not target.exists() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text)
+            target.write_bytes(content)
     for folder in (*PACKAGES, "tests", "e2e"):
         for file in (STAGE / folder).rglob("*.py"):
             if (path := file.relative_to(STAGE)) not in wanted:
