@@ -26,7 +26,7 @@ from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
-from tensorguard.privacy.gradients import Batch, PerExampleGradients
+from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.training import worker
 from tensorguard.training.budget_gate import BudgetGate
@@ -280,8 +280,8 @@ class InexactKernel:
             return
         compute, calls = PerExampleGradients.compute, itertools.count()
 
-        def computing(gradients: PerExampleGradients, batch: Batch, rows: int) -> torch.Tensor:
-            return compute(gradients, batch, rows).mul_(1 + self.error * (next(calls) % 2))
+        def computing(gradients: PerExampleGradients, *arguments: Any) -> torch.Tensor:
+            return compute(gradients, *arguments).mul_(1 + self.error * (next(calls) % 2))
 
         replace_attribute(PerExampleGradients, "compute", computing)
 

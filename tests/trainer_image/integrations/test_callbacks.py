@@ -23,9 +23,10 @@ from e2e.platform.trainer.recorded_run import RecordedRun
 from tensafe_api.reasons import Reason
 from tensorguard.distributed import ConfigurationError, DistributedDPConfig, TenSafeTrainingConfig
 from tensorguard.distributed._dispatch import CallbackDispatcher
+from tensorguard.distributed._hooks import hooks_of
 from tensorguard.integrations import MlflowCallback, TensorBoardCallback, WandbCallback
 from tensorguard.runners.run_folder import lock_run_folder
-from tensorguard.training.run_log import Started, Stepped
+from tensorguard.training.run_log import Stepped
 from tensorguard.training.stop_signal import StopSignal
 
 HANG = "import time; print('started', flush=True); time.sleep(600)"
@@ -94,14 +95,14 @@ def test_hanging_tracker_delays_no_step_and_ends_with_the_training(
 
 
 def test_failing_tracker_is_reported_once_and_stops_nothing(
-    trainer: Any, play: Any, caplog: pytest.LogCaptureFixture
+    trainer: Any, play: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     play("import sys; sys.exit('tensafe export: wandb: no API key')")
     callback = WandbCallback()
     stop = StopSignal()
-    plan: Any = SimpleNamespace(mechanism=SimpleNamespace(expected_batch_size=1))
-    dispatcher = CallbackDispatcher(trainer, [callback], plan, 1000, stop)
-    dispatcher.dispatch(Started(0.0, 1, 1, 0))
+    run = RecordedRun(tmp_path / "recorded")
+    dispatcher = CallbackDispatcher(trainer, hooks_of([callback], internal=False), run.job, run.plan, stop, None)
+    dispatcher.begin()
     os.waitid(os.P_PID, process_of(callback), os.WEXITED | os.WNOWAIT)
     for step in range(1, 4):
         dispatcher.dispatch(Stepped(0.0, step, step))

@@ -52,7 +52,7 @@ def test_kernel_that_rounds_by_slot_trains_one_record_at_a_time(
 ) -> None:
     sizes: list[int] = []
 
-    def rounding(gradients: PerExampleGradients, batch: Batch, rows: int) -> torch.Tensor:
+    def rounding(gradients: PerExampleGradients, batch: Batch, rows: int, _losses: None = None) -> torch.Tensor:
         sizes.append(len(batch["labels"]))
         return exact_compute(gradients, batch, rows).mul_(1 + 2e-7 * torch.arange(rows).unsqueeze(1))
 

@@ -126,7 +126,7 @@ class TenSafeTrainingConfig(_Fields):
         ray_timeout: seconds that workers may wait for each other; default 300.
         enable_audit_logging: write each charge, checkpoint, evaluation and end to the logger `tensafe.audit`, as JSON.
         private_metrics: Hidden, or Internal: the training loss, norms and batch sizes are written to files of the run's
-            folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
+            private folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
         secure_aggregation: how the workers' sums are added up; None: SecureAggregationConfig().
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
         columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column, or to the

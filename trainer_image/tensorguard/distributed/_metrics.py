@@ -1,8 +1,9 @@
 """The `metrics` of callbacks: public figures, folded from the log records of a run.
 
-In come the completed job, its plan, and log records; out comes a dictionary of numbers. Every figure in it is public:
-it comes from the plan, the ledger's charges, or a public evaluation. A callback may send all of it anywhere. Private
-figures never enter this dictionary; `tensorguard.training.private_metrics` has them.
+In come the completed job, its plan, and log records; out comes a dictionary of numbers, with the names that trackers
+and results have as well. Every figure in it is public: it comes from the plan, the ledger's charges, or a public
+evaluation. A callback may send all of it anywhere. Private figures never enter it;
+`tensorguard.training.private_metrics` has them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import math
 import warnings
 
+from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_api.resources.numeric import parse_decimal
+from tensorguard.trackers.figures import evaluation_figures, progress_figures
 from tensorguard.training.run_log import Evaluated, LogRecord, Started, Stepped
-from tensorguard.training.schedule import learning_rate_schedule
 
 _NO_LOSS = (
     "metrics['loss'] is NaN, because the training loss is an exact function of private data. metrics['eval_loss'] is "
@@ -46,11 +47,7 @@ class MetricsOfRun:
 
     def __init__(self, job: TenSafeTrainingJob, plan: Plan) -> None:
         self._plan = plan
-        self._epochs_per_step = plan.mechanism.expected_batch_size / job.spec.dataset.unit.at_least
-        training = job.spec.training
-        self._rate = learning_rate_schedule(
-            parse_decimal(training.learning_rate), training.schedule, plan.steps, plan.warmup_steps
-        )
+        self._progress = progress_figures(job, plan)
         self._step = 0
         self._evaluation: dict[str, float] = {}
 
@@ -60,16 +57,15 @@ class MetricsOfRun:
             case Started() | Stepped():
                 self._step = record.step
             case Evaluated():
-                measured = {f"eval_{name}": value for name, value in record.metrics.items()}
-                self._evaluation = {"eval_step": record.step, "eval_loss": record.loss, **measured}
+                self._evaluation = {"eval_step": record.step, **evaluation_figures(record)}
 
     def metrics(self, epsilon_spent: float) -> Metrics:
-        """The figures after the last record, with the ε of all steps that the ledger has charged so far."""
+        """The figures after the last record, with the ε of all steps that the ledger has charged so far, rounded up."""
+        progress = self._progress(self._step)
         return Metrics(
-            step=self._step,
+            step=progress.pop("global_step"),
             total_steps=self._plan.steps,
-            epoch=self._step * self._epochs_per_step,
-            learning_rate=self._rate(max(0, self._step - 1)),
-            epsilon_spent=epsilon_spent,
+            **progress,
+            dp_epsilon_spent=float(format_epsilon(epsilon_spent)),
             **self._evaluation,
         )

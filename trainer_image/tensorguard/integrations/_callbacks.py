@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tensorguard.distributed._callbacks import RunningTrainer, TenSafeCallback
 from tensorguard.distributed._errors import ConfigurationError
@@ -50,7 +50,7 @@ class _TrackerCallback(TenSafeCallback):
         self._process: subprocess.Popen[bytes] | None = None
         self._directory = Path()
 
-    def on_train_begin(self, trainer: RunningTrainer, **_: Any) -> None:
+    def on_train_begin(self, trainer: RunningTrainer) -> None:
         """Start the export, unless the environment switches the tracker off."""
         environment = {**os.environ, **self._settings}
         if off := TRACKERS[self.tracker].switched_off_by(environment):
@@ -72,12 +72,12 @@ class _TrackerCallback(TenSafeCallback):
         except OSError as error:
             self._warn(str(error))
 
-    def on_step(self, trainer: RunningTrainer, step: int, **_: Any) -> None:
+    def on_step(self, trainer: RunningTrainer, step: int) -> None:
         """Report once if the export has ended before the training."""
         if self._process is not None and self._process.poll() is not None:
             self._report_end()
 
-    def on_train_end(self, trainer: RunningTrainer, **_: Any) -> None:
+    def on_train_end(self, trainer: RunningTrainer) -> None:
         """Wait until the export has ended. Kill it if that takes longer than `wait_seconds`."""
         if self._process is None:
             return
