@@ -13,6 +13,7 @@ from e2e.platform.trainer.local_runs import Folder, reason, refusal
 from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensorguard.ledger.file import NAME as LEDGER
+from tensorguard.runners.local import driver
 from tensorguard.runners.preflight import changed_fields, cpus_per_worker
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
@@ -153,3 +154,12 @@ def test_changed_fields_names_each_leaf() -> None:
         "a.c was 2, is 4",
         "d was 3, is None",
     ]
+
+
+def test_cluster_with_other_machines_is_refused_before_anything_is_spent(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "has_other_nodes", lambda: True)
+    assert "may run workers on other machines" in str(refusal(folder))
+    assert not (folder.output / LEDGER).exists()
+    assert not folder.private.exists()

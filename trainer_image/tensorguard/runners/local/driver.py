@@ -42,6 +42,7 @@ from tensorguard.runners.local.earlier_run import (
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank
 from tensorguard.runners.local.status import exit_code_of, fold_status
+from tensorguard.runners.nodes.cluster import ADDRESS_VARIABLE, NEW_CLUSTER, has_other_nodes, joined_cluster
 from tensorguard.runners.preflight import (
     RunRefused,
     check_evaluation_is_public,
@@ -82,6 +83,7 @@ def run(
     data: InMemoryData | None = None,
     timeout: float | None = None,
     admitted: Callable[[], None] = lambda: None,
+    address: str | None = None,
 ) -> RunResult:
     """Train `job` and return it with its status.
 
@@ -95,27 +97,37 @@ def run(
         data: data in memory, used in place of the URIs.
         timeout: seconds that workers may wait for each other.
         admitted: called on this thread when the run is accepted. If it requests a stop, nothing starts.
+        address: of the Ray cluster to join; None: what RAY_ADDRESS names. Where neither does, or the address is
+            "local", and this process has joined no cluster, the run starts one on this machine.
 
     Raises:
         ManifestError: the manifest does not resolve.
         RunRefused: the run cannot start as requested; nothing was changed or spent.
     """
     completed, plan = resolve_job(with_absolute_paths(job, base_dir))
-    check_local_resources(completed)
     if data is None:
         check_evaluation_is_public(completed)
-    with _locked(output_dir):
-        one = _Run(completed, plan, output_dir, data or InMemoryData(), stop, timeout)
-        one.admit(resume)
-        admitted()
-        reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
+    with joined_cluster(address):
+        check_local_resources(completed)
+        if has_other_nodes():
+            raise RunRefused(
+                "",
+                "the Ray cluster that this process has joined may run workers on other machines, which do not have the "
+                "files of this one; train on this machine alone, in a process that has joined no Ray cluster, with "
+                f"--address {NEW_CLUSTER} or without {ADDRESS_VARIABLE}",
+            )
+        with _locked(output_dir):
+            one = _Run(completed, plan, output_dir, data or InMemoryData(), stop, timeout)
+            one.admit(resume)
+            admitted()
+            reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
 
-        def listen() -> None:
-            for record in reader.read():
-                listener(record)
+            def listen() -> None:
+                for record in reader.read():
+                    listener(record)
 
-        run_in_background(one.work, meanwhile=listen)
-        return one.result()
+            run_in_background(one.work, meanwhile=listen)
+            return one.result()
 
 
 @dataclass

@@ -45,8 +45,6 @@ class RayNotStarted(RuntimeError):
 @contextmanager
 def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     """Start a Ray cluster with `cpus` and `gpus` for the with block, unless the caller has joined one already."""
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     configure_ray()
     import ray
 
@@ -57,6 +55,8 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     note = run_directory / _SESSION_NOTE
     if note.exists():
         _remove_session(note.read_text())
