@@ -1,4 +1,4 @@
-"""`tensafe run`: train a manifest's job on a Ray cluster on this machine.
+"""`tensafe run`: train a manifest's job on this machine, or on a Ray cluster that it joins.
 
 In: a manifest, and a folder for the run. Out: the job with its status on standard output, and nothing else there. This
 module serves the user at a terminal: progress, signals, and a summary of the results.
@@ -30,12 +30,17 @@ examples:
   tensafe run job.yaml
   tensafe run job.yaml --set spec.training.steps=20 --set spec.privacy.targetEpsilon=4 --output-dir runs/short
   tensafe run runs/short/job.yaml --output-dir runs/short --resume      continue after Ctrl-C or a crash
+  tensafe run job.yaml --address auto --output-dir /shared/run          on the machines of a Ray cluster
   tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
 
 The run's folder holds the ledger (the steps charged), job.yaml (the manifest with all defaults), checkpoints, the log
 of the run and a picture. A folder that holds a ledger is refused without --resume: charged steps stay charged.
 The folder DIR.private beside it holds the key of the run, which a resume needs, and tracebacks. Never publish it. The
 key is deleted when the run has succeeded or its budget has ended.
+
+With --address, on a cluster of several machines: each worker reads the data itself, so the URIs are ones that every
+node can read. --output-dir is in storage that all nodes mount. Each node has the job key in a file of mode 600, which
+the variable TENSAFE_JOB_KEY_FILE of `ray start` names. docs/how-to/ray-cluster.md shows all of it.
 
 Exit codes: 0 succeeded; 1 failed, or the ledger was edited; 2 invalid manifest or arguments; 3 the budget ended before
 the planned steps; 130 stopped by Ctrl-C or SIGTERM (a checkpoint was saved, and the command to resume is printed).
@@ -50,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="train a manifest's job on this machine",
-        description="Train a manifest's job on this machine, and print the job with its status.",
+        description="Train a manifest's job on this machine, or on a Ray cluster, and print the job with its status.",
         epilog=_EPILOG,
     )
     add_manifest_arguments(parser)
@@ -62,6 +67,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in this folder from its last checkpoint"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="join the Ray cluster at this address, such as auto on one of its nodes (default: RAY_ADDRESS, else "
+        "local: start a Ray cluster on this machine for the run)",
     )
     parser.add_argument(
         "-o",
@@ -93,7 +104,15 @@ def _run(arguments: argparse.Namespace) -> int:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
         try:
             with _only_results_on_stdout():
-                result = _train(job, loaded.plan, output_dir, base_dir, resume=arguments.resume, signals=signals)
+                result = _train(
+                    job,
+                    loaded.plan,
+                    output_dir,
+                    base_dir,
+                    resume=arguments.resume,
+                    address=arguments.address,
+                    signals=signals,
+                )
         except KeyboardInterrupt:
             summary.print_aborted(output_dir)
             return INTERRUPTED
@@ -106,7 +125,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _train(
-    job: TenSafeTrainingJob, plan: Plan, output_dir: Path, base_dir: Path, *, resume: bool, signals: StopOnSignal
+    job: TenSafeTrainingJob,
+    plan: Plan,
+    output_dir: Path,
+    base_dir: Path,
+    *,
+    resume: bool,
+    address: str | None,
+    signals: StopOnSignal,
 ) -> RunResult:
     """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
     from tensafe_api.manifest import ManifestError
@@ -124,7 +150,13 @@ def _train(
         try:
             with signals.requesting(stop, display.print_line):
                 return driver.run(
-                    job, output_dir=output_dir, base_dir=base_dir, resume=resume, listener=display.show, stop=stop
+                    job,
+                    output_dir=output_dir,
+                    base_dir=base_dir,
+                    resume=resume,
+                    listener=display.show,
+                    stop=stop,
+                    address=address,
                 )
         except RunRefused as refusal:
             edited = isinstance(refusal.__cause__, LedgerCorrupt)

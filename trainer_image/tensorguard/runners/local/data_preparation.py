@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.runners.preflight import RunRefused
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,21 @@ class InMemoryData:
 
     train: Any = None
     evaluation: Any = None
+
+    def refuse_on_nodes(self) -> None:
+        """Refuse data in memory where workers run on other machines.
+
+        Raises:
+            RunRefused: naming the field.
+        """
+        for field, found in (("spec.dataset", self.train), ("spec.evaluation", self.evaluation)):
+            if found is not None:
+                raise RunRefused(
+                    field,
+                    "the data is in this process's memory, and this process has joined a Ray cluster whose workers may "
+                    "run on other machines, to which Ray would send every record in the clear; pass a URI or path that "
+                    "each node can read, or train in a process that has not joined the cluster",
+                )
 
 
 @dataclass(frozen=True)

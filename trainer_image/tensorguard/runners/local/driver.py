@@ -7,6 +7,9 @@ The run's folder holds what must survive the process: the ledger, the run log, t
 the run's private folder (`private_folder`), and is deleted when no resume can need it. Only the workers charge the
 ledger, so a failure before they start costs nothing and leaves no ledger behind.
 
+Where the process has joined a Ray cluster of several machines, the workers read the data themselves and find the key
+in a file of their node (`runners.nodes`); the rest is the same.
+
 The work runs on a background thread (`run_in_background`). In a cluster the operator does the first half of this, and
 `runners.pod.attempt` does the rest.
 """
@@ -14,11 +17,12 @@ The work runs on a background thread (`run_in_background`). In a cluster the ope
 from __future__ import annotations
 
 import math
+import secrets
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,9 +44,11 @@ from tensorguard.runners.local.earlier_run import (
     uid_of_manifest,
 )
 from tensorguard.runners.local.private_folder import PrivateFolder
-from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank
+from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank, run_node_rank
 from tensorguard.runners.local.status import exit_code_of, fold_status
-from tensorguard.runners.nodes.cluster import ADDRESS_VARIABLE, NEW_CLUSTER, has_other_nodes, joined_cluster
+from tensorguard.runners.nodes.checks import check_nodes
+from tensorguard.runners.nodes.cluster import call_on_nodes, has_other_nodes, joined_cluster, nodes_with
+from tensorguard.runners.nodes.node_files import SALT_FILE, NodeFiles, remove_scratch
 from tensorguard.runners.preflight import (
     RunRefused,
     check_evaluation_is_public,
@@ -105,19 +111,16 @@ def run(
         RunRefused: the run cannot start as requested; nothing was changed or spent.
     """
     completed, plan = resolve_job(with_absolute_paths(job, base_dir))
-    if data is None:
+    data = data or InMemoryData()
+    if data.train is None and data.evaluation is None:
         check_evaluation_is_public(completed)
     with joined_cluster(address):
         check_local_resources(completed)
-        if has_other_nodes():
-            raise RunRefused(
-                "",
-                "the Ray cluster that this process has joined may run workers on other machines, which do not have the "
-                "files of this one; train on this machine alone, in a process that has joined no Ray cluster, with "
-                f"--address {NEW_CLUSTER} or without {ADDRESS_VARIABLE}",
-            )
+        on_nodes = has_other_nodes()
+        if on_nodes:
+            data.refuse_on_nodes()
         with _locked(output_dir):
-            one = _Run(completed, plan, output_dir, data or InMemoryData(), stop, timeout)
+            one = _Run(completed, plan, output_dir, data, stop, timeout, on_nodes)
             one.admit(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
@@ -140,9 +143,13 @@ class _Run:
     data: InMemoryData
     stop: StopSignal
     timeout: float | None
+    on_nodes: bool = False
+    """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
     attempt: int = 1
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
+    _salt: str = field(init=False, default_factory=lambda: secrets.token_hex(16))
+    _key_digest: str = ""
     _private: PrivateFolder = field(init=False)
     _log: RunLog = field(init=False)
     _records_of_call: RunLogReader = field(init=False)
@@ -172,11 +179,14 @@ class _Run:
                 f"{store.uri(others[0])} is another run's checkpoint, which this run could overwrite; "
                 "choose another location, or move that checkpoint away",
             )
+        if self.on_nodes:
+            self._check_nodes()
         uid = earlier.spec.job_uid if earlier else str(uuid.uuid4())
         self.ledger_spec = ledger_spec(self.job, self.plan, uid)
         if earlier is not None:
             check_same_values(self.directory, earlier, self.ledger_spec)
-            self._private.check_key(uid)
+            if not self.on_nodes:
+                self._private.check_key(uid)
             self._private.open()
             self.attempt = earlier.attempt + 1
         else:
@@ -185,7 +195,8 @@ class _Run:
             for leftover in (LEDGER, RUN_LOG):
                 (self.directory / leftover).unlink(missing_ok=True)
             self._private.open()
-            self._private.create_key(uid)
+            if not self.on_nodes:
+                self._private.create_key(uid)
         metadata = self.job.metadata.model_copy(update={"uid": uid})
         self.job = self.job.model_copy(update={"metadata": metadata})
         (self.directory / MANIFEST).unlink(missing_ok=True)
@@ -204,13 +215,17 @@ class _Run:
             cpus = math.ceil(self.job.spec.cluster.workers * cpus_per_worker(self.job))
             gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
             with local_ray(self.directory, cpus=cpus, gpus=gpus):
-                config = self._prepare(work)
+                config = self._node_files() if self.on_nodes else self._prepare(work)
                 if self._stopped():
                     return
                 self._open_ledger()
                 self._log_stage("Starting the workers")
-                group = WorkerGroup.of(self.job, timeout=self.timeout)
-                run_workers(run_local_rank, config.pack(), group, work / RAY_TRAIN_FOLDER)
+                run_workers(
+                    run_node_rank if self.on_nodes else run_local_rank,
+                    config.pack(),
+                    WorkerGroup.of(self.job, timeout=self.timeout),
+                    work / RAY_TRAIN_FOLDER,
+                )
             self.ended = self._logged_end() or self._log_end(
                 Reason.WORKER_LOST, "the workers ended without logging a reason; see their log"
             )
@@ -220,6 +235,10 @@ class _Run:
             self.ended = self._logged_end() or self._log_end(*describe_error(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
+            if self.on_nodes:
+                (self.directory / SALT_FILE).unlink(missing_ok=True)
+                with suppress(Exception):  # the cluster may have ended
+                    call_on_nodes(nodes_with({}), remove_scratch, self.job.metadata.uid)
 
     def result(self) -> RunResult:
         """The job with its status, folded from the ledger and the run log. Deletes the key of a run that is over."""
@@ -246,6 +265,27 @@ class _Run:
         assert self.ledger_spec is not None
         if not (self.directory / LEDGER).exists():
             FileLedger.create(self.directory, self.ledger_spec)
+
+    def _check_nodes(self) -> None:
+        """Check that the workers on other machines share the run's folders, and have the same job key."""
+        self._private.open()
+        checkpoints = self.job.spec.checkpoint.uri.removeprefix("file://")
+        folders = [self.directory, self._private.path, *([] if "://" in checkpoints else [Path(checkpoints)])]
+        nodes = nodes_with(WorkerGroup.of(self.job).resources)
+        self._key_digest = check_nodes(nodes, folders, self._salt)
+
+    def _node_files(self) -> NodeFiles:
+        """The parameters of the workers on other machines. Nothing in them is secret."""
+        (self.directory / SALT_FILE).unlink(missing_ok=True)
+        write_owner_only(self.directory / SALT_FILE, self._salt.encode())
+        return NodeFiles(
+            text=dump_manifest(self.job, format="json"),
+            attempt=self.attempt,
+            run_directory=str(self.directory.absolute()),
+            private_directory=str(self._private.path),
+            salt=self._salt,
+            key_digest=self._key_digest,
+        )
 
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""

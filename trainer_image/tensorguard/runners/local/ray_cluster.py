@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensafe_api.reasons import Reason
+from tensorguard.runners.nodes.node_files import NodeFiles
 from tensorguard.runners.worker_group import configure_ray
 from tensorguard.training.config import WorkerConfig
 
@@ -112,3 +113,15 @@ def run_local_rank(values: dict[str, Any]) -> None:
 
     device = get_device()
     train(WorkerConfig.unpack(values), ProcessGroupChannel(device), device)
+
+
+def run_node_rank(values: dict[str, Any]) -> None:
+    """The function of each worker on a cluster of several machines. `values` are those of `NodeFiles.pack`."""
+    from ray.train.collective import barrier
+    from ray.train.torch import get_device
+
+    from tensorguard.aggregation.channel import ProcessGroupChannel
+    from tensorguard.runners.nodes.rank import train_on_node
+
+    device = get_device()
+    train_on_node(NodeFiles.unpack(values), ProcessGroupChannel(device), device, barrier)

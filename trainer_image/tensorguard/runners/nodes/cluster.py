@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +102,7 @@ def nodes_with(resources: dict[str, float]) -> list[Node]:
     ]
 
 
-def call_on_nodes(nodes: list[Node], task: Callable[..., Any], *arguments: Any) -> list[Any]:
+def call_on_nodes(nodes: Sequence[Node], task: Callable[..., Any], *arguments: Any) -> list[Any]:
     """The result of `task` on each of the nodes, in order; an exception where one raised or did not answer."""
     import ray
     from ray.exceptions import RayError

@@ -22,6 +22,7 @@ from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.backends import LedgerLocation
+from tensorguard.runners.run_folder import WORK_FOLDER
 from tensorguard.storage import PVC_SCHEME
 
 ROOT_VARIABLE = "TENSAFE_ROOT"
@@ -72,6 +73,16 @@ class PodFiles:
         It belongs to the pod and ends with it, so nothing in it is published.
         """
         return self.root / "var/run/tensafe"
+
+    @property
+    def private(self) -> Path:
+        """The run's private folder."""
+        return self.run
+
+    @property
+    def work(self) -> Path:
+        """The folder of the rank's shard."""
+        return self.run / WORK_FOLDER
 
     @property
     def output(self) -> Path:

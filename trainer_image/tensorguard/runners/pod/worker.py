@@ -15,28 +15,64 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
+from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.recipe import Recipe
+from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_of
 from tensorguard.models.tokenizer import load_tokenizer
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_worker
-from tensorguard.runners.run_folder import WORK_FOLDER, hold_run_lock
+from tensorguard.runners.run_folder import hold_run_lock
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
-from tensorguard.training.run_log import Ended, RunLog
+from tensorguard.training.run_log import Ended, Listener, RunLog
 from tensorguard.training.worker import train
+
+
+class RankFiles(Protocol):
+    """What a rank is given before it trains: `PodFiles` in a pod, `NodeFiles` on a node of another Ray cluster."""
+
+    @property
+    def run(self) -> Path:
+        """The run's folder: run log and stop flag."""
+
+    @property
+    def private(self) -> Path:
+        """The folder of tracebacks and private metrics."""
+
+    @property
+    def work(self) -> Path:
+        """The folder of the rank's shard, on its own disk."""
+
+    @property
+    def key_file(self) -> Path:
+        """The file of the job key."""
+
+    @property
+    def mounts(self) -> Path | None:
+        """The folder in which PVCs are mounted, if any are."""
+
+    def job(self) -> TenSafeTrainingJob:
+        """The completed job."""
+
+    def ledger_location(self) -> tuple[LedgerLocation | None, int]:
+        """Where the ledger is (None: in the run's folder), and the number of the attempt."""
+
+    def key(self) -> bytes:
+        """The job key, after a check that it is that of the job."""
+
 
 Barrier = Callable[[], None]
 """Returns once all ranks have called it, without a time limit."""
@@ -64,17 +100,25 @@ def train_in_pod(files: PodFiles, channel: Channel, device: torch.device, barrie
         try:
             config = configure(files, channel, barrier)
         except AttemptFailed as failure:
-            if failure.__cause__ is not None:
-                append_traceback(files.run / TRACEBACKS.format(process=f"rank{channel.rank}"), 0)
-            if channel.rank == 0:
-                ended = Ended(time.time(), 0, failure.reason.value, str(failure))
-                run_log = RunLog(files.run / RUN_LOG)
-                run_log.write(ended)
-                run_log.close()
-                log.write_record(ended)
+            record_failed_start(files, channel.rank, 0, failure, log.write_record)
             return
         hold_run_lock(files.run)  # until Ray Train has received the result of this rank, and ends the process
         train(config, channel, device, log.write_record)
+
+
+def record_failed_start(
+    files: RankFiles, rank: int, attempt: int, failure: AttemptFailed, listener: Listener | None = None
+) -> None:
+    """Write the traceback of an attempt that could not start, and on rank 0 its end to the run log and `listener`."""
+    if failure.__cause__ is not None:
+        append_traceback(files.private / TRACEBACKS.format(process=f"rank{rank}"), attempt)
+    if rank == 0:
+        ended = Ended(time.time(), attempt, failure.reason.value, str(failure))
+        run_log = RunLog(files.run / RUN_LOG)
+        run_log.write(ended)
+        run_log.close()
+        if listener is not None:
+            listener(ended)
 
 
 @contextmanager
@@ -93,7 +137,7 @@ def _pod_log(files: PodFiles, rank: int) -> Iterator[PodLog]:
         log.close()
 
 
-def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConfig:
+def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerConfig:
     """Prepare this rank's data, and return the parameters of its worker. Every rank calls this.
 
     Raises:
@@ -114,14 +158,14 @@ def configure(files: PodFiles, channel: Channel, barrier: Barrier) -> WorkerConf
         job_uid=job.metadata.uid or "",
         attempt=attempt,
         run_directory=str(files.run),
-        private_directory=str(files.run),
+        private_directory=str(files.private),
         key_file=str(files.key_file),
         shards=prepared.shards(channel),
         evaluation=str(prepared.evaluation) if prepared.evaluation else None,
         dataset_digest=shard.digest,
         threads=max(1, int(cpus_per_worker(job))),
         ledger_location=location,
-        mounts=str(files.mounts),
+        mounts=str(files.mounts) if files.mounts else None,
     )
 
 
@@ -135,7 +179,7 @@ class _Prepared:
         return tuple(str(self.shard.shard) if rank == channel.rank else "" for rank in range(channel.size))
 
 
-def _prepare_together(files: PodFiles, channel: Channel, barrier: Barrier) -> _Prepared:
+def _prepare_together(files: RankFiles, channel: Channel, barrier: Barrier) -> _Prepared:
     """Call `_prepare`, and wait until it has returned or raised on every rank."""
     try:
         return _prepare(files, channel)
@@ -143,10 +187,10 @@ def _prepare_together(files: PodFiles, channel: Channel, barrier: Barrier) -> _P
         barrier()
 
 
-def _prepare(files: PodFiles, channel: Channel) -> _Prepared:
+def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
     job, key = files.job(), files.key()
     files.ledger_location()  # checked before the data is read
-    spec, directory = job.spec, files.run / WORK_FOLDER
+    spec, directory = job.spec, files.work
     check_evaluation_is_public(job)
     if channel.rank == 0:
         CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may happen during an outage
