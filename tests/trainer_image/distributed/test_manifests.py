@@ -294,7 +294,7 @@ def test_words_and_tags_are_a_task_of_their_own(config: Make) -> None:
             "train_dataset: is a DataLoader, which makes batches of its own: pass its",
         ),
         ({"train": RECORDS}, "not dict; if it is a dict of splits, pass one of them"),
-        ("notes.jsonl", "not str"),
+        ("notes.jsonl", "columns: missing, and train_dataset is notes.jsonl"),
         (Endless(), "train_dataset (Endless) does not list its columns"),
     ],
     ids=[
@@ -349,3 +349,17 @@ def test_run_folder_follows_from_the_checkpoint_dir(
     assert run_folder(config(checkpoint_dir="models")) == tmp_path / "models" / "run"
     assert run_folder(config(checkpoint_dir="s3://models/a")) == tmp_path / "tensafe-runs" / "tiny-bert-v2"
     assert run_folder(config(checkpoint_dir="s3://models/a", output_dir="here")) == tmp_path / "here"
+
+
+def test_data_of_a_uri_need_columns_and_a_bound(config: Make, tmp_path: Path) -> None:
+    columns = {"text": "note", "label": "department"}
+    job = build_job(config(columns=columns), "s3://clinic/notes/", evaluates=True, eval_uri="s3://clinic/public/")
+    assert job.spec.dataset.uri == "s3://clinic/notes/"
+    assert job.spec.evaluation is not None
+    assert job.spec.evaluation.uri == "s3://clinic/public/"
+    job = build_job(config(columns=columns), tmp_path / "notes.jsonl", evaluates=False)
+    assert job.spec.dataset.uri == str(tmp_path / "notes.jsonl")
+    with pytest.raises(ConfigurationError, match="columns: missing, and train_dataset is s3://clinic/notes/"):
+        build_job(config(), "s3://clinic/notes/", evaluates=False)
+    with pytest.raises(ConfigurationError, match="unit_at_least: missing, and train_dataset is s3://clinic/notes/"):
+        build_job(config(columns=columns, unit_at_least=None), "s3://clinic/notes/", evaluates=False)

@@ -1,12 +1,14 @@
-"""The column names and the length of a data set in memory.
+"""The column names and the length of a data set in memory, or its URI if it is not.
 
 In comes whatever `tensorguard.data.read.from_memory` takes: a Ray, Hugging Face or torch data set, a pandas DataFrame,
-or a list. Only the names of the columns are read, never a value. `_manifests` uses the results.
+or a list; or the URI of files, which only the workers read. Only the names of the columns are read, never a value.
+`_manifests` uses the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from tensafe_api.tasks import TASKS, shapes_by_size
@@ -18,18 +20,31 @@ def check_kind(dataset: Any, where: str) -> None:
     """Refuse what looks like a data set and is none. `where`: the argument of `fit`.
 
     Raises:
-        ConfigurationError: `dataset` is a path, a dict of splits, or a DataLoader.
+        ConfigurationError: `dataset` is a dict of splits, or a DataLoader.
     """
     if is_data_loader(dataset):
         raise ConfigurationError(
             f"{where}: is a DataLoader, which makes batches of its own: pass its data set, because each step draws a "
             "random batch"
         )
-    if isinstance(dataset, str | bytes | Mapping):
+    if isinstance(dataset, bytes | Mapping):
         raise ConfigurationError(
-            f"{where}: must be {MEMORY_KINDS}, not {type(dataset).__name__}; if it is a dict of splits, "
+            f"{where}: must be {MEMORY_KINDS}, or a URI, not {type(dataset).__name__}; if it is a dict of splits, "
             "pass one of them"
         )
+
+
+def uri_of(dataset: Any) -> str | None:
+    """The URI or absolute path of a data set that is not in memory; None for one that is."""
+    if not isinstance(dataset, str | PurePath):
+        return None
+    place = str(dataset)
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def in_memory(dataset: Any) -> Any:
+    """`dataset`, or None if it is not in memory, but a URI or path."""
+    return None if uri_of(dataset) else dataset
 
 
 def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
@@ -40,6 +55,11 @@ def columns_of(dataset: Any, task: str | None) -> dict[str, str]:
     Raises:
         ConfigurationError: if no columns have these names.
     """
+    if uri_of(dataset):
+        raise ConfigurationError(
+            f"columns: missing, and train_dataset is {dataset}, which only the workers read: write the role of each "
+            "column, such as columns={'text': 'note', 'label': 'department'}"
+        )
     names = _names(dataset)
     contract = TASKS.get(task or "")
     for shape in shapes_by_size():
@@ -57,6 +77,11 @@ def length_of(dataset: Any) -> int:
     Raises:
         ConfigurationError: if the data set does not know it.
     """
+    if uri_of(dataset):
+        raise ConfigurationError(
+            f"unit_at_least: missing, and train_dataset is {dataset}, which only the workers read: write a public "
+            "lower bound of the number of its records"
+        )
     if _is_ray(dataset):
         _silence_ray()
         return int(dataset.count())

@@ -17,7 +17,7 @@ from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_api.tasks import TASKS, tasks_for
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
-from tensorguard.distributed._datasets import check_kind, columns_of, length_of
+from tensorguard.distributed._datasets import check_kind, columns_of, length_of, uri_of
 from tensorguard.distributed._errors import ConfigurationError, with_python_names
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
 
@@ -27,8 +27,14 @@ FP16_LOSS_SCALE = "1024"
 _MAX_NAME = 40
 
 
-def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool) -> TenSafeTrainingJob:
-    """The job for `config` and `train_dataset`. evaluates: whether there is an evaluation set.
+def build_job(
+    config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: bool, eval_uri: str | None = None
+) -> TenSafeTrainingJob:
+    """The job for `config` and `train_dataset`.
+
+    Args:
+        evaluates: whether there is an evaluation set.
+        eval_uri: its URI, if it is not in memory.
 
     Raises:
         ConfigurationError: with one line for each fault.
@@ -40,7 +46,7 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
     unit = {"kind": "Example", "atLeast": at_least}
     if user := columns.pop("user", None):
         unit |= {"kind": "User", "column": user}
-    evaluation = {"uri": EVAL_URI, "visibility": "Public"} if evaluates else None
+    evaluation = {"uri": eval_uri or EVAL_URI, "visibility": "Public"} if evaluates else None
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -53,7 +59,7 @@ def build_job(config: TenSafeTrainingConfig, train_dataset: Any, *, evaluates: b
                 "labelNames": list(config.label_names),
             },
             "lora": _lora(config),
-            "dataset": {"uri": TRAIN_URI, "columns": columns, "unit": unit},
+            "dataset": {"uri": uri_of(train_dataset) or TRAIN_URI, "columns": columns, "unit": unit},
             "evaluation": evaluation,
             "training": _training(config),
             "privacy": _privacy(config),

@@ -22,7 +22,7 @@ from tensafe_api.tasks import METRICS
 from tensorguard.distributed._audit import AuditLog
 from tensorguard.distributed._callbacks import TenSafeCallback
 from tensorguard.distributed._config import INTERNAL, TenSafeTrainingConfig
-from tensorguard.distributed._datasets import check_kind
+from tensorguard.distributed._datasets import check_kind, in_memory, uri_of
 from tensorguard.distributed._dispatch import CallbackDispatcher
 from tensorguard.distributed._errors import (
     ConfigurationError,
@@ -101,7 +101,8 @@ class TenSafeTrainer:
 
         Args:
             train_dataset: the private data: a Ray, Hugging Face or torch data set, a pandas DataFrame, or a list. Its
-                records are dicts, or tuples whose positions `columns` names.
+                records are dicts, or tuples whose positions `columns` names. Or the path or URI of files, as in a
+                manifest; then `columns` and `unit_at_least` must be set.
             eval_dataset: a *public* data set with the same columns. What is measured on it is shown, and costs no ε.
                 That it is public is your word. A set is refused if most of its records are in train_dataset.
             resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, or its newest
@@ -121,7 +122,8 @@ class TenSafeTrainer:
                 "pass a public data set, or leave eval_dataset out"
             )
         check_kind(eval_dataset, "eval_dataset")
-        job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None)
+        eval_uri = uri_of(eval_dataset)
+        job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None, eval_uri=eval_uri)
         output_dir = run_folder(self.config)
         if resume_from_checkpoint is not None:
             check_resumes(job, output_dir, str(resume_from_checkpoint))
@@ -154,7 +156,7 @@ class TenSafeTrainer:
                     resume=resume_from_checkpoint is not None,
                     listener=listen,
                     stop=self._stop,
-                    data=InMemoryData(train=train_dataset, evaluation=eval_dataset),
+                    data=InMemoryData(in_memory(train_dataset), in_memory(eval_dataset)),
                     timeout=self.config.ray_timeout,
                     admitted=dispatcher.begin,
                 ).job

@@ -14,10 +14,13 @@ from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.runners.local import driver
-from tensorguard.runners.preflight import changed_fields, cpus_per_worker
+from tensorguard.runners.local.data_preparation import InMemoryData
+from tensorguard.runners.nodes.cluster import Node
+from tensorguard.runners.preflight import RunRefused, changed_fields, cpus_per_worker
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
 from tensorguard.training.config import RUN_LOG
+from tensorguard.training.stop_signal import StopSignal
 
 
 def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
@@ -156,10 +159,42 @@ def test_changed_fields_names_each_leaf() -> None:
     ]
 
 
-def test_cluster_with_other_machines_is_refused_before_anything_is_spent(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (InMemoryData(train=[{"text": "w1", "label": 1}]), "spec.dataset"),
+        (InMemoryData(evaluation=[]), "spec.evaluation"),
+    ],
+    ids=["training data", "evaluation data"],
+)
+def test_data_in_memory_is_refused_where_workers_run_on_other_machines(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, data: InMemoryData, named: str
 ) -> None:
     monkeypatch.setattr(driver, "has_other_nodes", lambda: True)
-    assert "may run workers on other machines" in str(refusal(folder))
+    job = load_manifest(MANIFEST.replace("MODEL", str(folder.base / "model")).replace("CHECKPOINTS", "checkpoints"))
+    with pytest.raises(RunRefused, match="pass a URI or path that each node can read") as refused:
+        driver.run(
+            job,
+            output_dir=folder.output,
+            base_dir=folder.base,
+            resume=False,
+            listener=folder.records.append,
+            stop=StopSignal(),
+            data=data,
+        )
+    assert refused.value.path == named
+    assert not folder.output.exists()
+
+
+def test_nodes_that_fail_the_check_are_refused_before_a_key_or_a_ledger_exists(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nodes_with(resources: dict[str, float]) -> list[Node]:
+        assert resources == {"CPU": 1.0}
+        return []
+
+    monkeypatch.setattr(driver, "has_other_nodes", lambda: True)
+    monkeypatch.setattr(driver, "nodes_with", nodes_with)
+    assert refusal(folder).path == "spec.cluster.worker"
     assert not (folder.output / LEDGER).exists()
-    assert not folder.private.exists()
+    assert not list(folder.private.glob("*.key"))

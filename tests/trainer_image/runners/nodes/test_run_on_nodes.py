@@ -152,7 +152,7 @@ def test_run_survives_a_killed_worker_and_ctrl_c_and_is_resumed_to_its_end(site:
     command = site.run(output)
     wait_for_steps_after_starts(1, command)
     assert sorted(path.stat().st_mode & 0o777 for folder in site.folders for path in shards_of(folder)) == [0o700] * 2
-    os.kill(int(FileLedger(output).read().holder.rpartition("/")[2]), signal.SIGKILL)
+    os.kill(int(FileLedger(output).read().charges[-1].holder.rpartition("/")[2]), signal.SIGKILL)
     wait_for_steps_after_starts(2, command)
     os.killpg(command.pid, signal.SIGINT)
     _, err = command.communicate(timeout=TIMEOUT_SECONDS)
