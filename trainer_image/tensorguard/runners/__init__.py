@@ -1,6 +1,7 @@
 """Runs the workers of an attempt under Ray: on one machine (`local`), or in the pods of a cluster (`pod`).
 
-Both use the modules of this folder, and neither imports the other:
+`local` also runs them on the nodes of a Ray cluster that the user has started: there each rank (`nodes`) prepares its
+data with the code of a pod. All of them use the modules of this folder:
 
 - `preflight` checks a job and its machine before a run starts.
 - `run_folder` names the entries of the run's folder, and locks it.
