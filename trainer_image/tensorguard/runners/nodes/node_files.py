@@ -171,7 +171,7 @@ def scratch_folder(job_uid: str, rank: int) -> Iterator[Path]:
 
 
 def remove_scratch(name: str) -> None:
-    """Remove what killed ranks of a run left on this node; `name` is the job's UID, and may go on with the rank."""
+    """Remove what killed ranks of a run left on this node; `name` is the job's UID, or the UID and a rank."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_scratch_prefix(name)}-*"):
         shutil.rmtree(folder, ignore_errors=True)
 
