@@ -259,7 +259,7 @@ CLAIMS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "the statement takes a public evaluation set for a fact",
-        (Edit(API + "statement.py", "*_on_evaluation(inputs.evaluation), ", ""),),
+        (Edit(API + "statement.py", "            *_on_evaluation(inputs.evaluation),\n", ""),),
         ("tests/api/test_statement.py::test_publicness_of_the_evaluation_set_is_stated_as_the_word_of_the_author",),
     ),
 )
