@@ -133,7 +133,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         tmp_path_factory.mktemp("wiring") / "run",
         f"spec.cluster.workers={WORKERS}",
         "spec.cluster.worker.cpus=100m",
-        "spec.aggregation.colludingWorkers=1",
         f"spec.training.steps={STEPS}",
         f"spec.checkpoint.everySteps={STEPS}",
         "spec.training.expectedBatchSize=100",
@@ -174,9 +173,9 @@ def test_clipped_sum_of_a_draw_is_one_clip_norm_of_the_ledgers_grid_for_each_uni
 
 
 def test_every_rank_adds_the_share_of_noise_of_the_ledger(run: Run) -> None:
-    """σ_w = σ·S/√(N−t), drawn by a sampler whose distance from the discrete Gaussian is known."""
+    """σ_w = σ·S/√N, drawn by a sampler whose distance from the discrete Gaussian is known."""
     mechanism = run.mechanism
-    sigma = float(mechanism.noise_multiplier) * mechanism.grid / math.sqrt(WORKERS - 1)
+    sigma = float(mechanism.noise_multiplier) * mechanism.grid / math.sqrt(WORKERS)
     for rank in run.ranks:
         assert type(rank.step.noise) is DiscreteGaussian
         assert rank.step.noise.total_variation <= MAX_TOTAL_VARIATION
