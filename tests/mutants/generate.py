@@ -53,7 +53,13 @@ TESTS = (
     "tests/trainer_image/privacy",
     "tests/trainer_image/training",
 )
-BESIDE = ("docs/extending.md", "e2e", "tests/conftest.py", "tests/trainer_image/conftest.py")
+BESIDE = (
+    "docs/extending.md",
+    "e2e",
+    "tests/conftest.py",
+    "tests/api/conftest.py",
+    "tests/trainer_image/conftest.py",
+)
 """What the tests read or import besides the packages: copied, and not mutated."""
 
 _CONFIGURATION = """\

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from generate import MUTATED, PACKAGES, TESTS, prepare
+from generate import BESIDE, MUTATED, PACKAGES, TESTS, prepare
 from survivors import Equivalent, Survivor, equivalents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +66,11 @@ def test_mutated_modules_and_their_tests_exist() -> None:
         package, _, rest = pattern.partition("/")
         assert list(PACKAGES[package].glob(rest)), pattern
     assert all((ROOT / test).exists() for test in TESTS)
+
+
+def test_copy_has_the_fixtures_of_every_test() -> None:
+    needed = {parent / "conftest.py" for test in TESTS for parent in Path(test).parents}
+    assert {str(path) for path in needed if (ROOT / path).exists()} <= set(BESIDE)
 
 
 def functions_of(module: str) -> dict[str, str]:
