@@ -9,6 +9,8 @@ _FOLD = TRAINER + "ledger/fold.py"
 _MASKS = TRAINER + "aggregation/masks.py"
 _NEIGHBOURS = TRAINER + "aggregation/neighbours.py"
 _FILE = TRAINER + "ledger/file.py"
+_NODES = TRAINER + "runners/nodes/"
+_NODE_TESTS = "tests/trainer_image/runners/nodes/"
 _KEY_TESTS = "tests/trainer_image/runners/local/test_job_key.py::"
 
 PROTOCOL: tuple[Mutation, ...] = (
@@ -258,5 +260,25 @@ PROTOCOL: tuple[Mutation, ...] = (
             ),
         ),
         (TRAINING_TESTS + "test_job_variants.py::test_private_evaluation_sends_no_sum_in_the_clear",),
+    ),
+    Mutation(
+        "a node may have a copy of the run's folder, with a ledger of its own",
+        (Edit(_NODES + "checks.py", "return path.read_text() == content", "return True"),),
+        (_NODE_TESTS + "test_checks.py::test_node_with_a_copy_of_the_folder_is_refused",),
+    ),
+    Mutation(
+        "a rank trusts the folder of its node",
+        (Edit(_NODES + "node_files.py", "(self.run / SALT_FILE).read_text() == self.salt", "True"),),
+        (_NODE_TESTS + "test_node_files.py::test_folder_of_another_attempt_is_refused",),
+    ),
+    Mutation(
+        "the keys of nodes are not compared",
+        (Edit(_NODES + "checks.py", "if answer.key_digest != first:", "if not answer.key_digest:"),),
+        (_NODE_TESTS + "test_checks.py::test_node_with_another_key_is_refused",),
+    ),
+    Mutation(
+        "the lock of the run need not be seen by nodes",
+        (Edit(_NODES + "checks.py", "if not answer.sees_lock:", "if False:"),),
+        (_NODE_TESTS + "test_checks.py::test_node_that_does_not_see_the_lock_is_refused",),
     ),
 )

@@ -132,9 +132,9 @@ class FakeRunner:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def run(
-        self, job: TenSafeTrainingJob, *, output_dir: Path, base_dir: Path, resume: bool, listener: Any, stop: Any
+        self, job: TenSafeTrainingJob, *, output_dir: Path, base_dir: Path, listener: Any, stop: Any, **others: Any
     ) -> Any:
-        self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "resume": resume, "stop": stop})
+        self.calls.append({"job": job, "output_dir": output_dir, "base_dir": base_dir, "stop": stop, **others})
         if self.refusal:
             raise RunRefused(*self.refusal)
         completed, plan = resolve_job(job)

@@ -151,6 +151,17 @@ def test_run_returns_the_exit_code_of_the_phase_and_prints_only_the_job(
         assert "PeftModel" in shown.err
 
 
+def test_address_is_that_of_the_run_and_of_the_command_that_resumes_it(
+    runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner.phase, runner.exit_code = "Suspended", 130
+    output = str(tmp_path / "out")
+    assert call("run", write_manifest(), "--output-dir", output, "--address", "10.0.0.1:6379") == 130
+    assert runner.calls[-1]["address"] == "10.0.0.1:6379"
+    shown = "".join(capsys.readouterr().err.split())
+    assert f"job.yaml--address10.0.0.1:6379--output-dir{output}--resume" in shown
+
+
 def test_summary_is_printed_after_the_job(
     runner: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,13 +114,13 @@ def _run(arguments: argparse.Namespace) -> int:
                     signals=signals,
                 )
         except KeyboardInterrupt:
-            summary.print_aborted(output_dir)
+            summary.print_aborted(output_dir, arguments.address)
             return INTERRUPTED
         picture = report.write_report(output_dir, loaded.plan, result.job)
         try:
             print(dump_manifest(result.job, arguments.output), end="", flush=True)
         finally:  # last, so that on a terminal the printed job does not scroll the summary away
-            summary.print_summary(result.job, loaded.plan, output_dir, picture)
+            summary.print_summary(result.job, loaded.plan, output_dir, picture, arguments.address)
         return result.exit_code
 
 

@@ -30,13 +30,17 @@ _STYLES = {
 _RESUME = "Resume from the last checkpoint"
 
 
-def resume_command(output_dir: Path) -> str:
+def resume_command(output_dir: Path, address: str | None = None) -> str:
     """The command that resumes the run in `output_dir`; it works in any working directory."""
-    return shlex.join(["tensafe", "run", str(output_dir / "job.yaml"), "--output-dir", str(output_dir), "--resume"])
+    joined = ["--address", address] if address else []
+    command = ["tensafe", "run", str(output_dir / "job.yaml"), *joined]
+    return shlex.join([*command, "--output-dir", str(output_dir), "--resume"])
 
 
-def print_summary(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None) -> None:
-    """Print how the run of `job` ended. picture: the report, if one was drawn."""
+def print_summary(
+    job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None, address: str | None = None
+) -> None:
+    """Print how the run of `job` ended. picture: the report, if drawn; address: of the Ray cluster, if given."""
     console = Console(stderr=True, highlight=False)
     status = job.status or Status()
     phase = Phase(status.phase or Phase.FAILED)
@@ -57,17 +61,17 @@ def print_summary(job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture
         _line(console, "Nothing was spent", "bold", ": fix the fault above, and run the command again")
     elif not phase.final or phase is Phase.FAILED:
         heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
-        _print_resume(console, output_dir, heading)
+        _print_resume(console, output_dir, heading, address)
     _line(console)
     for name, place in _places(job, status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
 
 
-def print_aborted(output_dir: Path) -> None:
+def print_aborted(output_dir: Path, address: str | None = None) -> None:
     """Print that a second Ctrl-C aborted the run."""
     console = Console(stderr=True, highlight=False)
     _line(console, "aborted", "bold red", ": no further checkpoint was saved; charged steps stay charged")
-    _print_resume(console, output_dir, _RESUME)
+    _print_resume(console, output_dir, _RESUME, address)
 
 
 def _summary(status: Status, plan: Plan) -> str:
@@ -85,13 +89,13 @@ def _summary(status: Status, plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def _print_resume(console: Console, output_dir: Path, heading: str) -> None:
+def _print_resume(console: Console, output_dir: Path, heading: str, address: str | None) -> None:
     if not (output_dir / "job.yaml").exists():
         return
     _line(console)
     _line(console, f"{heading}:", "bold")
     _line(console)
-    _line(console, f"    {resume_command(output_dir)}", "cyan")
+    _line(console, f"    {resume_command(output_dir, address)}", "cyan")
 
 
 def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
