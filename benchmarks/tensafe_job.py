@@ -66,6 +66,7 @@ def make(directory: Path, examples: corpora.Examples, *overrides: str) -> tuple[
         job=dump_manifest(job, format="json"),
         job_uid="benchmark",
         attempt=1,
+        place="OneMachine",
         run_directory=str(directory),
         private_directory=str(private.path),
         key_file=str(private.key_file("benchmark")),

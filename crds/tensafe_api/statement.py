@@ -17,8 +17,8 @@ from typing import Any, Literal
 from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
-Place = Literal["OneMachine", "Pods"]
-"""Where the workers of a job run: all on one machine, or each in its own pod."""
+Place = Literal["OneMachine", "Nodes", "Pods"]
+"""Where the workers of a job run: all on one machine, on nodes of a Ray cluster, or each in its own pod."""
 SCHEMA = "tensafe.io/statement/v1alpha1"
 STATEMENT_FILE = "statement.json"
 """Name of the statement in the directory of a checkpoint."""
@@ -42,15 +42,23 @@ _ASSUMED = (
     "Readers of the adapter, the status, the ledger and this statement: nothing is assumed about them.",
     "The object store: it may read everything that is written to it. A change of what it stores is detected.",
 )
+_NOT_AGAINST_WORKERS = (
+    "Every worker can read the whole data set, and trains on its own shard of it. So the claim holds against readers "
+    "who are not workers, and hides no record from a worker."
+)
 _ASSUMED_OF_WORKERS: dict[Place, tuple[str, ...]] = {
     "OneMachine": (
         "Workers, driver and Ray: they run this code, as processes on one machine. The owner of the machine can read "
         "the data set and everything that the processes hold. Masks do not protect against the owner. They run all the "
         "same, so that the code that is tested is the code that is used.",
     ),
+    "Nodes": (
+        f"Workers: they run this code, on the nodes of a Ray cluster. {_NOT_AGAINST_WORKERS}",
+        "The Ray head, the driver and the storage that the nodes share: honest but curious. A party that can run code "
+        "on a node can read everything that its workers hold.",
+    ),
     "Pods": (
-        "Workers: they run this code, each in its own pod. Every worker can read the whole data set, and trains on its "
-        "own shard of it. So the claim holds against readers who are not workers, and hides no record from a worker.",
+        f"Workers: they run this code, each in its own pod. {_NOT_AGAINST_WORKERS}",
         "The Ray head and driver: honest but curious. They hold no record and no key. A party that can run code on the "
         "workers can read everything that they hold.",
     ),

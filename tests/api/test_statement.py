@@ -146,7 +146,10 @@ def test_statement_on_workers_is_true_for_the_place_where_they_run() -> None:
     assert "The owner of the machine can read the data set" in local
     assert "Masks do not protect against the owner" in local
     assert "pod" not in local
-    for text in (pods, local):
+    nodes = " ".join(build_statement(replace(INPUTS, place="Nodes"))["assumed"])
+    assert "hides no record from a worker" in nodes and "the storage that the nodes share" in nodes
+    assert "pod" not in nodes and "one machine" not in nodes
+    for text in (pods, local, nodes):
         assert "sees its own shard" not in text
 
 

@@ -225,6 +225,7 @@ class Job:
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job_uid,
             attempt=self.attempt,
+            place="OneMachine",
             run_directory=str(self.directory),
             private_directory=str(self.private.path),
             key_file=str(self.private.key_file("tiny-uid")),

@@ -42,6 +42,8 @@ class WorkerConfig:
     """The manifest with all defaults filled in (`tensafe_api.resolve`), as JSON."""
     job_uid: str
     attempt: int
+    place: Place
+    """Where the workers run."""
     run_directory: str
     """The run's folder: it holds the ledger, the run log and the stop flag."""
     private_directory: str
@@ -71,11 +73,6 @@ class WorkerConfig:
 
     def parse_job(self) -> TenSafeTrainingJob:
         return TenSafeTrainingJob.model_validate(json.loads(self.job))
-
-    @property
-    def place(self) -> Place:
-        """Where the workers run."""
-        return "OneMachine" if self.ledger_location is None else "Pods"
 
     @property
     def directory(self) -> Path:

@@ -39,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
             job=dump_manifest(one.job, format="json"),
             job_uid=one.job.metadata.uid,
             attempt=one.attempt,
+            place="OneMachine",
             run_directory=str(one.directory),
             private_directory=str(one._private.path),
             key_file=str(one._key_file),

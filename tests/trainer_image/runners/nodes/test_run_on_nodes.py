@@ -165,6 +165,8 @@ def test_run_survives_a_killed_worker_and_ctrl_c_and_is_resumed_to_its_end(site:
     assert command.returncode == 0, err
     status = json.loads(out)["status"]
     assert (status["phase"], status["progress"]["step"]) == ("Succeeded", STEPS)
+    statement = json.loads(Path(status["finalModel"]["statementURI"].removeprefix("file://")).read_text())
+    assert any("on the nodes of a Ray cluster" in sentence for sentence in statement["assumed"])
     assert FileLedger(output).read().outcome == "Completed"
     assert status["privacy"]["stepsCharged"] >= ledger.steps_charged
     site.assert_nothing_private_is_left(site.shared)

@@ -295,6 +295,7 @@ class _Run:
             job=dump_manifest(self.job, format="json"),
             job_uid=self.job.metadata.uid or "",
             attempt=self.attempt,
+            place="OneMachine",
             run_directory=str(self.directory.absolute()),
             private_directory=str(self._private.path),
             key_file=str(self._key_file),

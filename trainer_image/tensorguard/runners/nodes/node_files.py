@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -81,6 +81,10 @@ class NodeFiles:
     @classmethod
     def unpack(cls, values: Mapping[str, Any]) -> NodeFiles:
         return cls(**values)
+
+    @property
+    def place(self) -> Literal["Nodes"]:
+        return "Nodes"
 
     @property
     def run(self) -> Path:

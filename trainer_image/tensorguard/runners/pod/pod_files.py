@@ -16,7 +16,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tensafe_api.manifest import ManifestError, load_manifest
 from tensafe_api.reasons import Reason
@@ -65,6 +65,10 @@ class PodFiles:
     def here(cls) -> PodFiles:
         """The files of the pod in which this process runs."""
         return cls(Path(os.environ.get(ROOT_VARIABLE) or "/"), os.environ.get(DIGEST_VARIABLE, ""))
+
+    @property
+    def place(self) -> Literal["Pods"]:
+        return "Pods"
 
     @property
     def run(self) -> Path:

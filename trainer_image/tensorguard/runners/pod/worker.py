@@ -22,6 +22,7 @@ import torch
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.statement import Place
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.partition import why_no_record_is_usable
@@ -43,6 +44,10 @@ from tensorguard.training.worker import train
 
 class RankFiles(Protocol):
     """What a rank is given before it trains: `PodFiles` in a pod, `NodeFiles` on a node of another Ray cluster."""
+
+    @property
+    def place(self) -> Place:
+        """Where the workers run."""
 
     @property
     def run(self) -> Path:
@@ -157,6 +162,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         job=dump_manifest(job, format="json"),
         job_uid=job.metadata.uid or "",
         attempt=attempt,
+        place=files.place,
         run_directory=str(files.run),
         private_directory=str(files.private),
         key_file=str(files.key_file),
