@@ -12,11 +12,12 @@ import torch
 
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import ledger_spec
-from tensorguard.ledger.contract import LedgerCorrupt
+from tensorguard.ledger.contract import LedgerCorrupt, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import RUN_LOG
-from tensorguard.training.run_log import steps_charged_in
+from tensorguard.training.rollback_check import read_checked
+from tensorguard.training.run_log import RunLog, Stepped, steps_charged_in
 from tensorguard.training.worker import Worker
 
 
@@ -39,6 +40,22 @@ def test_charges_removed_after_the_last_checkpoint_are_detected(halted: Job) -> 
     reason, message = attempt(halted)
     assert reason == "LedgerCorrupt"
     assert "restore the latest ledger" in message
+
+
+def test_a_ledger_can_be_read_while_its_job_charges_steps(halted: Job) -> None:
+    class Charging(FileLedger):
+        """A ledger whose job charges and logs one more step right after a read."""
+
+        def read(self) -> LedgerState:
+            state = super().read()
+            log = RunLog(halted.directory / RUN_LOG)
+            log.write(Stepped("2026-01-01T00:00:00Z", state.steps_charged + 1, state.steps_charged + 1))
+            log.close()
+            return state
+
+    assert read_checked(Charging(halted.directory), halted.directory / RUN_LOG) == halted.ledger()
+    with pytest.raises(LedgerCorrupt, match=r"has 6 charged steps, but .* records 7: entries were removed"):
+        read_checked(FileLedger(halted.directory), halted.directory / RUN_LOG)
 
 
 def test_ledger_of_another_plan_is_not_charged(alone: Job) -> None:

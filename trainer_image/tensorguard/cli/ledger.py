@@ -61,12 +61,10 @@ def _read(directory: Path) -> LedgerState:
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
     from tensorguard.training.config import RUN_LOG
-    from tensorguard.training.rollback_check import check_run_log
+    from tensorguard.training.rollback_check import read_checked
 
     try:
-        state = FileLedger(directory).read()
-        check_run_log(directory / RUN_LOG, state)
-        return state
+        return read_checked(FileLedger(directory), directory / RUN_LOG)
     except LedgerMissing as error:
         raise CommandError(f"tensafe ledger: {error}: pass the folder of a run (its --output-dir)", INVALID) from error
     except LedgerCorrupt as error:

@@ -17,7 +17,7 @@ from tensorguard.ledger.contract import Ledger, LedgerState
 from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
-from tensorguard.training.rollback_check import check_checkpoints, check_run_log
+from tensorguard.training.rollback_check import check_checkpoints, read_checked
 from tensorguard.training.setup import StepComponents
 
 _MESSAGE = struct.Struct(">QQ64s71s")
@@ -62,14 +62,14 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
         CheckpointError: a checkpoint cannot be read, or belongs to another job.
     """
     ledger.wait_until_free()
-    state = ledger.read()
+    # In a cluster the run log is the pod's own, so it does not cover earlier pods.
+    in_cluster = config.ledger_location is not None
+    state = ledger.read() if in_cluster else read_checked(ledger, config.directory / RUN_LOG)
     if state.spec != ledger_spec(components.job, components.plan, config.job_uid):
         raise AttemptFailed(
             Reason.CONFIGURATION_CHANGED,
             "the ledger was opened with another plan than this job has; resume with the job.yaml of that run",
         )
-    if config.ledger_location is None:  # in a cluster the run log is the pod's own, so it does not cover earlier pods
-        check_run_log(config.directory / RUN_LOG, state)
     check_checkpoints(components.store, ledger)
     newest = latest_checkpoint(components.store, state)
     step = newest.step if newest else 0

@@ -17,19 +17,26 @@ from tensorguard.training.run_log import steps_charged_in
 _RESTORE = "entries were removed or replaced; restore the latest ledger, since what was spent stays spent"
 
 
-def check_run_log(run_log: Path, ledger: LedgerState) -> None:
-    """Compare the charged steps of the ledger with those in the run log.
+def read_checked(ledger: Ledger, run_log: Path) -> LedgerState:
+    """Read the ledger, and compare its charged steps with those in the run log.
+
+    The run log is read first: a step is charged in the ledger before it is logged, so a running job never looks as if
+    charges were removed.
 
     Raises:
         LedgerCorrupt: the run log records more charged steps than the ledger, or is missing although steps were
             charged.
+        LedgerError: the ledger cannot be read.
     """
-    if ledger.steps_charged and not run_log.exists():
+    logged = steps_charged_in(run_log)
+    state = ledger.read()
+    if state.steps_charged and not run_log.exists():
         raise LedgerCorrupt(f"{run_log} is missing, and the ledger beside it cannot be checked without it; restore it")
-    if (logged := steps_charged_in(run_log)) > ledger.steps_charged:
+    if logged > state.steps_charged:
         raise LedgerCorrupt(
-            f"the ledger has {ledger.steps_charged} charged steps, but {run_log} records {logged}: {_RESTORE}"
+            f"the ledger has {state.steps_charged} charged steps, but {run_log} records {logged}: {_RESTORE}"
         )
+    return state
 
 
 def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:

@@ -16,7 +16,7 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.preflight import RunRefused, changed_fields
 from tensorguard.training.config import RUN_LOG
-from tensorguard.training.rollback_check import check_run_log
+from tensorguard.training.rollback_check import read_checked
 from tensorguard.training.run_log import steps_charged_in
 
 MANIFEST = "job.yaml"
@@ -39,8 +39,7 @@ def find_earlier_run(directory: Path, *, resume: bool) -> LedgerState | None:
     ledger = FileLedger(directory, lock_wait_seconds=_RESUME_LOCK_WAIT_SECONDS if resume else 0.0)
     try:
         ledger.wait_until_free()
-        state = ledger.read()
-        check_run_log(directory / RUN_LOG, state)
+        state = read_checked(ledger, directory / RUN_LOG)
     except LedgerError as error:
         raise RunRefused("", str(error)) from error
     if not resume:
@@ -99,6 +98,4 @@ def read_ledger(directory: Path) -> LedgerState | None:
         if steps_charged_in(directory / RUN_LOG):
             raise LedgerCorrupt(f"{directory / LEDGER} is missing: it is not known what was spent")
         return None
-    state = FileLedger(directory).read()
-    check_run_log(directory / RUN_LOG, state)
-    return state
+    return read_checked(FileLedger(directory), directory / RUN_LOG)
