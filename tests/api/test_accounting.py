@@ -178,7 +178,7 @@ def test_pld_gives_infinity_where_its_rounding_is_not_negligible() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("sigma", [1e-152, 1e-155, 1e-160])
+@pytest.mark.parametrize("sigma", [1e-152, pytest.param(1e-155, marks=pytest.mark.slow), 1e-160])
 def test_sigma_for_which_rdp_is_not_a_number_gives_infinity(sigma: float) -> None:
     assert epsilon(sample_rate=0.1, noise_multiplier=sigma, steps=1, delta=1e-5) > 1e3
 
@@ -198,7 +198,9 @@ def test_calibration_by_pld_meets_its_target_with_less_noise(
     assert float(by_pld) < most * float(calibrate(**arguments))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("target", [1e-310, 1e-300, 1e-20])
+@pytest.mark.parametrize(
+    "target", [pytest.param(1e-310, marks=pytest.mark.slow), pytest.param(1e-300, marks=pytest.mark.slow), 1e-20]
+)
 def test_calibration_to_a_tiny_target_finds_the_smallest_sigma(target: float) -> None:
     """RDP of one step of few records is exactly 0 from some σ on, so even such a target can be met."""
     sigma = float(calibrate(target_epsilon=target, sample_rate=0.1, steps=1, delta=0.1))

@@ -43,6 +43,7 @@ tokens = st.one_of(
 records = st.tuples(tokens, st.integers(0, 1))
 examples = records.map(lambda record: [record])
 users = st.lists(records, min_size=1, max_size=11)
+PROPERTY_TASKS = ["SequenceClassification", pytest.param("TokenClassification", marks=pytest.mark.slow), "CausalLM"]
 quick = settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
@@ -60,7 +61,7 @@ def check_neighbours(pipe: Pipeline, units: Sequence[Unit], x: Unit, position: i
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
+@pytest.mark.parametrize("task", PROPERTY_TASKS)
 @quick
 @given(units=st.lists(examples, max_size=9), x=examples, position=st.integers(0, 20), doubled=st.booleans())
 def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
@@ -71,7 +72,7 @@ def test_one_example_changes_the_sum_by_at_most_one_clip_norm(
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
+@pytest.mark.parametrize("task", PROPERTY_TASKS)
 @quick
 @given(units=st.lists(users, max_size=4), x=users, position=st.integers(0, 20))
 def test_one_user_changes_the_sum_by_at_most_one_clip_norm(

@@ -25,7 +25,7 @@ def units(count: int, records: int) -> list[Unit]:
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "CausalLM"])
-@pytest.mark.parametrize("records", [1, 5])
+@pytest.mark.parametrize("records", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_gradient_accumulation_changes_the_sum_only_by_rounding(task: str, records: int) -> None:
     """An expected batch much larger than the micro-batch is processed in pieces, with the same result as in one."""
     data = units(24, records)
