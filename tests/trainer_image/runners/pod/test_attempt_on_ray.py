@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,8 @@ import pytest
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fixtures.ledger_objects import make_pod
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS, wait_until
-from e2e.platform.trainer.rank_harness import MANIFEST, free_port, make_model, records
+from e2e.platform.trainer.rank_harness import MANIFEST, make_model, records
+from e2e.platform.trainer.ray_nodes import RayNodes
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -43,73 +39,37 @@ from tensorguard.runners.run_folder import WORK_FOLDER
 pytestmark = pytest.mark.cluster
 
 STEPS = 12
-STARTS = 3
 
 
-class Nodes:
-    """The processes of Ray and of the driver. `head` and `worker` are the root folders of the two pods."""
+class Pods:
+    """The nodes of Ray, and the driver. `head` and `worker` are the root folders of the two pods."""
 
     def __init__(self, base: Path, of_all: dict[str, str], of_worker: dict[str, str]) -> None:
         """Args: of_all, of_worker: environment variables."""
         self.head, self.worker = base / "head", base / "worker"
-        self._temporary = tempfile.mkdtemp(prefix="t", dir="/tmp")  # the path of a socket must be short
-        self._port = free_port()
-        self._address = f"127.0.0.1:{self._port}"
+        self._nodes = RayNodes()
+        for name in ("KUBECONFIG", POD_UID):
+            self._nodes.environment.pop(name, None)
+        self._nodes.environment |= of_all
         self._of_worker = of_worker
-        outside = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", POD_UID)}
-        self._common = (
-            outside
-            | of_all
-            | {
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "OMP_NUM_THREADS": "1",
-            }
-        )
-        self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start the head, and then the worker."""
-        head = ("--head", "--num-cpus=0", f"--port={self._port}", "--include-dashboard=false")
-        self._start(self.head, {}, *head, f"--temp-dir={self._temporary}")
-        self._start(self.worker, self._of_worker, f"--address={self._address}", "--num-cpus=2")
+        self._nodes.start_head(self.head, cpus=0, **{ROOT_VARIABLE: str(self.head)})
+        self._nodes.start_node(self.worker, cpus=2, **{ROOT_VARIABLE: str(self.worker)}, **self._of_worker)
 
     def drive(self) -> subprocess.Popen[str]:
         """Start the entrypoint in the head."""
         return subprocess.Popen(
             [sys.executable, "-m", "tensorguard.cluster"],
-            env=self._common | {ROOT_VARIABLE: str(self.head), "RAY_ADDRESS": self._address},
+            env=self._nodes.environment | {ROOT_VARIABLE: str(self.head), "RAY_ADDRESS": self._nodes.address},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
     def stop(self) -> None:
-        for process in self._processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _start(self, root: Path, more: dict[str, str], *arguments: str) -> None:
-        """Start a node. Retry if the machine is too slow for the half minute that Ray allows itself."""
-        log = root / "ray.log"
-        memory = ("--object-store-memory=100000000", "--node-ip-address=127.0.0.1")
-        for _ in range(STARTS):
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    [str(Path(sys.executable).with_name("ray")), "start", "--block", *arguments, *memory],
-                    env=self._common | {ROOT_VARIABLE: str(root)} | more,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._processes.append(process)
-            while process.poll() is None:
-                if b"Ray runtime started" in log.read_bytes():
-                    return
-                time.sleep(0.1)  # it reports this in its log only
-        raise AssertionError(log.read_text())
+        self._nodes.stop()
 
 
 class Clinic:
@@ -178,17 +138,17 @@ def clinic(control_plane: ControlPlane, namespace: str, tmp_path: Path, request:
 
 
 @pytest.fixture
-def nodes(clinic: Clinic, tmp_path: Path) -> Iterator[Nodes]:
-    nodes = Nodes(tmp_path, clinic.variables, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
+def pods(clinic: Clinic, tmp_path: Path) -> Iterator[Pods]:
+    pods = Pods(tmp_path, clinic.variables, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
     try:
-        nodes.start()
-        yield nodes
+        pods.start()
+        yield pods
     finally:
-        nodes.stop()
+        pods.stop()
 
 
-def test_attempt_completes_and_prints_one_sentence(clinic: Clinic, nodes: Nodes) -> None:
-    driver = nodes.drive()
+def test_attempt_completes_and_prints_one_sentence(clinic: Clinic, pods: Pods) -> None:
+    driver = pods.drive()
     out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
     assert (driver.returncode, out) == (0, f"Completed: all {STEPS} steps are done.\n")
     status = clinic.status()
@@ -199,17 +159,17 @@ def test_attempt_completes_and_prints_one_sentence(clinic: Clinic, nodes: Nodes)
     assert status["datasetDigest"].startswith("hmac-sha256:")
     final = status["releases"][-1]
     assert (final["final"], final["step"], final["attempt"]) == (True, STEPS, 1)
-    saved = CheckpointStore(str(nodes.head.parent / "checkpoints")).read("final", final["digest"])
+    saved = CheckpointStore(str(pods.head.parent / "checkpoints")).read("final", final["digest"])
     assert digest(saved["statement.json"]) == final["statementDigest"]
-    assert (PodFiles(nodes.worker).run / WORK_FOLDER / "shard-000-of-001.arrow").exists()
-    of_head = [path for path in PodFiles(nodes.head).root.rglob("*") if path.is_file()]
-    assert not PodFiles(nodes.head).key_file.exists()
+    assert (PodFiles(pods.worker).run / WORK_FOLDER / "shard-000-of-001.arrow").exists()
+    of_head = [path for path in PodFiles(pods.head).root.rglob("*") if path.is_file()]
+    assert not PodFiles(pods.head).key_file.exists()
     assert not any(clinic.key in path.read_bytes() or b"w1 " in path.read_bytes() for path in of_head)
 
 
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
-def test_stopped_attempt_saves_a_checkpoint_and_reports_it(clinic: Clinic, nodes: Nodes) -> None:
-    driver = nodes.drive()
+def test_stopped_attempt_saves_a_checkpoint_and_reports_it(clinic: Clinic, pods: Pods) -> None:
+    driver = pods.drive()
     wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     driver.send_signal(signal.SIGTERM)
     out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
@@ -218,14 +178,14 @@ def test_stopped_attempt_saves_a_checkpoint_and_reports_it(clinic: Clinic, nodes
     sentence = f"Interrupted: stopped on request after step {saved['step']} of 20000.\n"
     assert (driver.returncode, out, status["outcome"]) == (0, sentence, "Suspended")
     assert 0 < saved["step"] <= status["charges"][0]["steps"] < 20_000
-    store = CheckpointStore(str(nodes.head.parent / "checkpoints"))
+    store = CheckpointStore(str(pods.head.parent / "checkpoints"))
     assert store.read(saved["uri"].rsplit("/", 1)[1], saved["digest"])
 
 
 @pytest.mark.parametrize("clinic", [20_000], indirect=True)
-def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, nodes: Nodes) -> None:
+def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, pods: Pods) -> None:
     """The test calls the preStop hooks of head and worker, as the kubelet does before it ends Ray."""
-    driver = nodes.drive()
+    driver = pods.drive()
     wait_until(lambda: (clinic.status().get("progress") or {}).get("step", 0) > 0)
     try:
         hooks = [subprocess.Popen(hook) for hook in clinic.hooks()]
