@@ -22,6 +22,7 @@ from peft import PeftModel
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, BaseModel, load_model, prepare_base
@@ -74,7 +75,7 @@ MODELS = {"MiniLM": (minilm, ["query", "value"]), "Llama's shape": (llama, ["q_p
 def measure(model: PeftModel, task: Task, gradients: PerExampleGradients, rows: int, device: torch.device) -> Measured:
     """The self-test and the time of `rows` records at once."""
     clipper = GridClipper(gradients.dimension, GRID, 1.0, device)
-    batches = dummy_batches(task, rows=rows, length=LENGTH, vocabulary=VOCABULARY, device=device)
+    batches = dummy_batches(task, TokenRows(LENGTH, 0, VOCABULARY), rows=rows, length=LENGTH, device=device)
     try:
         change = self_test(model, gradients, clipper, batches).neighbour_error
     except SelfTestError:

@@ -71,13 +71,10 @@ def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, th
 
 def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
     """An ordinary step on every unit of ``shard``."""
-    training = parts.job.spec.training
     parts.per_example_gradients.close()
 
     def step(_: int) -> None:
-        for batch in micro_batches(
-            shard, range(len(shard)), size=micro_batch, max_length=training.max_length, pad_id=parts.pad_id
-        ):
+        for batch in micro_batches(shard, range(len(shard)), size=micro_batch, form=parts.form):
             inputs = model_inputs(batch, _CPU)
             logits = parts.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
             (cross_entropy(logits, inputs["labels"], reduction="sum") / BATCH).backward()

@@ -17,7 +17,8 @@ import torch
 
 from e2e.platform.trainer.rank_harness import make_causal_model, make_model, make_tag_model
 from tensafe_api.tasks import TASKS
-from tensorguard.data.shard import Shard, Target, tokens_table, units_table
+from tensorguard.data.rows import TokenRows
+from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.load import load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
@@ -72,8 +73,7 @@ class Pipeline:
             self.gradients,
             SecretStream(bytes(32)),
             micro_batch_size=self.rows,
-            max_length=LENGTH,
-            pad_id=0,
+            form=TokenRows(LENGTH, 0, WORDS),
             device=CPU,
         )
         gradients.add_to(clipper, drawn if order is None else list(order), StopSignal())
@@ -117,7 +117,7 @@ def make_shard(units: Sequence[Unit], task: str) -> Shard:
     starts = np.cumsum([0, *(len(unit) for unit in units)])[:-1].astype(np.int64)
     kind = task_named(task).target
     targets = [_target(kind, len(tokens), label) for tokens, label in records]
-    table = tokens_table([list(tokens) for tokens, _ in records], targets, kind)
+    table = records_table([list(tokens) for tokens, _ in records], targets, kind)
     return Shard(units_table(table, starts))
 
 

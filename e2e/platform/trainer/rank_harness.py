@@ -43,11 +43,12 @@ from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.keys import dataset_digest
 from tensorguard.data.partition import merge, split_by_unit
-from tensorguard.data.recipe import Recipe, columns_of
+from tensorguard.data.recipe import columns_of
 from tensorguard.data.shard import write
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.ledger.file import FileLedger
-from tensorguard.models.tasks import task_of
+from tensorguard.models.source import resolve_model
+from tensorguard.models.tasks import tokeniser_of
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig
@@ -327,18 +328,18 @@ def shard_records(
     directory: Path, job: TenSafeTrainingJob, rows: list[dict[str, Any]], key: bytes
 ) -> tuple[tuple[Path, ...], str]:
     """Do the work of `data.shards.prepare` without Ray; return the shards and the digest of the data set."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(job.spec.model.name)
+    tokeniser = tokeniser_of(job.spec, resolve_model(job.spec.model.name))
     split = partial(
         split_by_unit,
         columns=columns_of(job.spec),
-        tokenise=task_of(job.spec).tokeniser(tokenizer, Recipe.from_spec(job.spec)),
+        tokenise=tokeniser,
         key=key,
         workers=job.spec.cluster.workers,
     )
     partition, paths = split(pa.Table.from_pylist(rows)), []
     for rank, table in enumerate(partition.tables):
         paths.append(directory / f"shard-{rank}.arrow")
-        write(merge([table], job.spec.dataset.unit.max_examples_per_unit), paths[-1])
+        write(merge([table], job.spec.dataset.unit.max_examples_per_unit, tokeniser.inputs), paths[-1])
     return tuple(paths), dataset_digest(key, [partition.total])
 
 

@@ -19,7 +19,8 @@ from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session
-from tensorguard.data.shard import Shard, Target, tokens_table, units_table
+from tensorguard.data.rows import TokenRows
+from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.tasks import task_named
 from tensorguard.training import evaluation
 from tensorguard.training.evaluation import MAX_MEAN_LOSS, evaluate_on_all_ranks
@@ -112,14 +113,14 @@ def private_set(records: int) -> Shard:
     generator = np.random.default_rng(records)
     tokens = [generator.integers(0, 200, generator.integers(1, 30)).tolist() for _ in range(records)]
     tags = [[token % 3 for token in each] for each in tokens]
-    return Shard(units_table(tokens_table(tokens, tags, Target.TOKEN_LABELS), np.arange(records)))
+    return Shard(units_table(records_table(tokens, tags, Target.TOKEN_LABELS), np.arange(records)))
 
 
 def evaluate(
     channel: Any, shard: Shard, scale: float, secure: SecureAggregator | None
 ) -> tuple[float, dict[str, float]]:
     task = task_named("TokenClassification", labels=3, label_names=NAMES)
-    common = {"task": task, "batch_size": 4, "max_length": 32, "pad_id": 0, "device": CPU}
+    common = {"task": task, "batch_size": 4, "form": TokenRows(32, 0, 99), "device": CPU}
     return evaluate_on_all_ranks(channel, shard, Guess(scale), **common, aggregator=secure)
 
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorguard.data.batches import buckets, evaluation_batches, micro_batches
-from tensorguard.data.shard import Shard, Target, tokens_table, units_table
+from tensorguard.data.batches import evaluation_batches, micro_batches
+from tensorguard.data.rows import TokenRows, buckets
+from tensorguard.data.shard import Shard, Target, records_table, units_table
 
 PAD = 9
 lengths = st.integers(1, 70)
@@ -23,12 +24,12 @@ def shard_of(units, labels=False):
     target = list(range(len(sizes))) if labels else [[(i + 1) % 2 for i in range(n)] for n in sizes]
     starts = np.cumsum([0] + [len(unit) for unit in units])[:-1]
     return Shard(
-        units_table(tokens_table(tokens, target, Target.RECORD_LABEL if labels else Target.LEARNED_TOKENS), starts)
+        units_table(records_table(tokens, target, Target.RECORD_LABEL if labels else Target.LEARNED_TOKENS), starts)
     )
 
 
 def batches(shard, units, size=4, max_length=70):
-    return list(micro_batches(shard, units, size=size, max_length=max_length, pad_id=PAD))
+    return list(micro_batches(shard, units, size=size, form=TokenRows(max_length, PAD, 99)))
 
 
 def test_buckets_are_powers_of_two_up_to_max_length():
@@ -48,10 +49,10 @@ def test_all_records_of_all_units_appear_in_public_shapes(units, data, size):
     assert [seen[i] < seen[i + 1] for i in range(len(seen) - 1) if seen[i][0] == seen[i + 1][0]].count(False) == 0
     assert len({unit for i, (unit, _) in enumerate(seen) if i == 0 or seen[i - 1][0] != unit}) == len(drawn)
     for batch in found:
-        assert batch.input_ids.shape[0] == size
+        assert batch.inputs["input_ids"].shape[0] == size
         own = {next(b for b in buckets(70) if b >= max(units[unit])) for unit in batch.units}
-        assert own == {batch.input_ids.shape[1]}
-    widths = [batch.input_ids.shape[1] for batch in found if len(batch.units) < size]
+        assert own == {batch.inputs["input_ids"].shape[1]}
+    widths = [batch.inputs["input_ids"].shape[1] for batch in found if len(batch.units) < size]
     assert len(widths) == len(set(widths)), "more than one batch of a bucket has dummies"
 
 
@@ -60,10 +61,10 @@ def test_all_records_of_all_units_appear_in_public_shapes(units, data, size):
 def test_rows_hold_their_record_and_dummy_rows_are_empty(units):
     shard = shard_of(units)
     for batch in batches(shard, range(len(units))):
-        for tensor in (batch.input_ids, batch.attention_mask, batch.labels):
-            assert tensor.dtype == torch.int64 and tensor.shape == batch.input_ids.shape
+        for tensor in (batch.inputs["input_ids"], batch.inputs["attention_mask"], batch.labels):
+            assert tensor.dtype == torch.int64 and tensor.shape == batch.inputs["input_ids"].shape
         for row in range(4):
-            ids, mask, labels = batch.input_ids[row], batch.attention_mask[row], batch.labels[row]
+            ids, mask, labels = batch.inputs["input_ids"][row], batch.inputs["attention_mask"][row], batch.labels[row]
             if row >= len(batch.units):
                 assert ids.eq(PAD).all() and labels.eq(-100).all()
                 assert mask[0] == 1 and mask.sum() == 1
@@ -81,8 +82,8 @@ def test_rows_hold_their_record_and_dummy_rows_are_empty(units):
 def test_shape_of_a_unit_does_not_depend_on_other_drawn_units(units, data):
     shard = shard_of(units)
     unit = data.draw(st.integers(0, len(units) - 1))
-    alone = {batch.input_ids.shape for batch in batches(shard, [unit])}
-    among = {batch.input_ids.shape for batch in batches(shard, range(len(units))) if unit in batch.units}
+    alone = {batch.inputs["input_ids"].shape for batch in batches(shard, [unit])}
+    among = {batch.inputs["input_ids"].shape for batch in batches(shard, range(len(units))) if unit in batch.units}
     assert alone == among and len(alone) == 1
 
 
@@ -96,7 +97,7 @@ def test_labels_of_tags():
     """Tokens 1000 r + i; a token's label is its own number in the record, and the second one has none."""
     target = [[0, -100, 2], [0, -100], [0]]
     tokens = [[1000 * r + i for i in range(len(each))] for r, each in enumerate(target)]
-    shard = Shard(units_table(tokens_table(tokens, target, Target.TOKEN_LABELS), np.array([0, 1])))
+    shard = Shard(units_table(records_table(tokens, target, Target.TOKEN_LABELS), np.array([0, 1])))
     [batch] = batches(shard, [1, 0])
     assert batch.labels.shape == (4, 16)
     assert batch.labels[:, :4].tolist() == [[0, -100, -100, -100], [0] + [-100] * 3, [0, -100, 2, -100], [-100] * 4]
@@ -110,6 +111,6 @@ def test_no_units_give_no_micro_batches():
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_evaluation_batches_hold_every_record_once_over_all_ranks(workers):
     shard = shard_of([[n] for n in (3, 40, 5, 20, 6, 7, 8, 16, 17)])
-    options = {"size": 2, "max_length": 64, "pad_id": PAD, "workers": workers}
+    options = {"size": 2, "form": TokenRows(64, PAD, 99), "workers": workers}
     seen = [u for r in range(workers) for batch in evaluation_batches(shard, rank=r, **options) for u in batch.units]
     assert sorted(seen) == list(range(9))

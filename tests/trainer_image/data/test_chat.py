@@ -35,7 +35,7 @@ def encode_with(tokenizer, loss_on="Assistant", max_length=64, **recipe):
         found = encode({"messages": list(conversations), **more})
         return [
             example and " ".join(
-                tokenizer.convert_ids_to_tokens([t for t, kept in zip(example.input_ids, example.target) if kept])
+                tokenizer.convert_ids_to_tokens([t for t, kept in zip(example.inputs, example.target) if kept])
             )
             for example in found
         ]  # fmt: skip

@@ -19,7 +19,7 @@ def words(tokenizer, ids):
 
 
 def learned(tokenizer, example):
-    return words(tokenizer, [token for token, is_learned in zip(example.input_ids, example.target) if is_learned])
+    return words(tokenizer, [token for token, is_learned in zip(example.inputs, example.target) if is_learned])
 
 
 def test_recipe_resolves_the_default_loss(make_spec):
@@ -41,9 +41,9 @@ def test_completion_and_end_token_are_learned(make_tokenizer):
     tokenizer = make_tokenizer(bos=True)
     encode = tokeniser(tokenizer, Recipe(PAIR, 32, loss_on="Completion"))
     [example] = encode({"prompt": ["a b"], "completion": ["c d"]})
-    assert words(tokenizer, example.input_ids) == "<s> a b c d </s>"
+    assert words(tokenizer, example.inputs) == "<s> a b c d </s>"
     assert example.target == [0, 0, 0, 1, 1, 1]
-    assert tokenizer.pad_token_id == example.input_ids[-1]  # learned although padding looks the same
+    assert tokenizer.pad_token_id == example.inputs[-1]  # learned although padding looks the same
 
     encode = tokeniser(tokenizer, Recipe(PAIR, 32, loss_on="All"))
     assert learned(tokenizer, encode({"prompt": ["a b"], "completion": ["c"]})[0]) == "a b c </s>"
@@ -53,15 +53,15 @@ def test_text_is_learned_except_its_first_token(make_tokenizer):
     tokenizer = make_tokenizer()
     encode = tokeniser(tokenizer, Recipe({"text": "t"}, 32, loss_on="All"))
     first, ended = encode({"text": ["a b", "a </s>"]})
-    assert (words(tokenizer, first.input_ids), first.target) == ("a b </s>", [0, 1, 1])
-    assert words(tokenizer, ended.input_ids) == "a </s>"
+    assert (words(tokenizer, first.inputs), first.target) == ("a b </s>", [0, 1, 1])
+    assert words(tokenizer, ended.inputs) == "a </s>"
 
 
 def test_over_length_record_is_truncated_or_dropped(make_tokenizer):
     tokenizer = make_tokenizer()
     records = {"prompt": ["a", "a a a a"], "completion": ["b", "b b"]}
     cut = tokeniser(tokenizer, Recipe(PAIR, 5, loss_on="Completion"))(records)
-    assert [words(tokenizer, example.input_ids) for example in cut] == ["a b </s>", "a a a a b"]
+    assert [words(tokenizer, example.inputs) for example in cut] == ["a b </s>", "a a a a b"]
     assert cut[1].target == [0, 0, 0, 0, 1]
     dropped = tokeniser(tokenizer, Recipe(PAIR, 5, truncate=False, loss_on="Completion"))(records)
     assert dropped == [cut[0], None]
@@ -109,8 +109,8 @@ def test_classification_with_the_real_tokenizer(minilm):
     recipe = Recipe({"text": "t", "label": "l"}, 8, labels=2)
     records = {"text": ["hello world", "x " * 600, None, "fine"], "label": ["1", 0, 1, 7]}
     short, long, *dropped = tokeniser(minilm, recipe)(records)
-    assert (minilm.decode(short.input_ids), short.target) == ("[CLS] hello world [SEP]", 1)
-    assert (len(long.input_ids), long.input_ids[-1]) == (8, minilm.sep_token_id)
+    assert (minilm.decode(short.inputs), short.target) == ("[CLS] hello world [SEP]", 1)
+    assert (len(long.inputs), long.inputs[-1]) == (8, minilm.sep_token_id)
     assert dropped == [None, None]
     encode = tokeniser(minilm, Recipe(recipe.columns, 8, truncate=False, labels=2))
     assert pickle.loads(pickle.dumps(encode))(records) == [short, None, None, None]

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from tensafe_api.tasks import TASKS
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -80,7 +81,7 @@ class Trained:
     gradients: PerExampleGradients
 
     def batch(self, seed: int) -> Batch:
-        return dummy_batches(self.task, rows=ROWS, length=LENGTH, vocabulary=WORDS)(seed)
+        return dummy_batches(self.task, TokenRows(LENGTH, 0, WORDS), rows=ROWS, length=LENGTH)(seed)
 
     def self_test(self, make_batch: Callable[[int], Batch] | None = None) -> SelfTest:
         clipper = GridClipper(self.gradients.dimension, 1 << 18, 1.0, torch.device("cpu"))

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.self_test import SelfTest, SelfTestError, dummy_batches
 
@@ -19,7 +20,7 @@ def bert_with(trained, monkeypatch, factors):
     monkeypatch.setattr(
         model.gradients, "compute", lambda batch, rows: compute(batch, rows).mul_(factors(batch).unsqueeze(1))
     )
-    return lambda rows: model.self_test(dummy_batches(model.task, rows=rows, length=16, vocabulary=90))
+    return lambda rows: model.self_test(dummy_batches(model.task, TokenRows(16, 0, 90), rows=rows, length=16))
 
 
 def test_rows_that_are_exact_are_not_reduced(one_thread):

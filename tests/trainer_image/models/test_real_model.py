@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.adapter import adapter_config, adapter_state
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import load_model
@@ -29,7 +30,7 @@ def test_minilm_is_trained_record_by_record(precision):
     )
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(TASK))
     assert gradients.dimension == 4 * 2 * 8 * 384 + 2 * 384 + 2
-    dummies = dummy_batches(TASK, rows=4, length=16, vocabulary=len(tokenizer))
+    dummies = dummy_batches(TASK, TokenRows(16, 0, len(tokenizer)), rows=4, length=16)
     clipper = GridClipper(gradients.dimension, 1 << 21, 1.0, torch.device("cpu"))
     assert self_test(model, gradients, clipper, dummies).bit_equal
 

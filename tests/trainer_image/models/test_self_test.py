@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from transformers import OPTConfig, OPTForCausalLM, XLNetConfig, XLNetForSequenceClassification
 
+from tensorguard.data.rows import TokenRows
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import classification_losses, forward_logits, record_loss
@@ -87,7 +88,7 @@ def test_finds_coupled_records(trained, felt):
 @pytest.mark.parametrize("factor", [1.5, float("nan")])  # NaN is neither above a limit nor below it
 @pytest.mark.parametrize("rows", [2, 4])
 def test_finds_a_gradient_that_changes_only_beside_other_records(trained, rows, factor):
-    make = dummy_batches(task_named("SequenceClassification", labels=2), rows=rows, length=16, vocabulary=90)
+    make = dummy_batches(task_named("SequenceClassification", labels=2), TokenRows(16, 0, 90), rows=rows, length=16)
     known = {tuple(row) for row in make(0)["input_ids"].tolist()}
 
     def coupled(model, batch):
@@ -126,7 +127,7 @@ def test_finds_a_model_whose_layers_receive_rows_that_are_not_records():
     model = attach_lora(base, rank=2, alpha=4, dropout=0.0, init_seed=7, target_modules=["fc1"])
     gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task_named("CausalLM")))
     with pytest.raises(ValueError, match=r"fc1\.lora_B\.default' sees \[64\] rows in a batch of 4 records"):
-        measure(model, gradients, dummy_batches(task_named("CausalLM"), rows=4, length=16, vocabulary=97))
+        measure(model, gradients, dummy_batches(task_named("CausalLM"), TokenRows(16, 0, 97), rows=4, length=16))
 
 
 def test_finds_a_model_whose_first_dimension_is_the_sequence():
@@ -140,11 +141,11 @@ def test_finds_a_model_whose_first_dimension_is_the_sequence():
         measure(
             model,
             gradients,
-            dummy_batches(task_named("SequenceClassification", labels=2), rows=8, length=8, vocabulary=97),
+            dummy_batches(task_named("SequenceClassification", labels=2), TokenRows(8, 0, 97), rows=8, length=8),
         )
     with pytest.raises(ValueError, match="cannot be separated by record"):
         measure(
             model,
             gradients,
-            dummy_batches(task_named("SequenceClassification", labels=2), rows=4, length=8, vocabulary=97),
+            dummy_batches(task_named("SequenceClassification", labels=2), TokenRows(8, 0, 97), rows=4, length=8),
         )

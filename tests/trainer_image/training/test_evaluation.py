@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from e2e.platform.trainer.entity_f1 import entity_f1
-from tensorguard.data.shard import Shard, Target, tokens_table, units_table
+from tensorguard.data.rows import TokenRows
+from tensorguard.data.shard import Shard, Target, records_table, units_table
 from tensorguard.models.tasks import task_named
 from tensorguard.training.evaluation import evaluate_on_all_ranks
 
@@ -41,7 +42,7 @@ def evaluate(shard: Shard, size: int) -> list[tuple[float, dict[str, float]]]:
     for _ in range(2):
         channels = [Recorded(rank, size, messages) for rank in range(size)]
         task = task_named("TokenClassification", labels=3, label_names=NAMES)
-        common = {"task": task, "batch_size": 4, "max_length": 32, "pad_id": 0, "device": CPU}
+        common = {"task": task, "batch_size": 4, "form": TokenRows(32, 0, 99), "device": CPU}
         results = [evaluate_on_all_ranks(channel, shard, Guess(), **common) for channel in channels]
         messages = [channel.sent for channel in channels]
         assert len({len(message) for message in messages}) == 1, "an all-gather needs messages of one length"
@@ -50,7 +51,7 @@ def evaluate(shard: Shard, size: int) -> list[tuple[float, dict[str, float]]]:
 
 def shard_of(records: list[list[int]]) -> Shard:
     targets = [[-100 if i % 4 == 3 else token % 3 for i, token in enumerate(tokens)] for tokens in records]
-    return Shard(units_table(tokens_table(records, targets, Target.TOKEN_LABELS), np.arange(len(records))))
+    return Shard(units_table(records_table(records, targets, Target.TOKEN_LABELS), np.arange(len(records))))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])

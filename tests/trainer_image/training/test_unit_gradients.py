@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.pipeline import CLIP, CPU, GRID, LENGTH, WORDS, Unit, make_shard, pipeline, squared_norm
+from tensorguard.data.rows import TokenRows
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.stop_signal import StopSignal
@@ -81,8 +82,7 @@ def test_stop_request_skips_the_rest_of_the_step(monkeypatch: pytest.MonkeyPatch
         pipe.gradients,
         SecretStream(),
         micro_batch_size=4,
-        max_length=LENGTH,
-        pad_id=0,
+        form=TokenRows(LENGTH, 0, 9),
         device=CPU,
     )
     gradients.add_to(GridClipper(pipe.gradients.dimension, GRID, CLIP, CPU), range(24), stop)

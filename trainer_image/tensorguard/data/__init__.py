@@ -9,7 +9,7 @@
 - `recipe` holds how a job wants its records tokenised; `tokenise` and `chat` have the parts that tasks tokenise with.
 - `shards` runs all of this on Ray before training, and writes one Arrow file for each worker. In a cluster, `pod_shard`
   does the same in each pod without Ray.
-- `shard` is such a file, memory-mapped; `batches` cuts it into micro-batches.
+- `shard` is such a file, memory-mapped; `batches` cuts it into micro-batches, whose rows `rows` makes.
 
 One rule holds in every module: **what happens to a record depends on that record alone**, and nothing observable (an
 error, a log line, a count) depends on a single record. A record that cannot be used is dropped without a message. Only

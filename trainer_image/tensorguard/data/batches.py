@@ -1,11 +1,11 @@
 """From units of a shard to micro-batches, whose shapes reveal nothing and whose rows are independent of each other.
 
 In come the units that were drawn for a step. Out come tensors that always have `size` rows. Their length is the
-**bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. So the shape in which a record
-is computed does not depend on the other drawn units. The independence of its gradient rests on this, because kernels
-differ by shape. Rows that are left at the end of a bucket are dummies: one visible padding token, nothing to learn.
-`models` runs the forward pass, `privacy.gradients` takes each row's gradient, and `training` adds up the rows of one
-unit before clipping.
+**bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. Pictures have one bucket. So
+the shape in which a record is computed does not depend on the other drawn units. The independence of its gradient rests
+on this, because kernels differ by shape. Rows that are left at the end of a bucket are dummies, with nothing to learn.
+`rows` makes the rows, `models` runs the forward pass, `privacy.gradients` takes each row's gradient, and `training`
+adds up the rows of one unit before clipping.
 
 Note for models: a micro-batch whose rows are all exactly as long as the bucket has an attention mask of ones. Libraries
 drop such a mask and take another code path, which must be prevented.
@@ -13,32 +13,30 @@ drop such a mask and take another code path, which must be prevented.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import torch
 
+from tensorguard.data.rows import Rows
 from tensorguard.data.shard import IGNORE_INDEX, Shard, Target
-
-MIN_BUCKET = 16
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """m = `size` rows of L tokens; row i < len(units) is a record, the others are dummies.
+    """m = `size` rows of length L; row i < len(units) is a record, the others are dummies.
 
     Attributes:
-        input_ids, attention_mask: int64 [m, L]; padding is on the right, and marked by the mask alone.
+        inputs: what the model reads, by name, each [m, ...] (`rows.Rows`).
         labels: for CausalLM int64 [m, L], not shifted, -100 where nothing is learned; for classification int64 [m],
             -100 in dummy rows.
         units: `units[i]` is the unit of row i in its shard.
         records: `records[i]` is the number of row i among that unit's records, from 0.
     """
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    inputs: Mapping[str, torch.Tensor]
     labels: torch.Tensor
     units: tuple[int, ...]
     records: tuple[int, ...]
@@ -47,39 +45,25 @@ class MicroBatch:
 Row = tuple[int, int, int]  # unit, which of its records, that record's number in the shard
 
 
-def buckets(max_length: int) -> tuple[int, ...]:
-    """The lengths that micro-batches can have: the powers of two from 16 up to max_length, and max_length."""
-    found = []
-    length = MIN_BUCKET
-    while length < max_length:
-        found.append(length)
-        length *= 2
-    return (*found, max_length)
-
-
-def micro_batches(
-    shard: Shard, units: Sequence[int], *, size: int, max_length: int, pad_id: int
-) -> Iterator[MicroBatch]:
+def micro_batches(shard: Shard, units: Sequence[int], *, size: int, form: Rows) -> Iterator[MicroBatch]:
     """All records of `units`, bucket by bucket, and within a bucket in the order of `units`.
 
-    The rows of one unit are consecutive; they may continue in the next micro-batch. max_length bounds every record of
-    the shard. Without units there are no micro-batches.
+    The rows of one unit are consecutive; they may continue in the next micro-batch. `form` makes the rows; its last
+    length bounds every record of the shard. Without units there are no micro-batches.
     """
-    for length, rows in _layout(shard, units, size, max_length):
-        yield _build(shard, rows, size, length, pad_id)
+    for length, rows in _layout(shard, units, size, form):
+        yield _build(shard, rows, size, length, form)
 
 
-def evaluation_batches(
-    shard: Shard, *, size: int, max_length: int, pad_id: int, rank: int, workers: int
-) -> Iterator[MicroBatch]:
+def evaluation_batches(shard: Shard, *, size: int, form: Rows, rank: int, workers: int) -> Iterator[MicroBatch]:
     """Every `workers`-th micro-batch of a public file, from the `rank`-th on: over all ranks, each record once."""
-    for length, rows in islice(_layout(shard, range(len(shard)), size, max_length), rank, None, workers):
-        yield _build(shard, rows, size, length, pad_id)
+    for length, rows in islice(_layout(shard, range(len(shard)), size, form), rank, None, workers):
+        yield _build(shard, rows, size, length, form)
 
 
-def _layout(shard: Shard, units: Sequence[int], size: int, max_length: int) -> Iterator[tuple[int, list[Row]]]:
+def _layout(shard: Shard, units: Sequence[int], size: int, form: Rows) -> Iterator[tuple[int, list[Row]]]:
     """The rows of each micro-batch, and its length."""
-    lengths = np.array(buckets(max_length))
+    lengths = np.array(form.lengths)
     drawn = np.asarray(units, dtype=np.int64)
     bucket = np.searchsorted(lengths, shard.lengths[drawn])
     for b in np.unique(bucket):
@@ -90,23 +74,17 @@ def _layout(shard: Shard, units: Sequence[int], size: int, max_length: int) -> I
             yield int(lengths[b]), chunk
 
 
-def _build(shard: Shard, rows: list[Row], size: int, length: int, pad_id: int) -> MicroBatch:
-    tokens = np.full((size, length), pad_id, dtype=np.int64)
-    mask = np.zeros((size, length), dtype=np.int64)
-    mask[:, 0] = 1  # a dummy row without a visible token would attend to nothing, which gives NaN
+def _build(shard: Shard, rows: list[Row], size: int, length: int, form: Rows) -> MicroBatch:
     per_record = shard.target is Target.RECORD_LABEL
     labels = np.full(size if per_record else (size, length), IGNORE_INDEX, dtype=np.int64)
     for i, (_, _, record) in enumerate(rows):
-        ids = shard.tokens(record)
-        tokens[i, : len(ids)] = ids
-        mask[i, : len(ids)] = 1
-        if per_record:
-            labels[i] = shard.labels(record)
+        own = shard.labels(record)
+        if isinstance(own, int):
+            labels[i] = own
         else:
-            labels[i, : len(ids)] = shard.labels(record)
+            labels[i, : len(own)] = own
     return MicroBatch(
-        torch.from_numpy(tokens),
-        torch.from_numpy(mask),
+        form.build(shard, [record for _, _, record in rows], size, length),
         torch.from_numpy(labels),
         tuple(unit for unit, _, _ in rows),
         tuple(i for _, i, _ in rows),

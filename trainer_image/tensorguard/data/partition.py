@@ -17,7 +17,7 @@ import pyarrow as pa
 from tensorguard.data import keys
 from tensorguard.data.overlap import Overlap, content_digests
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.shard import Target, tokens_table, units_table
+from tensorguard.data.shard import TEXT, Input, records_table, units_table
 from tensorguard.data.tokenise import Example, Tokeniser, plain
 
 KEY = pa.binary(keys.WIDTH)
@@ -40,7 +40,7 @@ class Partition:
 Split = Callable[[pa.Table], Partition]
 """From raw columns to tokenised records."""
 Row = tuple[bytes, bytes, bool, Example]
-"""Keys of unit and record, whether the record is a unit by itself, and its tokens."""
+"""Keys of unit and record, whether the record is a unit by itself, and its example."""
 _UNREADABLE_USER = "\ufffd"
 """The id of all users whose ids Python cannot hold. They are one unit: a unit for each record could split a user."""
 
@@ -58,8 +58,8 @@ def split_by_unit(
     """Assign the records to workers, then tokenise them: table w has the records of the units of worker w.
 
     Columns of each table: unit and record (keys, 32 bytes), alone (the record is a unit by itself: it has no user),
-    and those of `tokens_table`. Unusable records are in no table. With `rank` only that worker's records are tokenised,
-    and the other tables are empty. All records are added to `overlap`.
+    and those of `records_table`. Unusable records are in no table. With `rank` only that worker's records are
+    tokenised, and the other tables are empty. All records are added to `overlap`.
     """
     values = {
         role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
@@ -88,11 +88,11 @@ def split_by_unit(
     for (worker, unit, record, alone), example in zip(named, examples):
         if example is not None:
             found[worker].append((unit, record, alone, example))
-    return Partition([_keyed_table(rows, tokenise.target) for rows in found], keys.record_key_sum(record_keys))
+    return Partition([_keyed_table(rows, tokenise) for rows in found], keys.record_key_sum(record_keys))
 
 
-def merge(parts: list[pa.Table], limit: int | None) -> pa.RecordBatch:
-    """One worker's parts as its shard.
+def merge(parts: list[pa.Table], limit: int | None, inputs: Input = TEXT) -> pa.RecordBatch:
+    """One worker's parts as its shard. `inputs`: what a model reads of a record.
 
     At most `limit` records of each user are kept: those with the smallest keys. Each `alone` row is a unit.
     """
@@ -104,21 +104,19 @@ def merge(parts: list[pa.Table], limit: int | None) -> pa.RecordBatch:
         place = np.arange(len(table)) - np.repeat(starts, np.diff(np.append(starts, len(table))))
         kept = np.flatnonzero(place < limit)
         table, starts = table.take(kept), np.flatnonzero(begins[kept])
-    return units_table(table.select(["input_ids", "target"]), starts)
+    return units_table(table.select([inputs.column, "target"]), starts, inputs)
 
 
 def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: Tokeniser) -> Partition:
     """Tokenise public records: one table of them all, in their order, with a digest of the content of each."""
     values = {role: _values(table.column(name)) for role, name in columns.items()}
     kept = [(example, i) for i, example in enumerate(_tokenised(tokenise, values)) if example is not None]
-    tokens = tokens_table(
-        [example.input_ids for example, _ in kept], [example.target for example, _ in kept], tokenise.target
-    )
+    records = _records_table([example for example, _ in kept], tokenise)
     contents = pa.array(content_digests(values)[[i for _, i in kept]], pa.uint64())
-    return Partition([tokens.append_column("content", contents)])
+    return Partition([records.append_column("content", contents)])
 
 
-def concatenate(tables: list[pa.Table]) -> tuple[pa.RecordBatch, np.ndarray] | None:
+def concatenate(tables: list[pa.Table], inputs: Input = TEXT) -> tuple[pa.RecordBatch, np.ndarray] | None:
     """Public records as units, one for each record, in their order, and the digests of their contents, uint64 [n].
 
     None if there are none.
@@ -127,12 +125,12 @@ def concatenate(tables: list[pa.Table]) -> tuple[pa.RecordBatch, np.ndarray] | N
     if not rows:
         return None
     table = pa.concat_tables(tables)
-    return units_table(table, np.arange(rows)), table.column("content").to_numpy()
+    return units_table(table, np.arange(rows), inputs), table.column("content").to_numpy()
 
 
-def no_records(target: Target) -> pa.Table:
+def no_records(tokenise: Tokeniser) -> pa.Table:
     """A part without a record. `merge` makes the shard of a worker without units from it."""
-    return _keyed_table([], target)
+    return _keyed_table([], tokenise)
 
 
 def why_no_record_is_usable(recipe: Recipe) -> str:
@@ -143,14 +141,19 @@ def why_no_record_is_usable(recipe: Recipe) -> str:
     return reasons if recipe.truncate else f"{reasons} or is longer than training.maxLength"
 
 
-def _keyed_table(rows: list[Row], target: Target) -> pa.Table:
-    tokens = tokens_table([row[3].input_ids for row in rows], [row[3].target for row in rows], target)
+def _records_table(examples: list[Example], tokenise: Tokeniser) -> pa.Table:
+    inputs, targets = [example.inputs for example in examples], [example.target for example in examples]
+    return records_table(inputs, targets, tokenise.target, tokenise.inputs)
+
+
+def _keyed_table(rows: list[Row], tokenise: Tokeniser) -> pa.Table:
+    records = _records_table([row[3] for row in rows], tokenise)
     named = {
         "unit": pa.array([row[0] for row in rows], KEY),
         "record": pa.array([row[1] for row in rows], KEY),
         "alone": pa.array([row[2] for row in rows], pa.bool_()),
     }
-    return pa.table({**named, **dict(zip(tokens.column_names, tokens.columns))})
+    return pa.table({**named, **dict(zip(records.column_names, records.columns))})
 
 
 def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Example | None]:

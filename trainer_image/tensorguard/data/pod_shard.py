@@ -68,7 +68,7 @@ def prepare_pod_shard(
     """
     columns, data = columns_of(spec), spec.dataset
     overlap = Overlap.load(public) if public else None
-    parts, totals = [no_records(tokenise.target)], []
+    parts, totals = [no_records(tokenise)], []
     for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
         split = split_by_unit(
             table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank, overlap=overlap
@@ -77,7 +77,7 @@ def prepare_pod_shard(
         totals.append(split.total)
     if overlap is not None:
         overlap.check("spec.evaluation.uri")
-    batch = merge(parts, data.unit.max_examples_per_unit)
+    batch = merge(parts, data.unit.max_examples_per_unit, tokenise.inputs)
     path = _folder(directory) / f"shard-{rank:03d}-of-{workers:03d}.arrow"
     write(batch, path)
     return PodShard(path, batch.num_rows == 0, keys.dataset_digest(key, totals))
@@ -93,7 +93,7 @@ def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, direct
         evaluation.uri, recipe.columns, format=evaluation.format, storage=spec.storage, where="spec.evaluation"
     )
     split = [tokenise_public(table, columns=recipe.columns, tokenise=tokenise) for table in tables]
-    records = concatenate([part for each in split for part in each.tables])
+    records = concatenate([part for each in split for part in each.tables], tokenise.inputs)
     if records is None:
         raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     batch, contents = records

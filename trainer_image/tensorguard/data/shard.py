@@ -1,17 +1,21 @@
 """One worker's records as a file: written by `shards` or `pod_shard`, memory-mapped by the worker, read by `batches`.
 
-The file is an uncompressed Arrow IPC file of one record batch with one row for each **unit**: `input_ids` is a list
-(one entry for each of the unit's records) of lists of int32 tokens, `target` goes with it (for CausalLM int8, 0 or 1
-for each token; for classification int32, one for each record), `length` is the unit's longest record in tokens. So
-Arrow's offset buffers are the index from a unit to its records and from a record to its tokens. Reading copies nothing
-into memory.
+The file is an uncompressed Arrow IPC file of one record batch with one row for each **unit**. The first column is the
+input: for text, `input_ids` is a list (one entry for each of the unit's records) of lists of int32 tokens; for
+pictures, `pixels` is a list of byte strings of one length, each of them uint8 [3, height, width]. `target` belongs to
+it (for CausalLM int8, 0 or 1 for each token; for classification int32, one for each record). `length` is the unit's
+longest record in tokens, and 1 for pictures. So Arrow's offset buffers are the index from a unit to its records and
+from a record to its tokens. Reading copies nothing into memory.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,15 +45,75 @@ _ARROW = {
 }
 
 
+class Input(ABC):
+    """What a model reads of a record, and how a shard stores it. `column`: its column in a shard."""
+
+    column: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of one record's input."""
+
+    @abstractmethod
+    def lengths(self, records: Any) -> np.ndarray:
+        """The length of each record of an Arrow array of this type, int32 [n]."""
+
+
+@dataclass(frozen=True)
+class Tokens(Input):
+    """Text: the numbers of its tokens, int32 [length]. Records differ in length."""
+
+    column = "input_ids"
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return TOKENS
+
+    def lengths(self, records: Any) -> np.ndarray:
+        lengths: np.ndarray = np.diff(records.offsets.to_numpy()).astype(np.int32)
+        return lengths
+
+
+@dataclass(frozen=True)
+class Pixels(Input):
+    """A picture: uint8 [3, height, width] in RGB, row by row. All pictures have one size, so their length is 1."""
+
+    height: int
+    width: int
+
+    column = "pixels"
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return pa.binary(self.bytes)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of one picture."""
+        return 3 * self.height * self.width
+
+    def lengths(self, records: Any) -> np.ndarray:
+        return np.ones(len(records), np.int32)
+
+
+TEXT = Tokens()
+
+
 class Shard:
     """Units 0 to len - 1 and their records, which are numbered over all units. Arrays are views of the mapped file."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        tokens, target = batch.column("input_ids"), batch.column("target")
+        inputs, target = batch.column(0), batch.column("target")
         self._batch = batch  # keeps the mapped memory alive
-        self._units = tokens.offsets.to_numpy()
-        self._records = tokens.values.offsets.to_numpy()
-        self._tokens = tokens.values.values.to_numpy()
+        self._units = inputs.offsets.to_numpy()
+        if pa.types.is_fixed_size_binary(inputs.type.value_type):
+            stored, width = inputs.values, inputs.type.value_type.byte_width
+            buffer = np.frombuffer(stored.buffers()[1] or b"", np.uint8)
+            self._pixels = buffer[stored.offset * width :][: len(stored) * width].reshape(-1, width)
+        else:
+            self._records = inputs.values.offsets.to_numpy()
+            self._tokens = inputs.values.values.to_numpy()
         self.target = next(kind for kind in Target if kind.arrow == target.type.value_type)
         per_record = self.target is Target.RECORD_LABEL
         self._target = (target.values if per_record else target.values.values).to_numpy()
@@ -77,6 +141,11 @@ class Shard:
         tokens: np.ndarray = self._tokens[self._records[record] : self._records[record + 1]]
         return tokens
 
+    def pixels(self, record: int) -> np.ndarray:
+        """The record's picture, uint8 [3 * height * width] (`Pixels`)."""
+        pixels: np.ndarray = self._pixels[record]
+        return pixels
+
     def labels(self, record: int) -> np.ndarray | int:
         """The target of the loss for the record's logits: int64 [length], -100 where nothing is learned; or a class.
 
@@ -102,24 +171,27 @@ class Shard:
         return target
 
 
-def units_table(tokens: pa.Table, starts: np.ndarray) -> pa.RecordBatch:
-    """Records in their final order (columns input_ids and target) as one row for each unit.
+def units_table(records: pa.Table, starts: np.ndarray, kind: Input = TEXT) -> pa.RecordBatch:
+    """Records in their final order (columns of `records_table`) as one row for each unit.
 
     Args:
-        tokens: the records.
+        records: the records.
         starts: int64 [units], the first row of each unit, ascending, starting with 0.
+        kind: what a model reads of a record.
     """
-    batch = tokens.combine_chunks().to_batches()[0] if len(tokens) else _empty(tokens.schema)
+    batch = records.combine_chunks().to_batches()[0] if len(records) else _empty(records.schema)
     offsets = pa.array(np.append(starts, len(batch)), pa.int64())
-    lengths = np.diff(batch.column("input_ids").offsets.to_numpy()).astype(np.int32)
+    lengths = kind.lengths(batch.column(kind.column))
     longest = np.maximum.reduceat(lengths, starts) if len(starts) else lengths
-    columns = {name: pa.LargeListArray.from_arrays(offsets, batch.column(name)) for name in ("input_ids", "target")}
+    columns = {name: pa.LargeListArray.from_arrays(offsets, batch.column(name)) for name in (kind.column, "target")}
     return pa.RecordBatch.from_pydict({**columns, "length": pa.array(longest, pa.int32())})
 
 
-def tokens_table(input_ids: Sequence[Sequence[int]], targets: Sequence[Sequence[int] | int], kind: Target) -> pa.Table:
-    """Records as the columns input_ids and target; `kind` defines what the targets are."""
-    return pa.table({"input_ids": pa.array(input_ids, TOKENS), "target": pa.array(targets, kind.arrow)})
+def records_table(
+    inputs: Sequence[Sequence[int] | bytes], targets: Sequence[Sequence[int] | int], target: Target, kind: Input = TEXT
+) -> pa.Table:
+    """Records as the columns of their inputs and targets; `kind` and `target` define what these are."""
+    return pa.table({kind.column: pa.array(inputs, kind.arrow), "target": pa.array(targets, target.arrow)})
 
 
 def write(batch: pa.RecordBatch, path: Path) -> None:

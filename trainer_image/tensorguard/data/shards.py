@@ -42,7 +42,7 @@ from tensorguard.data.partition import (
 )
 from tensorguard.data.read import error_without_content, silence_ray_data
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.shard import write
+from tensorguard.data.shard import Input, write
 from tensorguard.data.tokenise import Tokeniser
 
 BATCH_ROWS = 4096
@@ -98,7 +98,9 @@ def prepare(
     with _written_parts(dataset, split, directory, "dataset") as parts:
         if public is not None:
             ray.get(_check_overlap.remote(public, parts.of(workers), public_name))
-        empty = ray.get([_merge.remote(parts.of(rank), limit, path) for rank, path in enumerate(shards)])
+        empty = ray.get(
+            [_merge.remote(parts.of(rank), limit, tokenise.inputs, path) for rank, path in enumerate(shards)]
+        )
     if all(empty):
         raise DataError(f"spec.dataset: no record is usable: {why_no_record_is_usable(recipe)}")
     return PreparedShards(shards, keys.dataset_digest(key_file.read_bytes(), parts.totals))
@@ -110,7 +112,7 @@ def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *
     split = partial(tokenise_public, columns=recipe.columns, tokenise=tokenise)
     path = directory / "evaluation.arrow"
     with _written_parts(dataset, split, directory, "evaluation") as parts:
-        if ray.get(_concatenate.remote(parts.of(0), path)):
+        if ray.get(_concatenate.remote(parts.of(0), tokenise.inputs, path)):
             raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     return path
 
@@ -186,11 +188,11 @@ def _split(
 
 
 @ray.remote
-def _merge(parts: list[Path], limit: int | None, path: Path) -> bool:
+def _merge(parts: list[Path], limit: int | None, inputs: Input, path: Path) -> bool:
     """Write a worker's shard, and return whether it is empty."""
     if not parts:
         return True
-    batch = merge([_open(part) for part in parts], limit)
+    batch = merge([_open(part) for part in parts], limit, inputs)
     write(batch, path)
     return bool(batch.num_rows == 0)
 
@@ -205,9 +207,9 @@ def _check_overlap(public: Path, parts: list[Path], name: str) -> None:
 
 
 @ray.remote
-def _concatenate(parts: list[Path], path: Path) -> bool:
+def _concatenate(parts: list[Path], inputs: Input, path: Path) -> bool:
     """Write the public file, and return whether it is empty."""
-    records = concatenate([_open(part) for part in parts])
+    records = concatenate([_open(part) for part in parts], inputs)
     if records is not None:
         batch, contents = records
         write(batch, path)

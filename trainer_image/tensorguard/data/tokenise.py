@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.shard import Target
+from tensorguard.data.shard import TEXT, Input, Target
 
 
 class Example(NamedTuple):
-    """One record in tokens.
+    """One record as a model reads it.
 
     Attributes:
-        input_ids: the tokens.
+        inputs: the tokens of a text, or the pixels of a picture (`tensorguard.data.shard.Pixels`).
         target: one number for each token, or one for the record, as the task's `Target` defines.
     """
 
-    input_ids: list[int]
+    inputs: list[int] | bytes
     target: list[int] | int
 
 
@@ -35,10 +35,17 @@ Encode = Callable[[Mapping[str, Sequence[Any]]], list[Example | None]]
 
 @dataclass(frozen=True)
 class Tokeniser:
-    """Makes tokens and targets of records. It can be pickled. `target`: what the target of an example is."""
+    """Makes inputs and targets of records. It can be pickled.
+
+    Attributes:
+        encode: the function.
+        target: what the target of an example is.
+        inputs: what the inputs of an example are.
+    """
 
     encode: Encode
     target: Target
+    inputs: Input = TEXT
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         """One Example, or None, for each record of the columns `records` (by role; equally long)."""

@@ -1,7 +1,7 @@
 """The self-test at the start of a run: does each gradient depend on one record alone?
 
-In: the model, its `PerExampleGradients`, a `GridClipper`, and public dummy input (random tokens, no real record). Out:
-a `SelfTest` with the measured errors, or one sentence that names the fault.
+In: the model, its `PerExampleGradients`, a `GridClipper`, and public dummy input (random tokens or pixels, no real
+record). Out: a `SelfTest` with the measured errors, or one sentence that names the fault.
 
 A list of supported layers becomes outdated with every release of the libraries, so this module measures. Three
 conditions must hold. The rows add up to the gradient of an ordinary backward pass. Only the seeds of the records affect
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from tensafe_api.reasons import Reason
+from tensorguard.data.rows import Rows
 from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import seeded
@@ -58,17 +59,14 @@ class SelfTest:
 
 
 def dummy_batches(
-    task: Task, *, rows: int, length: int, vocabulary: int, device: str | torch.device = "cpu"
+    task: Task, form: Rows, *, rows: int, length: int, device: str | torch.device = "cpu"
 ) -> Callable[[int], Batch]:
-    """Return a function from a seed to a public batch of random tokens. Row 0 is full, the others are padded."""
+    """Return a function from a seed to a public batch of random inputs, in the form of the run's micro-batches."""
 
     def make(seed: int) -> Batch:
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
-        lengths[0] = length
-        mask = (torch.arange(length) < lengths).long()
-        ids = torch.randint(vocabulary, (rows, length), generator=generator) * mask
-        batch = {"input_ids": ids, "attention_mask": mask, "labels": task.dummy_labels(ids, mask, generator)}
+        inputs = form.dummies(rows, length, generator)
+        batch = {**inputs, "labels": task.dummy_labels(inputs, generator)}
         return {name: tensor.to(device) for name, tensor in batch.items()}
 
     return make

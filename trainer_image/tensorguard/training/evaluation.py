@@ -17,6 +17,7 @@ import torch
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import evaluation_batches
+from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
 from tensorguard.models.losses import EvaluationSums, evaluate_batch
 from tensorguard.models.tasks import Task
@@ -39,8 +40,7 @@ def evaluate_on_all_ranks(
     *,
     task: Task,
     batch_size: int,
-    max_length: int,
-    pad_id: int,
+    form: Rows,
     device: torch.device,
     aggregator: SecureAggregator | None = None,
 ) -> tuple[float, dict[str, float]]:
@@ -49,12 +49,11 @@ def evaluate_on_all_ranks(
     Call on every rank. The loss is NaN where the set has no records.
 
     Args:
+        form: makes the rows of micro-batches.
         aggregator: adds the sums of a private set; None for a public set, whose sums need no protection.
     """
     sums = EvaluationSums()
-    batches = evaluation_batches(
-        evaluation, size=batch_size, max_length=max_length, pad_id=pad_id, rank=channel.rank, workers=channel.size
-    )
+    batches = evaluation_batches(evaluation, size=batch_size, form=form, rank=channel.rank, workers=channel.size)
     model.eval()
     try:
         for batch in batches:

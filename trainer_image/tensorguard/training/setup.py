@@ -22,7 +22,8 @@ from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
-from tensorguard.data.batches import buckets
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.rows import Rows, TokenRows
 from tensorguard.data.shard import Shard
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
@@ -30,8 +31,7 @@ from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.source import ModelSource, resolve_model
-from tensorguard.models.tasks import task_of
-from tensorguard.models.tokenizer import load_tokenizer
+from tensorguard.models.tasks import Task, task_of
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
@@ -55,6 +55,7 @@ class StepComponents:
     Attributes:
         parameters: the trained parameters, in the order of the gradient's coordinates.
         evaluation: the tokenised evaluation set; None without one.
+        form: makes the rows of micro-batches.
         records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
@@ -79,7 +80,7 @@ class StepComponents:
     store: CheckpointStore
     evaluation: Shard | None
     private_metrics: PrivateMetrics | None
-    pad_id: int
+    form: Rows
     identity: dict[str, str]
     remarks: tuple[str, ...]
 
@@ -99,17 +100,18 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     _, plan = resolve_job(job)
     spec, mechanism = job.spec, plan.mechanism
     source = resolve_model(spec.model.name, spec.model.revision)
-    tokenizer = load_tokenizer(
-        source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
-    )
-    model = load_lora_model(job, source, tokenizer.pad_token_id, device)
+    task, recipe = task_of(spec), Recipe.from_spec(spec)
+    processor = task.load_processor(source, spec.model)
+    model = load_lora_model(job, source, task.pad_id(processor), device)
+    form = task.rows(processor, recipe, model.config)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
-    gradients = PerExampleGradients(model, named, record_loss(task_of(spec)), loss_scale)
-    _check_length(job, model)
-    _check_vocabulary(job, model, max(tokenizer.get_vocab().values()))
+    gradients = PerExampleGradients(model, named, record_loss(task), loss_scale)
+    if isinstance(form, TokenRows):
+        _check_length(job, model, form.max_length)
+        _check_vocabulary(job, model, max(processor.get_vocab().values()))
     at_once = find_bit_equal_shape(
-        lambda rows: _self_test(job, plan, model, gradients, device, rows),
+        lambda rows: _self_test(task, form, plan, model, gradients, device, rows),
         rows=spec.training.micro_batch_size,
         device=device,
     )
@@ -140,8 +142,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
             gradients,
             stream.derive("seeds"),
             micro_batch_size=at_once,
-            max_length=spec.training.max_length,
-            pad_id=tokenizer.pad_token_id,
+            form=form,
             device=device,
             keep_losses=private_metrics is not None,
         ),
@@ -156,13 +157,15 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         store=CheckpointStore.for_job(job, config.mounts),
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private_metrics=private_metrics,
-        pad_id=tokenizer.pad_token_id,
+        form=form,
         identity={"name": source.name, "weights": source.identity()},
         remarks=(*noise_remarks, *counted_records_remark(mechanism, spec.dataset.unit.at_least)),
     )
 
 
-def load_lora_model(job: TenSafeTrainingJob, source: ModelSource, pad_id: int, device: torch.device) -> PeftModel:
+def load_lora_model(
+    job: TenSafeTrainingJob, source: ModelSource, pad_id: int | None, device: torch.device
+) -> PeftModel:
     """The job's base model with its LoRA factors, in training mode.
 
     It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`.
@@ -199,7 +202,8 @@ def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
 
 
 def _self_test(
-    job: TenSafeTrainingJob,
+    task: Task,
+    form: Rows,
     plan: Plan,
     model: PeftModel,
     gradients: PerExampleGradients,
@@ -209,19 +213,8 @@ def _self_test(
     """The largest errors of the self-test, over dummy micro-batches of `rows` records of every length in the run."""
     clipper = GridClipper(gradients.dimension, plan.mechanism.grid, float(plan.mechanism.clip), device)
     reports = [
-        self_test(
-            model,
-            gradients,
-            clipper,
-            dummy_batches(
-                task_of(job.spec),
-                rows=rows,
-                length=length,
-                vocabulary=model.config.get_text_config().vocab_size,
-                device=device,
-            ),
-        )
-        for length in buckets(job.spec.training.max_length)
+        self_test(model, gradients, clipper, dummy_batches(task, form, rows=rows, length=length, device=device))
+        for length in form.lengths
     ]
     return SelfTest(
         sum_error=max(report.sum_error for report in reports),
@@ -229,14 +222,14 @@ def _self_test(
     )
 
 
-def _check_length(job: TenSafeTrainingJob, model: PeftModel) -> None:
+def _check_length(job: TenSafeTrainingJob, model: PeftModel, length: int) -> None:
     """Refuse a record length for which the model has too few positions."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and job.spec.training.max_length > positions:
+    if positions is not None and length > positions:
         raise AttemptFailed(
             Reason.INVALID_MANIFEST,
-            f"spec.training.maxLength: {job.spec.training.max_length} is more than the {positions} positions of "
-            f"{job.spec.model.name}; lower it",
+            f"spec.training.maxLength: {length} is more than the {positions} positions of {job.spec.model.name}; "
+            "lower it",
         )
 
 

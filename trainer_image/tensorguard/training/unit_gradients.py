@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from tensorguard.data.batches import MicroBatch, micro_batches
+from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
 from tensorguard.models.dropout import record_seeds
 from tensorguard.privacy.clipping import GridClipper
@@ -33,12 +34,12 @@ class ShardGradients:
         stream: SecretStream,
         *,
         micro_batch_size: int,
-        max_length: int,
-        pad_id: int,
+        form: Rows,
         device: torch.device,
         keep_losses: bool = False,
     ) -> None:
         """Args:
+        form: makes the rows of micro-batches.
         stream: gives the seeds of dropout (one per record and step) and of rounding (one per unit and step).
         keep_losses: whether to keep the loss of each record, which is private.
         """
@@ -47,8 +48,7 @@ class ShardGradients:
         self._gradients = gradients
         self._stream = stream
         self._size = micro_batch_size
-        self._max_length = max_length
-        self._pad_id = pad_id
+        self._form = form
         self._device = device
         self._losses: list[float] | None = [] if keep_losses else None
 
@@ -59,9 +59,7 @@ class ShardGradients:
         """
         dropout, rounding = self._stream.keyed_seeds(), self._stream.keyed_seeds()
         open_unit: tuple[int, torch.Tensor] | None = None
-        for batch in micro_batches(
-            self._shard, units, size=self._size, max_length=self._max_length, pad_id=self._pad_id
-        ):
+        for batch in micro_batches(self._shard, units, size=self._size, form=self._form):
             if stop:
                 return
             closed, sums, open_unit = _by_unit(batch.units, self._compute(batch, dropout), open_unit)
@@ -77,7 +75,7 @@ class ShardGradients:
 
     def _compute(self, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
         """One row of gradients for each record that is not padding, float32 [rows, d]."""
-        dummies = len(batch.input_ids) - len(batch.units)
+        dummies = len(batch.labels) - len(batch.units)
         seeds = dropout(batch.units, batch.records) + [0] * dummies
         with record_seeds(self._model, seeds):
             return self._gradients.compute(model_inputs(batch, self._device), len(batch.units), self._losses)
@@ -85,11 +83,7 @@ class ShardGradients:
 
 def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Tensor]:
     """The arguments of the model for a micro-batch, on `device`."""
-    return {
-        "input_ids": batch.input_ids.to(device),
-        "attention_mask": batch.attention_mask.to(device),
-        "labels": batch.labels.to(device),
-    }
+    return {name: tensor.to(device) for name, tensor in {**batch.inputs, "labels": batch.labels}.items()}
 
 
 def _by_unit(

@@ -266,8 +266,7 @@ class Worker:
             components.model,
             task=task_of(components.job.spec),
             batch_size=training.micro_batch_size,
-            max_length=training.max_length,
-            pad_id=components.pad_id,
+            form=components.form,
             device=self._device,
             aggregator=self.private_step.aggregator if evaluation.visibility == "Private" else None,
         )

@@ -55,7 +55,7 @@ def one(encode, tokens, tags):
 
 def shown(example, tokenizer=None):
     """Each token with the name of its label, such as `an/B-per`."""
-    tokens = (tokenizer or word_piece()).convert_ids_to_tokens(example.input_ids)
+    tokens = (tokenizer or word_piece()).convert_ids_to_tokens(example.inputs)
     return " ".join(t if n == IGNORE_INDEX else f"{t}/{NAMES[n]}" for t, n in zip(tokens, example.target, strict=True))
 
 
@@ -73,7 +73,7 @@ def test_labels_are_those_of_the_tokenizers_own_word_numbers():
     for i, number in zip(firsts, numbers, strict=True):
         expected[i] = number
     example = one(encoder(), words, numbers)
-    assert (example.input_ids, example.target) == (encoded.input_ids, expected)
+    assert (example.inputs, example.target) == (encoded.input_ids, expected)
 
 
 def test_space_that_belongs_to_a_token_is_not_a_word():

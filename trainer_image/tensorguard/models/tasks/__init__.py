@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import importlib
 import re
+from typing import TYPE_CHECKING
 
 from tensafe_api.resources.job import Spec
 from tensafe_api.tasks import TASKS
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.tokenise import Tokeniser
 from tensorguard.models.tasks.base import Task
 
-__all__ = ["Task", "module_of", "task_named", "task_of"]
+if TYPE_CHECKING:
+    from tensorguard.models.source import ModelSource
+
+__all__ = ["Task", "module_of", "task_named", "task_of", "tokeniser_of"]
 
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -35,6 +41,16 @@ def task_of(spec: Spec) -> Task:
     """The task of a job."""
     model = spec.model
     return task_named(model.task, labels=model.num_labels or 0, label_names=model.label_names)
+
+
+def tokeniser_of(spec: Spec, source: ModelSource) -> Tokeniser:
+    """The tokeniser of a job, whose model's files are at `source`.
+
+    Raises:
+        UnsupportedModelError, DataError: the model's files do not fit the job.
+    """
+    task = task_of(spec)
+    return task.tokeniser(task.load_processor(source, spec.model), Recipe.from_spec(spec))
 
 
 def module_of(name: str) -> str:

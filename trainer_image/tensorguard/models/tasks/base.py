@@ -20,11 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensafe_api.tasks import TASKS, TaskContract
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.shard import IGNORE_INDEX, Target
+from tensorguard.data.shard import IGNORE_INDEX, TEXT, Input, Target
 from tensorguard.data.tokenise import Encode, Tokeniser
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
+
+    from tensafe_api.resources.model import Model
+    from tensorguard.data.rows import Rows
+    from tensorguard.models.source import ModelSource
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,37 @@ class Task(ABC):
         """The value of `model.task`."""
         return self.contract.name
 
-    def tokeniser(self, tokenizer: Any, recipe: Recipe) -> Tokeniser:
+    def load_processor(self, source: ModelSource, model: Model) -> Any:
+        """What the model's files say about its inputs: its tokenizer. The weights are not read."""
+        from tensorguard.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(source, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code)
+
+    def pad_id(self, processor: Any) -> int | None:
+        """The token that fills rows, from the result of `load_processor`; None for inputs without tokens."""
+        number: int = processor.pad_token_id
+        return number
+
+    def inputs(self, processor: Any) -> Input:
+        """What the model reads of a record."""
+        return TEXT
+
+    def rows(self, processor: Any, recipe: Recipe, config: PreTrainedConfig) -> Rows:
+        """What makes the rows of micro-batches. `config`: that of the model."""
+        from tensorguard.data.rows import TokenRows
+
+        return TokenRows(recipe.max_length, processor.pad_token_id, config.get_text_config().vocab_size)
+
+    def tokeniser(self, processor: Any, recipe: Recipe) -> Tokeniser:
         """A function from a batch of raw columns to one `Example`, or None, for each record; it can be pickled.
 
         Raises DataError where the tokenizer does not fit the job. Only public examples are tried for this.
         """
-        return Tokeniser(self.encoder(tokenizer, recipe), self.target)
+        return Tokeniser(self.encoder(processor, recipe), self.target, self.inputs(processor))
 
     @abstractmethod
-    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
-        """The function of `tokeniser`.
+    def encoder(self, processor: Any, recipe: Recipe) -> Encode:
+        """The function of `tokeniser`, for the result of `load_processor`.
 
         It takes columns by role, equally long, and returns one `Example` for each record, or None for a record that
         cannot be used. An example depends on its own record alone, and no record makes it raise. The target of an
@@ -100,13 +126,14 @@ class Task(ABC):
         """Python that tries the trained `model` with its `tokenizer` and `base`; `tensafe run` prints it at the end."""
         return ()
 
-    def dummy_labels(self, ids: torch.Tensor, mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Public random labels for the self-test, as a micro-batch has them, for tokens `ids` int64 [m, L].
+    def dummy_labels(self, inputs: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+        """Public random labels for the self-test, as a micro-batch has them, for the dummy `inputs` of `Rows`.
 
-        `mask` is 1 where a record has a token and 0 where it is padded.
+        For text, `inputs["attention_mask"]` is 1 where a record has a token and 0 where it is padded.
         """
         import torch
 
         if self.target is Target.RECORD_LABEL:
-            return torch.randint(self.labels, (len(ids),), generator=generator)
-        return torch.randint(self.labels, ids.shape, generator=generator).masked_fill(mask == 0, IGNORE_INDEX)
+            return torch.randint(self.labels, (len(next(iter(inputs.values()))),), generator=generator)
+        mask = inputs["attention_mask"]
+        return torch.randint(self.labels, mask.shape, generator=generator).masked_fill(mask == 0, IGNORE_INDEX)

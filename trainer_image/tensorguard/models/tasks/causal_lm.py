@@ -36,15 +36,15 @@ class CausalLM(Task):
     peft_type = "CAUSAL_LM"
     target = Target.LEARNED_TOKENS
 
-    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
+    def encoder(self, processor: Any, recipe: Recipe) -> Encode:
         if "messages" in recipe.columns:
-            renderer(tokenizer, recipe.chat_template)
-            return _Messages(tokenizer, recipe)
-        if tokenizer.eos_token_id is None:
+            renderer(processor, recipe.chat_template)
+            return _Messages(processor, recipe)
+        if processor.eos_token_id is None:
             raise DataError(
                 "spec.model.name: this model's tokenizer has no end token (eos_token), so a completion could not end"
             )
-        return _Texts(tokenizer, recipe)
+        return _Texts(processor, recipe)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         from tensorguard.models.losses import causal_lm_losses
@@ -54,8 +54,8 @@ class CausalLM(Task):
     def learns(self, labels: torch.Tensor) -> torch.Tensor:
         return super().learns(labels[:, 1:])
 
-    def dummy_labels(self, ids: torch.Tensor, mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return ids.masked_fill(mask == 0, IGNORE_INDEX)
+    def dummy_labels(self, inputs: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+        return inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORE_INDEX)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ class SequenceClassification(Task):
     target = Target.RECORD_LABEL
     heads = ("classifier", "score")
 
-    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
-        return _LabelledTexts(tokenizer, recipe)
+    def encoder(self, processor: Any, recipe: Recipe) -> Encode:
+        return _LabelledTexts(processor, recipe)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         from tensorguard.models.losses import classification_losses

@@ -39,13 +39,13 @@ class TokenClassification(Task):
     target = Target.TOKEN_LABELS
     heads = ("classifier", "score")
 
-    def encoder(self, tokenizer: Any, recipe: Recipe) -> Encode:
-        if not tokenizer.is_fast:
+    def encoder(self, processor: Any, recipe: Recipe) -> Encode:
+        if not processor.is_fast:
             raise DataError(
                 "spec.model.name: this model's tokenizer has no fast version, which TokenClassification needs to find "
                 "the first token of a word; choose another model"
             )
-        return _TaggedWords(tokenizer, recipe)
+        return _TaggedWords(processor, recipe)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         from tensorguard.models.losses import token_classification_losses

@@ -66,15 +66,10 @@ def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, di
     from tensorguard.data.recipe import Recipe, columns_of
     from tensorguard.data.shards import prepare, prepare_public
     from tensorguard.models.source import resolve_model
-    from tensorguard.models.tasks import task_of
-    from tensorguard.models.tokenizer import load_tokenizer
+    from tensorguard.models.tasks import tokeniser_of
 
     spec = job.spec
-    source = resolve_model(spec.model.name, spec.model.revision)
-    tokenizer = load_tokenizer(
-        source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
-    )
-    tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
+    tokenise = tokeniser_of(spec, resolve_model(spec.model.name, spec.model.revision))
     if data.train is not None:
         dataset = from_memory(data.train, columns_of(spec))
     else:

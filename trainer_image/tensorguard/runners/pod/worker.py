@@ -30,8 +30,7 @@ from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare
 from tensorguard.data.recipe import Recipe
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.models.source import resolve_model
-from tensorguard.models.tasks import task_of
-from tensorguard.models.tokenizer import load_tokenizer
+from tensorguard.models.tasks import tokeniser_of
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_worker
@@ -200,11 +199,7 @@ def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
     check_evaluation_is_public(job)
     if channel.rank == 0:
         CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may happen during an outage
-    source = resolve_model(spec.model.name, spec.model.revision)
-    tokenizer = load_tokenizer(
-        source, chat_template=spec.model.chat_template, trust_remote_code=spec.model.trust_remote_code
-    )
-    tokenise = task_of(spec).tokeniser(tokenizer, Recipe.from_spec(spec))
+    tokenise = tokeniser_of(spec, resolve_model(spec.model.name, spec.model.revision))
     evaluation = prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory)
     public = evaluation if spec.evaluation and spec.evaluation.visibility == "Public" else None
     shard = prepare_pod_shard(

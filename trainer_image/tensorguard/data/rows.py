@@ -1,0 +1,82 @@
+"""How the rows of a micro-batch are made of records: one class for each kind of input.
+
+In come the records of a shard. Out come the tensors that a model reads, with a fixed number of rows. Row i depends on
+record i alone. Rows without a record are dummies: a text has one visible padding token, a picture is black.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tensorguard.data.shard import Shard
+
+MIN_BUCKET = 16
+
+
+def buckets(max_length: int) -> tuple[int, ...]:
+    """The lengths that micro-batches can have: the powers of two from 16 up to max_length, and max_length."""
+    found = []
+    length = MIN_BUCKET
+    while length < max_length:
+        found.append(length)
+        length *= 2
+    return (*found, max_length)
+
+
+class Rows(ABC):
+    """Makes the rows of micro-batches for one kind of input."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths that a micro-batch can have, ascending. They are public. The last one bounds every record."""
+
+    @abstractmethod
+    def build(self, shard: Shard, records: Sequence[int], size: int, length: int) -> dict[str, torch.Tensor]:
+        """The inputs of the model by name, each [size, ...]: row i is `records[i]`, the others are dummies."""
+
+    @abstractmethod
+    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Public random inputs of the same names, dtypes and shapes, for the self-test."""
+
+
+@dataclass(frozen=True)
+class TokenRows(Rows):
+    """Texts: `input_ids` and `attention_mask`, int64 [m, L]; padding is on the right, and marked by the mask alone.
+
+    Attributes:
+        max_length: in tokens; it bounds every record.
+        pad_id: the token that fills rows.
+        vocabulary: number of tokens that the model knows; dummies draw from them.
+    """
+
+    max_length: int
+    pad_id: int
+    vocabulary: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return buckets(self.max_length)
+
+    def build(self, shard: Shard, records: Sequence[int], size: int, length: int) -> dict[str, torch.Tensor]:
+        tokens = np.full((size, length), self.pad_id, dtype=np.int64)
+        mask = np.zeros((size, length), dtype=np.int64)
+        mask[:, 0] = 1  # a dummy row without a visible token would attend to nothing, which gives NaN
+        for i, record in enumerate(records):
+            ids = shard.tokens(record)
+            tokens[i, : len(ids)] = ids
+            mask[i, : len(ids)] = 1
+        return {"input_ids": torch.from_numpy(tokens), "attention_mask": torch.from_numpy(mask)}
+
+    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Row 0 is full, the others are padded."""
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=generator)
+        lengths[0] = length
+        mask = (torch.arange(length) < lengths).long()
+        ids = torch.randint(self.vocabulary, (rows, length), generator=generator) * mask
+        return {"input_ids": ids, "attention_mask": mask}
