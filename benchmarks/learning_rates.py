@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = spec.model.label_names
     tokenizer = minilm.load_tokenizer()
     train_rows, eval_rows = (
-        corpora.tokens(corpora.jsonl(EXAMPLE / uri, names), tokenizer, spec.training.max_length)
+        corpora.tokens(corpora.jsonl(EXAMPLE / uri, names), tokenizer, spec.training.max_length or 512)
         for uri in (spec.dataset.uri, spec.evaluation.uri)
     )
     adapter = minilm.Adapter(spec.lora.rank, int(spec.lora.alpha), spec.lora.layers)

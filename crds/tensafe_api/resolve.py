@@ -22,7 +22,8 @@ from tensafe_api.privacy_events import Mechanism, round_up
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.numeric import parse_decimal
-from tensafe_api.tasks import shape_for
+from tensafe_api.resources.training import DEFAULT_MAX_LENGTH
+from tensafe_api.tasks import image_columns, shape_for
 
 SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
@@ -283,8 +284,17 @@ def _grid_bits(batch: int, sigma: float, workers: int, colluders: int) -> int:
 def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
     """`job` with every computed default written into its spec."""
     spec = job.spec
+    columns = spec.dataset.columns
+    reads_text = not columns.given().keys() & set(image_columns())
+    max_length = spec.training.max_length or (DEFAULT_MAX_LENGTH if reads_text else None)
+    over_length = spec.dataset.over_length or ("Truncate" if reads_text else None)
     training = spec.training.model_copy(
-        update={"steps": plan.steps, "epochs": None, "expected_batch_size": plan.mechanism.expected_batch_size}
+        update={
+            "steps": plan.steps,
+            "epochs": None,
+            "expected_batch_size": plan.mechanism.expected_batch_size,
+            "max_length": max_length,
+        }
     )
     privacy = spec.privacy.model_copy(
         update={
@@ -295,7 +305,6 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
     )
     checkpoint = spec.checkpoint.model_copy(update={"every_steps": plan.checkpoint_every})
     lora = spec.lora.model_copy(update={"alpha": spec.lora.alpha or 2 * spec.lora.rank})
-    columns = spec.dataset.columns
     unit = spec.dataset.unit
     if unit.kind == "User" and unit.max_examples_per_unit is None:
         unit = unit.model_copy(update={"max_examples_per_unit": DEFAULT_EXAMPLES_PER_UNIT})
@@ -306,7 +315,7 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
         "privacy": privacy,
         "checkpoint": checkpoint,
         "lora": lora,
-        "dataset": spec.dataset.model_copy(update={"loss_on": loss_on, "unit": unit}),
+        "dataset": spec.dataset.model_copy(update={"loss_on": loss_on, "over_length": over_length, "unit": unit}),
     }
     if spec.evaluation:
         update["evaluation"] = spec.evaluation.model_copy(update={"every_steps": plan.evaluate_every})

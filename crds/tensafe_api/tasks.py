@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Content = Literal["text", "label", "conversation", "words", "word labels"]
-"""What a column holds: a string; a class; a list of objects or its JSON text; a list of strings; a list of classes."""
+Content = Literal["text", "label", "conversation", "words", "word labels", "image"]
+"""What a column holds: a string; a class; a list of objects or its JSON text; a list of strings; a list of classes; the
+bytes of an image file."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ class TaskContract:
 
 ACCURACY = Metric("accuracy", "accuracy", "Fraction of correct predictions, for classification.")
 TEXT = Column("text", "text", "Column of the text.")
+LABEL = Column(
+    "label",
+    "label",
+    "Column of the class: a number from 0, or a name from model.labelNames. Valid with text or image only.",
+)
 
 CAUSAL_LM = TaskContract(
     name="CausalLM",
@@ -128,18 +134,7 @@ CAUSAL_LM = TaskContract(
 SEQUENCE_CLASSIFICATION = TaskContract(
     name="SequenceClassification",
     purpose="put text into classes",
-    shapes=(
-        Shape(
-            (
-                TEXT,
-                Column(
-                    "label",
-                    "label",
-                    "Column of the class: a number from 0, or a name from model.labelNames. Valid with text only.",
-                ),
-            ),
-        ),
-    ),
+    shapes=(Shape((TEXT, LABEL)),),
     classes=True,
     metrics=(ACCURACY,),
 )
@@ -170,7 +165,28 @@ TOKEN_CLASSIFICATION = TaskContract(
     ),
 )
 
-TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION)}
+IMAGE_CLASSIFICATION = TaskContract(
+    name="ImageClassification",
+    purpose="put images into classes",
+    shapes=(
+        Shape(
+            (
+                Column(
+                    "image",
+                    "image",
+                    "Column of the image: the content of a PNG, JPEG, BMP or GIF file, as bytes, as an object with a "
+                    "field bytes, or in base64. Requires label.",
+                ),
+                LABEL,
+            ),
+            noun="images",
+        ),
+    ),
+    classes=True,
+    metrics=(ACCURACY,),
+)
+
+TASKS = {task.name: task for task in (CAUSAL_LM, SEQUENCE_CLASSIFICATION, TOKEN_CLASSIFICATION, IMAGE_CLASSIFICATION)}
 """The tasks by name, the default one first."""
 
 COLUMNS = {
@@ -241,12 +257,22 @@ def _kinds() -> dict[str, tuple[tuple[str, ...], tuple[str, ...], str]]:
 def columns_rules() -> list[ColumnsRule]:
     """The rules of `dataset.columns` by itself, whatever the task is."""
     kinds = _kinds()
-    pairs = [pair for needed, _, _ in kinds.values() for pair in itertools.pairwise(needed)]
-    together = [f"has(self.{one}) == has(self.{other})" for one, other in pairs]
+    owners: dict[str, list[str]] = {}
+    for first, (needed, others, _) in kinds.items():
+        for name in (*needed, *others):
+            owners.setdefault(name, []).append(first)
+    own = [[name for name in needed if len(owners[name]) == 1] for needed, _, _ in kinds.values()]
+    pairs = [pair for names in own for pair in itertools.pairwise(names)]
+    shared = [(first, name) for first, (needed, _, _) in kinds.items() for name in needed if len(owners[name]) > 1]
+    together = [
+        *(f"has(self.{one}) == has(self.{other})" for one, other in pairs),
+        *(f"(!has(self.{first}) || has(self.{name}))" for first, name in shared),
+    ]
     one_kind = f"[{', '.join(f'has(self.{first})' for first in kinds)}].exists_one(shape, shape)"
 
     def one_shape(given: Collection[str]) -> bool:
         complete = all((one in given) == (other in given) for one, other in pairs)
+        complete = complete and all(first not in given or name in given for first, name in shared)
         return complete and sum(first in given for first in kinds) == 1
 
     shapes = ", or ".join(join(needed) for needed, _, _ in kinds.values())
@@ -257,21 +283,25 @@ def columns_rules() -> list[ColumnsRule]:
             one_shape,
         )
     ]
-    for first, (_, others, noun) in kinds.items():
-        for name in others:
-            rules.append(
-                ColumnsRule(
-                    f"!has(self.{name}) || has(self.{first})",
-                    f"dataset.columns.{name} is only valid for {noun}: write it together with {first}, or remove it",
-                    _beside(name, first),
-                    f".{name}",
-                )
+    for name, firsts in owners.items():
+        if len(firsts) == 1 and name in kinds[firsts[0]][0]:
+            continue
+        beside = " || ".join(f"has(self.{first})" for first in firsts)
+        nouns = join((kinds[first][2] for first in firsts), "or")
+        rules.append(
+            ColumnsRule(
+                f"!has(self.{name}) || {beside}",
+                f"dataset.columns.{name} is only valid for {nouns}: write it together with {join(firsts, 'or')}, or "
+                "remove it",
+                _beside(name, firsts),
+                f".{name}",
             )
+        )
     return rules
 
 
-def _beside(name: str, first: str) -> Callable[[Collection[str]], bool]:
-    return lambda given: name not in given or first in given
+def _beside(name: str, firsts: Collection[str]) -> Callable[[Collection[str]], bool]:
+    return lambda given: name not in given or any(first in given for first in firsts)
 
 
 def task_columns_cel(task: str, columns: str) -> str:
@@ -332,6 +362,16 @@ def labelled_columns() -> tuple[str, ...]:
     """The columns that only records with labels have: where one of them is given, `dataset.lossOn` is refused."""
     plain = {column for shape in _shapes() if shape.loss_on for column in (*shape.required, *shape.optional)}
     return tuple(name for name, column in COLUMNS.items() if column not in plain)
+
+
+def image_columns() -> tuple[str, ...]:
+    """The columns of images. A record with one of them has no tokens."""
+    return tuple(name for name, column in COLUMNS.items() if column.content == "image")
+
+
+def no_images_cel(columns: str) -> str:
+    """CEL that is true where no column of images is given; `columns` is the path of the columns in a manifest."""
+    return " && ".join(f"!has({columns}.{name})" for name in image_columns())
 
 
 def shapes_by_size() -> Sequence[Shape]:

@@ -195,7 +195,7 @@ spec:
         "spec.aggregation.colludingWorkers: aggregation.colludingWorkers must be 0, because every worker can read the "
         "whole data set, so no noise hides a record from it: remove it",
         "spec.dataset.columns: dataset.columns must name exactly one shape of data: write prompt and completion, or "
-        "messages, or text, or tokens and tags",
+        "messages, or text, or tokens and tags, or image and label",
         "spec.training: training must have at most one of epochs and steps: remove one of them",
         "spec.cluster.env[0]: env must have exactly one of value and valueFrom for each variable: write one of them",
     ]

@@ -215,15 +215,19 @@ def test_warm_up_is_rounded_up_exactly(ratio: str, steps: int, warmup: int, job:
         ({"prompt": "p", "completion": "c"}, "CausalLM", "Completion"),
         ({"text": "t"}, "CausalLM", "All"),
         ({"text": "t", "label": "l"}, "SequenceClassification", None),
+        ({"image": "i", "label": "l"}, "ImageClassification", None),
     ],
 )
 def test_default_of_loss_on_follows_from_the_columns(
     columns: dict[str, str], task: str, expected: Any, job: Job
 ) -> None:
     changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model.task": task}
-    if task == "SequenceClassification":
+    if task != "CausalLM":
         changes["spec.model.numLabels"] = 2
-    assert resolve_job(job(changes))[0].spec.dataset.loss_on == expected
+    spec = resolve_job(job(changes))[0].spec
+    assert spec.dataset.loss_on == expected
+    no_text = task == "ImageClassification"
+    assert (spec.training.max_length, spec.dataset.over_length) == ((None, None) if no_text else (512, "Truncate"))
 
 
 @given(st.integers(1, 2**40))

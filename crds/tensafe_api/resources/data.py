@@ -103,6 +103,10 @@ def _loss_fits(dataset: Dataset) -> bool:
     return dataset.loss_on is None or not given & set(_LABELLED)
 
 
+def _has_images(dataset: Dataset) -> bool:
+    return bool(tasks.given_in(dataset.columns) & set(tasks.image_columns()))
+
+
 class Dataset(Block):
     """The private training data and its unit of privacy."""
 
@@ -121,10 +125,11 @@ class Dataset(Block):
         "assistant's messages. All: all tokens. Refused for records with labels. Default: Completion for prompt and "
         "completion, Assistant for messages, All for text.",
     )
-    over_length: Literal["Truncate", "Drop"] = Field(
-        "Truncate",
+    over_length: Literal["Truncate", "Drop"] | None = Field(
+        None,
         description="What happens to a record of more than training.maxLength tokens: it is cut off or left out. It is "
-        "never an error, because an error would reveal something about one record.",
+        "never an error, because an error would reveal something about one record. Refused for images. Default for "
+        "text: Truncate.",
     )
     unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(
@@ -142,6 +147,12 @@ class Dataset(Block):
             "messages, All with any text, and remove it with labels",
             _loss_fits,
             ".lossOn",
+        ),
+        Rule(
+            f"!has(self.overLength) || {tasks.no_images_cel('self.columns')}",
+            "dataset.overLength is only valid for text, because images have no tokens: remove it",
+            lambda dataset: dataset.over_length is None or not _has_images(dataset),
+            ".overLength",
         ),
     )
 

@@ -181,6 +181,15 @@ class Spec(Block):
             ".model.chatTemplate",
         ),
         Rule(
+            f"!has(self.training.maxLength) || ({tasks.no_images_cel('self.dataset.columns')})",
+            "training.maxLength is only valid for text, because images have no tokens: remove it",
+            lambda spec: (
+                spec.training.max_length is None
+                or not tasks.given_in(spec.dataset.columns) & set(tasks.image_columns())
+            ),
+            ".training.maxLength",
+        ),
+        Rule(
             "!has(self.evaluation) || self.evaluation.visibility != 'Public' || "
             f"!{_within_in_cel('self.evaluation.uri', 'self.dataset.uri')} || "
             f"!{_within_in_cel('self.dataset.uri', 'self.evaluation.uri')}",
@@ -270,7 +279,7 @@ class Spec(Block):
 
 
 class TenSafeTrainingJob(Block):
-    """Fine-tunes a language model with LoRA under differential privacy and reports the epsilon that it spent."""
+    """Fine-tunes a model with LoRA under differential privacy and reports the epsilon that it spent."""
 
     api_version: Literal["tensafe.io/v1alpha1"] = Field(
         API_VERSION, description="API version of the object: tensafe.io/v1alpha1."

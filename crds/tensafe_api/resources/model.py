@@ -98,7 +98,7 @@ class Lora(Block):
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
         (),
         description="Names of the modules that get factors, or all-linear alone for all linear layers. Default: the "
-        "modules that peft chooses for this model type.",
+        "modules that peft chooses for this model type, and the query and value of a vision transformer.",
     )
     layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] = Field(
         (), description="Numbers of the transformer layers that get factors, from 0. Default: all layers."

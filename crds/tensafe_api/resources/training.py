@@ -29,6 +29,8 @@ from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreUR
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Accountant = Literal["RDP", "PLD"]
+DEFAULT_MAX_LENGTH = 512
+"""The default of `Training.max_length` for text, in tokens."""
 
 
 class Training(Block):
@@ -63,10 +65,10 @@ class Training(Block):
     warmup_ratio: Fraction = Field(
         "0.03", description="Fraction of the steps in which the learning rate rises from 0 to learningRate."
     )
-    max_length: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] = Field(
-        512,
+    max_length: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = Field(
+        None,
         description="Maximum number of tokens of a record. dataset.overLength determines what happens to longer "
-        "records.",
+        "records. Refused for images. Default for text: 512.",
     )
     precision: Precision | None = Field(
         None,

@@ -15,11 +15,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from e2e.platform.trainer.image_jobs import make_image_model
 from e2e.platform.trainer.rank_harness import make_causal_model, make_model, make_tag_model
 from tensafe_api.tasks import TASKS
-from tensorguard.data.rows import TokenRows
-from tensorguard.data.shard import Shard, Target, records_table, units_table
-from tensorguard.models.load import load_model
+from tensorguard.data.rows import PixelRows, Rows, TokenRows
+from tensorguard.data.shard import TEXT, Input, Pixels, Shard, Target, records_table, units_table
+from tensorguard.models.images import load_image_recipe
+from tensorguard.models.load import PRECISIONS, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.source import resolve_model
@@ -43,7 +45,8 @@ CPU = torch.device("cpu")
 Record = tuple[Sequence[int], int]
 """Tokens (1 to LENGTH) and a label.
 
-For CausalLM all tokens but the first are learned; for TokenClassification two of three tokens have a label.
+For CausalLM all tokens but the first are learned; for TokenClassification two of three tokens have a label. For
+ImageClassification the tokens are repeated as the pixels of an image.
 """
 Unit = Sequence[Record]
 
@@ -56,6 +59,7 @@ class Pipeline:
     model: torch.nn.Module
     gradients: PerExampleGradients
     rows: int
+    form: Rows
 
     def sum(
         self, units: Sequence[Unit], order: Sequence[int] | None = None, clipper: GridClipper | None = None
@@ -73,7 +77,7 @@ class Pipeline:
             self.gradients,
             SecretStream(bytes(32)),
             micro_batch_size=self.rows,
-            form=TokenRows(LENGTH, 0, WORDS),
+            form=self.form,
             device=CPU,
         )
         gradients.add_to(clipper, drawn if order is None else list(order), StopSignal())
@@ -84,6 +88,7 @@ _MAKERS = {
     "SequenceClassification": make_model,
     "TokenClassification": make_tag_model,
     "CausalLM": make_causal_model,
+    "ImageClassification": make_image_model,
 }
 
 
@@ -98,17 +103,21 @@ def pipeline(
         source = resolve_model(directory, None)
         learned = task_named(task, labels=2 if TASKS[task].classes else 0)
         base = load_model(source, learned, init_seed=1, pad_token_id=0, precision=precision, device=CPU)
-    targets = ["query", "value"] if TASKS[task].classes else ["q_proj", "v_proj", "down_proj"]
+        form: Rows = TokenRows(LENGTH, 0, WORDS)
+        if task == "ImageClassification":
+            form = PixelRows(load_image_recipe(source), PRECISIONS[precision])
+    targets = None if TASKS[task].classes else ["q_proj", "v_proj", "down_proj"]
     model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        embeddings = base.model.get_input_embeddings().weight
-        assert isinstance(embeddings, torch.Tensor)
-        embeddings[POISON] = torch.finfo(embeddings.dtype).max
+        if isinstance(form, TokenRows):
+            embeddings = base.model.get_input_embeddings().weight
+            assert isinstance(embeddings, torch.Tensor)
+            embeddings[POISON] = torch.finfo(embeddings.dtype).max
         for _, parameter in trainable_parameters(model):
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(base.task))
-    return Pipeline(task, model, gradients, rows)
+    return Pipeline(task, model, gradients, rows, form)
 
 
 def make_shard(units: Sequence[Unit], task: str) -> Shard:
@@ -117,8 +126,15 @@ def make_shard(units: Sequence[Unit], task: str) -> Shard:
     starts = np.cumsum([0, *(len(unit) for unit in units)])[:-1].astype(np.int64)
     kind = task_named(task).target
     targets = [_target(kind, len(tokens), label) for tokens, label in records]
-    table = records_table([list(tokens) for tokens, _ in records], targets, kind)
-    return Shard(units_table(table, starts))
+    stored: Input = Pixels(32, 32) if task == "ImageClassification" else TEXT
+    inputs = [_image(tokens) if task == "ImageClassification" else list(tokens) for tokens, _ in records]
+    table = records_table(inputs, targets, kind, stored)
+    return Shard(units_table(table, starts, stored))
+
+
+def _image(tokens: Sequence[int]) -> bytes:
+    """The tokens, repeated, as 32 x 32 pixels."""
+    return np.resize(np.array(tokens, dtype=np.uint8) * 5, 3 * 32 * 32).tobytes()
 
 
 def _target(kind: Target, length: int, label: int) -> list[int] | int:

@@ -2,12 +2,13 @@
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `mechanism.py`, `protocol.py`, `claims.py` or `wiring.py`.
+entry in `mechanism.py`, `protocol.py`, `claims.py`, `wiring.py` or `images.py`.
 """
 
 from __future__ import annotations
 
 from mutations.claims import CLAIMS
+from mutations.images import IMAGES
 from mutations.mechanism import MECHANISM
 from mutations.mutation import Edit, Mutation
 from mutations.protocol import PROTOCOL
@@ -15,4 +16,4 @@ from mutations.wiring import WIRING
 
 __all__ = ["MUTATIONS", "Edit", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*MECHANISM, *PROTOCOL, *CLAIMS, *WIRING)
+MUTATIONS: tuple[Mutation, ...] = (*MECHANISM, *PROTOCOL, *CLAIMS, *WIRING, *IMAGES)

@@ -98,6 +98,8 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({"secure_aggregation": None}, "aggregation.verify", "Standard"),
         ({"secure_aggregation": SecureAggregationConfig(verify_aggregation=False)}, "aggregation.verify", "Disabled"),
         ({"columns": {"tokens": "words", "tags": "names"}}, "model.task", "TokenClassification"),
+        ({"columns": {"image": "scan", "label": "finding"}}, "model.task", "ImageClassification"),
+        ({"columns": {"image": "scan", "label": "finding"}}, "training.maxLength", None),
         ({}, "evaluation", None),
         ({}, "observability.privateMetrics", "Hidden"),
         ({"private_metrics": "Internal"}, "observability.privateMetrics", "Internal"),

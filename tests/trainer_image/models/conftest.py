@@ -1,9 +1,10 @@
-"""Tiny random models of three families, and what several tests do with them."""
+"""Tiny random models of four families, and what several tests do with them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -16,10 +17,13 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from tensafe_api.tasks import TASKS
-from tensorguard.data.rows import TokenRows
+from tensorguard.data.images import ImageRecipe
+from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import PRECISIONS, checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -64,10 +68,22 @@ def gpt2(**changes: Any) -> PreTrainedModel:
     )
 
 
+def vit() -> PreTrainedModel:
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, num_labels=3, **size))
+
+
+def image_recipe(side: int) -> ImageRecipe:
+    """A recipe that maps the levels to -1 ... 1."""
+    levels = np.tile(np.linspace(-1, 1, 256, dtype=np.float32), (3, 1))
+    return ImageRecipe((side, side), resample=2, crop=None, levels=levels.tobytes())
+
+
 MAKERS: dict[str, tuple[Callable[[], PreTrainedModel], str, list[str]]] = {
     "bert": (bert, "SequenceClassification", ["query", "value"]),
     "bert-tags": (bert_tags, "TokenClassification", ["query", "value"]),
     "llama": (llama, "CausalLM", ["q_proj", "v_proj", "down_proj"]),
+    "vit": (vit, "ImageClassification", ["q_proj", "v_proj"]),
     "gpt2": (gpt2, "CausalLM", ["c_attn", "c_fc"]),
 }
 
@@ -81,7 +97,13 @@ class Trained:
     gradients: PerExampleGradients
 
     def batch(self, seed: int) -> Batch:
-        return dummy_batches(self.task, TokenRows(LENGTH, 0, WORDS), rows=ROWS, length=LENGTH)(seed)
+        return dummy_batches(self.task, self.form, rows=ROWS, length=self.form.lengths[-1])(seed)
+
+    @property
+    def form(self) -> Rows:
+        if self.task.name == "ImageClassification":
+            return PixelRows(image_recipe(16), next(self.model.get_base_model().parameters()).dtype)
+        return TokenRows(LENGTH, 0, WORDS)
 
     def self_test(self, make_batch: Callable[[int], Batch] | None = None) -> SelfTest:
         clipper = GridClipper(self.gradients.dimension, 1 << 18, 1.0, torch.device("cpu"))

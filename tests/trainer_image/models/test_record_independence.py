@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tensorguard.models.load import checkpoint_activations
-from tensorguard.models.losses import IGNORE_INDEX, forward_logits
+from tensorguard.models.losses import IGNORE_INDEX, forward_logits, record_loss
+from tensorguard.models.tasks import task_named
 
-KINDS = ("bert", "bert-tags", "llama", "gpt2")
+KINDS = ("bert", "bert-tags", "llama", "gpt2", "vit")
 SEED = 41
 
 
@@ -21,7 +22,7 @@ def rows_of_one_record(trained, *, full):
     for slot in range(len(record["labels"])):
         for padded in (True, False):
             batch = {name: tensor.clone() for name, tensor in trained.batch(10 * slot + padded).items()}
-            if not padded:
+            if not padded and "attention_mask" in batch:
                 batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
             for name, tensor in record.items():
                 batch[name][slot] = tensor[chosen]
@@ -67,6 +68,25 @@ def test_hostile_record_changes_no_other_gradient(trained, neighbour, kind):
         for batch in (calm, hostile):
             batch["input_ids"][[0, 2, 3]] %= 96
     assert torch.equal(model.rows(calm)[[0, 2, 3]], model.rows(hostile)[[0, 2, 3]])
+
+
+def test_image_of_extreme_levels_changes_no_other_gradient(trained):
+    model = trained("vit", precision="bf16", dropout=0.25)
+    batch = model.batch(3)
+    rows = model.rows(batch)[[0, 2, 3]]
+    for value in (-1.0, 1.0, 1e30, float("nan")):
+        batch["pixel_values"][1] = value
+        assert torch.equal(model.rows(batch)[[0, 2, 3]], rows)
+
+
+def test_mutation_normalising_by_the_mean_of_the_batch_couples_records(trained):
+    def centred(model, batch):
+        pixels = batch["pixel_values"]
+        return record_loss(task_named("ImageClassification", labels=3))(
+            model, {**batch, "pixel_values": pixels - pixels.mean(dim=0)}
+        )
+
+    assert not all_equal(rows_of_one_record(trained("vit", loss=centred), full=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

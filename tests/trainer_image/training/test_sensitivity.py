@@ -28,6 +28,7 @@ from e2e.platform.trainer.pipeline import (
     pipeline,
     squared_norm,
 )
+from tensafe_api.tasks import TASKS
 from tensorguard.models.losses import forward_logits
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import Batch
@@ -43,7 +44,12 @@ tokens = st.one_of(
 records = st.tuples(tokens, st.integers(0, 1))
 examples = records.map(lambda record: [record])
 users = st.lists(records, min_size=1, max_size=11)
-PROPERTY_TASKS = ["SequenceClassification", pytest.param("TokenClassification", marks=pytest.mark.slow), "CausalLM"]
+PROPERTY_TASKS = [
+    "SequenceClassification",
+    pytest.param("TokenClassification", marks=pytest.mark.slow),
+    "CausalLM",
+    pytest.param("ImageClassification", marks=pytest.mark.slow),
+]
 quick = settings(max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
@@ -81,7 +87,7 @@ def test_one_user_changes_the_sum_by_at_most_one_clip_norm(
     assert check_neighbours(pipeline(task, precision), units, x, position) <= GRID**2
 
 
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
+@pytest.mark.parametrize("task", TASKS)
 def test_bound_is_reached_because_clipping_is_active(task: str) -> None:
     """Records whose gradients are clipped reach at least 0.9 of the bound, so the test has the right scale."""
     x: Unit = [([7, 9, 11, 13], 1)]
@@ -103,7 +109,7 @@ def test_empty_draw_gives_zeros() -> None:
     assert check_neighbours(pipe, [], [([7, 8, 9], 0)], 0) > 0
 
 
-@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "CausalLM"])
+@pytest.mark.parametrize("task", TASKS)
 def test_sum_does_not_depend_on_the_order_of_the_batch(task: str) -> None:
     generator = np.random.default_rng(0)
     units: list[Unit] = [

@@ -110,16 +110,24 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
         labels = f", num_labels={spec.model.num_labels}"
         if names := spec.model.label_names:
             labels = f", id2label={dict(enumerate(names))}"
+        labels += ", ignore_mismatched_sizes=True"  # the checkpoint may have another classifier
     base = _base(job)
     return [
         *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
         "from peft import PeftModel",
-        f"from transformers import {face}, AutoTokenizer",
+        f"from transformers import {face}, {task.processor_class}",
         f"base = {face}.from_pretrained({base!r}{labels})",
         f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
-        f"tokenizer = AutoTokenizer.from_pretrained({base!r})",
+        _processor(task.processor_class, base),
         *task.example_lines(),
     ]
+
+
+def _processor(face: str, base: str) -> str:
+    """The line that loads what prepares the model's inputs."""
+    if face == "AutoTokenizer":
+        return f"tokenizer = {face}.from_pretrained({base!r})"
+    return f'processor = {face}.from_pretrained({base!r}, backend="pil")  # as in the training'
 
 
 def _base(job: TenSafeTrainingJob) -> str:

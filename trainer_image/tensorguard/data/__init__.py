@@ -6,7 +6,8 @@
 - `partition` assigns each record to a worker, and then tokenises it. `keys` computes the keyed hashes of the record and
   its unit that decide the worker.
 - `overlap` compares the evaluation set with the private records: a set that is training data is not public.
-- `recipe` holds how a job wants its records tokenised; `tokenise` and `chat` have the parts that tasks tokenise with.
+- `recipe` holds how a job wants its records tokenised; `tokenise`, `chat` and `images` have the parts that tasks make
+  tokens and pixels with.
 - `shards` runs all of this on Ray before training, and writes one Arrow file for each worker. In a cluster, `pod_shard`
   does the same in each pod without Ray.
 - `shard` is such a file, memory-mapped; `batches` cuts it into micro-batches, whose rows `rows` makes.

@@ -1,7 +1,7 @@
 """From units of a shard to micro-batches, whose shapes reveal nothing and whose rows are independent of each other.
 
 In come the units that were drawn for a step. Out come tensors that always have `size` rows. Their length is the
-**bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. Pictures have one bucket. So
+**bucket** (16, 32, 64, ... maxLength: public numbers) of the unit's own longest record. Images have one bucket. So
 the shape in which a record is computed does not depend on the other drawn units. The independence of its gradient rests
 on this, because kernels differ by shape. Rows that are left at the end of a bucket are dummies, with nothing to learn.
 `rows` makes the rows, `models` runs the forward pass, `privacy.gradients` takes each row's gradient, and `training`

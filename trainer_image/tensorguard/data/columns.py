@@ -26,6 +26,7 @@ _NEEDS: dict[Content, str] = {
     "conversation": "a list of objects, or their JSON text",
     "words": "a list of strings, or their JSON text",
     "word labels": "a list of integers or strings, or their JSON text",
+    "image": "bytes, objects with a field 'bytes', or base64 strings",
 }
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_ .-]{0,40}")
 
@@ -94,6 +95,7 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
                 "conversation": _is_text(kind) or element is not None,
                 "words": _is_text(kind) or (element is not None and _is_text(element)),
                 "word labels": _is_text(kind) or (element is not None and _is_scalar(element)),
+                "image": _is_text(kind) or _has_bytes(kind),
             }[content]
             needs = _NEEDS[content]
         if not fits:
@@ -111,6 +113,11 @@ def _element(kind: Any) -> Any:
     """The type of a list's elements; None for a type that is no list."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return _decoded(kind.value_type) if is_list else None
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Whether it is the type of objects with a field `bytes`."""
+    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and _is_text(kind.field("bytes").type))
 
 
 def _is_text(kind: Any) -> bool:

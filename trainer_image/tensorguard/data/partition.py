@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tensafe_api.tasks import image_columns
 from tensorguard.data import keys
+from tensorguard.data.images import FORMATS, MAX_PIXELS, image_identity
 from tensorguard.data.overlap import Overlap, content_digests
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import TEXT, Input, records_table, units_table
@@ -66,14 +68,15 @@ def split_by_unit(
         for role, name in columns.items()
     }
     users = values.pop("user", None)
+    identities = _identities(values)
     if overlap is not None:
-        overlap.add(values)
+        overlap.add(identities)
     roles = sorted(values)
     kept: list[int] = []
     named: list[tuple[int, bytes, bytes, bool]] = []
     record_keys: list[bytes] = []
     for i in range(len(table)):
-        content = keys.content_of([values[role][i] for role in roles] + ([users[i]] if users else []))
+        content = keys.content_of([identities[role][i] for role in roles] + ([users[i]] if users else []))
         if content is None:
             continue
         user = keys.user_of(users[i]) if users else None
@@ -112,7 +115,7 @@ def tokenise_public(table: pa.Table, *, columns: Mapping[str, str], tokenise: To
     values = {role: _values(table.column(name)) for role, name in columns.items()}
     kept = [(example, i) for i, example in enumerate(_tokenised(tokenise, values)) if example is not None]
     records = _records_table([example for example, _ in kept], tokenise)
-    contents = pa.array(content_digests(values)[[i for _, i in kept]], pa.uint64())
+    contents = pa.array(content_digests(_identities(values))[[i for _, i in kept]], pa.uint64())
     return Partition([records.append_column("content", contents)])
 
 
@@ -136,6 +139,11 @@ def no_records(tokenise: Tokeniser) -> pa.Table:
 def why_no_record_is_usable(recipe: Recipe) -> str:
     """The possible reasons why no record of a data set is usable."""
     reasons = "the data set is empty, or every record lacks a value"
+    if recipe.columns.keys() & set(image_columns()):
+        reasons = (
+            f"{reasons}, or its image is no complete {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at most "
+            f"{MAX_PIXELS} pixels (a path alone is not followed),"
+        )
     if recipe.labels:
         return f"{reasons} or has a label that is neither a number below {recipe.labels} nor a name of model.labelNames"
     return reasons if recipe.truncate else f"{reasons} or is longer than training.maxLength"
@@ -154,6 +162,12 @@ def _keyed_table(rows: list[Row], tokenise: Tokeniser) -> pa.Table:
         "alone": pa.array([row[2] for row in rows], pa.bool_()),
     }
     return pa.table({**named, **dict(zip(records.column_names, records.columns))})
+
+
+def _identities(values: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
+    """What distinguishes the records: their values, and for an image the digest of its file."""
+    images = image_columns()
+    return {role: list(map(image_identity, found)) if role in images else found for role, found in values.items()}
 
 
 def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Example | None]:

@@ -13,8 +13,11 @@ own shard, which the others, who have the same key, could compare with guesses.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
 
 from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
@@ -69,7 +72,7 @@ def prepare_pod_shard(
     columns, data = columns_of(spec), spec.dataset
     overlap = Overlap.load(public) if public else None
     parts, totals = [no_records(tokenise)], []
-    for table in tables_at(data.uri, columns, format=data.format, storage=spec.storage):
+    for table in _small(tables_at(data.uri, columns, format=data.format, storage=spec.storage), tokenise):
         split = split_by_unit(
             table, columns=columns, tokenise=tokenise, key=key, workers=workers, rank=rank, overlap=overlap
         )
@@ -92,7 +95,7 @@ def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, direct
     tables = tables_at(
         evaluation.uri, recipe.columns, format=evaluation.format, storage=spec.storage, where="spec.evaluation"
     )
-    split = [tokenise_public(table, columns=recipe.columns, tokenise=tokenise) for table in tables]
+    split = [tokenise_public(table, columns=recipe.columns, tokenise=tokenise) for table in _small(tables, tokenise)]
     records = concatenate([part for each in split for part in each.tables], tokenise.inputs)
     if records is None:
         raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
@@ -101,6 +104,13 @@ def prepare_pod_evaluation(spec: Spec, tokenise: Tokeniser, *, rank: int, direct
     write(batch, path)
     save_contents(path, contents)
     return path
+
+
+def _small(tables: Iterable[pa.Table], tokenise: Tokeniser) -> Iterator[pa.Table]:
+    """The tables in pieces whose examples fit into memory."""
+    for table in tables:
+        for start in range(0, len(table), tokenise.batch_rows):
+            yield table.slice(start, tokenise.batch_rows)
 
 
 def _folder(directory: Path) -> Path:

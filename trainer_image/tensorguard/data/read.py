@@ -22,10 +22,12 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from tensafe_api.resources.training import Storage
+from tensafe_api.tasks import image_columns
 from tensorguard.data.columns import check_columns, check_types
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats.text import text_of, text_table
+from tensorguard.data.images import image_text
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.records import MEMORY_KINDS, records_of
@@ -166,7 +168,8 @@ def _records_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, s
         raise DataError(f"{where}: it is empty: pass at least one record")
     names = list(dict.fromkeys(columns.values()))
     check_columns(names, list(dict.fromkeys(name for record in records for name in record)), "the data set", where)
-    texts = [_user_text if name == columns.get("user") else _text for name in names]
+    images = {columns.get(role) for role in image_columns()} - {None}
+    texts = [_user_text if name == columns.get("user") else image_text if name in images else _text for name in names]
     return text_table([[text(record.get(name)) for name, text in zip(names, texts)] for record in records], names)
 
 

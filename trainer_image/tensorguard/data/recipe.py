@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensafe_api.resources.job import Spec
+from tensafe_api.resources.training import DEFAULT_MAX_LENGTH
 from tensafe_api.tasks import shape_for
 
 
@@ -21,7 +22,7 @@ class Recipe:
 
     Attributes:
         columns: role -> column name, without the user's.
-        max_length: in tokens.
+        max_length: in tokens; without meaning for images.
         truncate: whether longer records are cut there; otherwise they are dropped.
         loss_on: Completion, Assistant or All; None if a column has the labels.
         chat_template: None for the tokenizer's own.
@@ -44,8 +45,8 @@ class Recipe:
         shape = shape_for(spec.model.task, columns)
         return cls(
             columns=columns,
-            max_length=spec.training.max_length,
-            truncate=spec.dataset.over_length == "Truncate",
+            max_length=spec.training.max_length or DEFAULT_MAX_LENGTH,
+            truncate=spec.dataset.over_length != "Drop",
             loss_on=spec.dataset.loss_on or (shape.loss_on if shape else None),
             chat_template=spec.model.chat_template,
             labels=spec.model.num_labels or 0,

@@ -1,7 +1,7 @@
 """How the rows of a micro-batch are made of records: one class for each kind of input.
 
 In come the records of a shard. Out come the tensors that a model reads, with a fixed number of rows. Row i depends on
-record i alone. Rows without a record are dummies: a text has one visible padding token, a picture is black.
+record i alone. Rows without a record are dummies: a text has one visible padding token, an image is black.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tensorguard.data.images import ImageRecipe
 from tensorguard.data.shard import Shard
 
 MIN_BUCKET = 16
@@ -80,3 +81,39 @@ class TokenRows(Rows):
         mask = (torch.arange(length) < lengths).long()
         ids = torch.randint(self.vocabulary, (rows, length), generator=generator) * mask
         return {"input_ids": ids, "attention_mask": mask}
+
+
+@dataclass(frozen=True)
+class PixelRows(Rows):
+    """Images: `pixel_values` [m, 3, height, width], which the model's image processor would give.
+
+    A level from 0 to 255 is looked up in a table. So a pixel's value depends neither on its place in the batch nor on
+    other pixels, not even by rounding.
+
+    Attributes:
+        recipe: of the model.
+        dtype: of the model's weights, to which the values are rounded.
+    """
+
+    recipe: ImageRecipe
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (1,)
+
+    def build(self, shard: Shard, records: Sequence[int], size: int, length: int) -> dict[str, torch.Tensor]:
+        pixels = np.zeros((size, self.recipe.pixels.bytes), dtype=np.uint8)
+        for i, record in enumerate(records):
+            pixels[i] = shard.pixels(record)
+        return self._values(pixels)
+
+    def dummies(self, rows: int, length: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        pixels = torch.randint(256, (rows, self.recipe.pixels.bytes), generator=generator)
+        return self._values(pixels.numpy())
+
+    def _values(self, pixels: np.ndarray) -> dict[str, torch.Tensor]:
+        form = self.recipe.pixels
+        levels = pixels.reshape(len(pixels), 3, form.height, form.width)
+        channels = np.arange(3).reshape(1, 3, 1, 1)
+        return {"pixel_values": torch.from_numpy(self.recipe.table[channels, levels]).to(self.dtype)}

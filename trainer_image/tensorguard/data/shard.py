@@ -2,9 +2,9 @@
 
 The file is an uncompressed Arrow IPC file of one record batch with one row for each **unit**. The first column is the
 input: for text, `input_ids` is a list (one entry for each of the unit's records) of lists of int32 tokens; for
-pictures, `pixels` is a list of byte strings of one length, each of them uint8 [3, height, width]. `target` belongs to
+images, `pixels` is a list of byte strings of one length, each of them uint8 [3, height, width]. `target` belongs to
 it (for CausalLM int8, 0 or 1 for each token; for classification int32, one for each record). `length` is the unit's
-longest record in tokens, and 1 for pictures. So Arrow's offset buffers are the index from a unit to its records and
+longest record in tokens, and 1 for images. So Arrow's offset buffers are the index from a unit to its records and
 from a record to its tokens. Reading copies nothing into memory.
 """
 
@@ -51,6 +51,11 @@ class Input(ABC):
     column: ClassVar[str]
 
     @property
+    def bytes(self) -> int:
+        """The bytes of one record, roughly; 1 where they do not matter."""
+        return 1
+
+    @property
     @abstractmethod
     def arrow(self) -> pa.DataType:
         """The Arrow type of one record's input."""
@@ -77,7 +82,7 @@ class Tokens(Input):
 
 @dataclass(frozen=True)
 class Pixels(Input):
-    """A picture: uint8 [3, height, width] in RGB, row by row. All pictures have one size, so their length is 1."""
+    """An image: uint8 [3, height, width] in RGB, row by row. All images have one size, so their length is 1."""
 
     height: int
     width: int
@@ -90,7 +95,7 @@ class Pixels(Input):
 
     @property
     def bytes(self) -> int:
-        """The bytes of one picture."""
+        """The bytes of one image."""
         return 3 * self.height * self.width
 
     def lengths(self, records: Any) -> np.ndarray:
@@ -142,7 +147,7 @@ class Shard:
         return tokens
 
     def pixels(self, record: int) -> np.ndarray:
-        """The record's picture, uint8 [3 * height * width] (`Pixels`)."""
+        """The record's image, uint8 [3 * height * width] (`Pixels`)."""
         pixels: np.ndarray = self._pixels[record]
         return pixels
 

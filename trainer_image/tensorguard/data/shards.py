@@ -45,8 +45,6 @@ from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import Input, write
 from tensorguard.data.tokenise import Tokeniser
 
-BATCH_ROWS = 4096
-
 
 @dataclass(frozen=True)
 class PreparedShards:
@@ -95,7 +93,7 @@ def prepare(
     )
     limit = spec.dataset.unit.max_examples_per_unit
     shards = tuple(directory / f"shard-{rank:03d}-of-{workers:03d}.arrow" for rank in range(workers))
-    with _written_parts(dataset, split, directory, "dataset") as parts:
+    with _written_parts(dataset, split, directory, "dataset", tokenise.batch_rows) as parts:
         if public is not None:
             ray.get(_check_overlap.remote(public, parts.of(workers), public_name))
         empty = ray.get(
@@ -111,7 +109,7 @@ def prepare_public(dataset: ray.data.Dataset, spec: Spec, tokenise: Tokeniser, *
     recipe = Recipe.from_spec(spec)
     split = partial(tokenise_public, columns=recipe.columns, tokenise=tokenise)
     path = directory / "evaluation.arrow"
-    with _written_parts(dataset, split, directory, "evaluation") as parts:
+    with _written_parts(dataset, split, directory, "evaluation", tokenise.batch_rows) as parts:
         if ray.get(_concatenate.remote(parts.of(0), tokenise.inputs, path)):
             raise DataError(f"spec.evaluation: no record is usable: {why_no_record_is_usable(recipe)}")
     return path
@@ -135,7 +133,9 @@ class _Parts:
 
 
 @contextmanager
-def _written_parts(dataset: ray.data.Dataset, split: Split, directory: Path, what: str) -> Iterator[_Parts]:
+def _written_parts(
+    dataset: ray.data.Dataset, split: Split, directory: Path, what: str, batch_rows: int
+) -> Iterator[_Parts]:
     """Write the data set's parts, yield them, and remove them at the end."""
     silence_ray_data()
     directory.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def _written_parts(dataset: ray.data.Dataset, split: Split, directory: Path, wha
     try:
         written = dataset.map_batches(
             _write_parts,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
-            fn_args=(split, folder),
+            fn_args=(split, folder, batch_rows),
             batch_size=None,
             batch_format="pyarrow",
         )
@@ -160,10 +160,10 @@ def _written_parts(dataset: ray.data.Dataset, split: Split, directory: Path, wha
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_parts(block: pa.Table, split: Split, directory: Path) -> Iterator[pa.Table]:
-    for start in range(0, len(block), BATCH_ROWS):
+def _write_parts(block: pa.Table, split: Split, directory: Path, batch_rows: int) -> Iterator[pa.Table]:
+    for start in range(0, len(block), batch_rows):
         name = secrets.token_hex(16)
-        partition = split(block.slice(start, BATCH_ROWS))
+        partition = split(block.slice(start, batch_rows))
         for worker, table in enumerate(partition.tables):
             path = _part(directory, name, worker)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import TEXT, Input, Target
 
+MAX_BATCH_ROWS, MAX_BATCH_BYTES = 4096, 64 << 20
+
 
 class Example(NamedTuple):
     """One record as a model reads it.
 
     Attributes:
-        inputs: the tokens of a text, or the pixels of a picture (`tensorguard.data.shard.Pixels`).
+        inputs: the tokens of a text, or the pixels of an image (`tensorguard.data.shard.Pixels`).
         target: one number for each token, or one for the record, as the task's `Target` defines.
     """
 
@@ -46,6 +48,11 @@ class Tokeniser:
     encode: Encode
     target: Target
     inputs: Input = TEXT
+
+    @property
+    def batch_rows(self) -> int:
+        """The number of records to make at a time, so that they fit into memory."""
+        return max(1, min(MAX_BATCH_ROWS, MAX_BATCH_BYTES // self.inputs.bytes))
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         """One Example, or None, for each record of the columns `records` (by role; equally long)."""

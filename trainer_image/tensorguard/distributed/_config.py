@@ -114,7 +114,7 @@ class TenSafeTrainingConfig(_Fields):
         per_device_batch_size: records that a worker processes at once; also a factor of the batch, as above.
         gradient_accumulation_steps: the second factor of the batch.
         learning_rate, weight_decay, warmup_ratio: of AdamW and its schedule.
-        max_seq_length: in tokens; longer records are cut.
+        max_seq_length: in tokens; longer records are cut. Default for text: 512. Refused for images.
         num_workers: worker processes, one shard of the data each.
         use_gpu: whether each worker has a GPU; default: whether resources_per_worker has one.
         resources_per_worker: of each worker, such as {"CPU": 2, "GPU": 1}; default one CPU, and one GPU with use_gpu.
@@ -154,7 +154,7 @@ class TenSafeTrainingConfig(_Fields):
     learning_rate: float = 2e-4
     weight_decay: float = 0.01
     warmup_ratio: float = 0.03
-    max_seq_length: int = 512
+    max_seq_length: int | None = None
     num_workers: int = 2
     use_gpu: bool | None = None
     resources_per_worker: Mapping[str, float] | None = None

@@ -101,8 +101,9 @@ def prepare_base(
             module.p = 0.0
     use_record_attention(model)
     model.config.use_cache = False
-    if model.config.get_text_config().pad_token_id is None:
-        model.config.get_text_config().pad_token_id = pad_token_id
+    text = model.config.get_text_config()
+    if getattr(text, "pad_token_id", pad_token_id) is None:  # the config of a vision model has no such field
+        text.pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
     movable: Any = model  # `to` is wrapped, and the wrapper hides its types
     return BaseModel(movable.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
@@ -127,7 +128,8 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
     Checkpointing is re-entrant on purpose: with the default of transformers, Opacus finds no per-example gradients and
     reports no error. The output of the embeddings must then require a gradient, or the first checkpointed layer has
-    none; transformers ensures this for models that read `input_ids`. May be called before or after `attach_lora`.
+    none; transformers ensures this for models that read `input_ids`, and this function for those that read pixels. May
+    be called before or after `attach_lora`.
     Raises UnsupportedModelError if the model does not support it.
     """
     if not model.supports_gradient_checkpointing:
@@ -135,6 +137,8 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
             f"spec.training.gradientCheckpointing is true, but {type(model).__name__} cannot recompute its layers: "
             "set it to false."
         )
+    if model.main_input_name == "pixel_values":
+        model.enable_input_require_grads()
     model.activation_checkpointing_enable({"use_reentrant": True})
 
 

@@ -24,6 +24,11 @@ from tensorguard.models.unsupported import UnsupportedModelError
 
 ALL_LINEAR = "all-linear"
 
+VISION_MODELS = frozenset({"beit", "deit", "dinov2", "vit"})
+"""Model types for which peft has no default. Theirs is that of peft for other encoders: query and value."""
+QUERY_AND_VALUE = (("q_proj", "v_proj"), ("query", "value"))
+"""The names of the two layers in different versions of transformers."""
+
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 """The first number inside a module's name is its layer, as in peft."""
 
@@ -79,6 +84,9 @@ def resolve_modules_to_save(model: PreTrainedModel, names: Sequence[str], fresh:
 
 def _default(model: PreTrainedModel) -> Sequence[str]:
     kind = model.config.model_type
+    if kind in VISION_MODELS:
+        existing = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        return next((names for names in QUERY_AND_VALUE if existing.issuperset(names)), QUERY_AND_VALUE[0])
     if kind not in PEFT_DEFAULTS:
         raise LoraTargetError(
             f"spec.lora.targetModules is absent and peft has no default for '{kind}': name the layers."

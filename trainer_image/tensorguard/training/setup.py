@@ -23,7 +23,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
-from tensorguard.data.rows import Rows, TokenRows
+from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import Shard
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
@@ -103,13 +103,15 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     task, recipe = task_of(spec), Recipe.from_spec(spec)
     processor = task.load_processor(source, spec.model)
     model = load_lora_model(job, source, task.pad_id(processor), device)
-    form = task.rows(processor, recipe, model.config)
+    form = task.rows(processor, recipe, model)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     gradients = PerExampleGradients(model, named, record_loss(task), loss_scale)
     if isinstance(form, TokenRows):
         _check_length(job, model, form.max_length)
         _check_vocabulary(job, model, max(processor.get_vocab().values()))
+    if isinstance(form, PixelRows):
+        _check_image_size(job, model, form)
     at_once = find_bit_equal_shape(
         lambda rows: _self_test(task, form, plan, model, gradients, device, rows),
         rows=spec.training.micro_batch_size,
@@ -244,6 +246,20 @@ def _check_vocabulary(job: TenSafeTrainingJob, model: PeftModel, largest: int) -
             Reason.MODEL_UNSUPPORTED,
             f"spec.model.name: the tokenizer of {job.spec.model.name} has tokens up to number {largest}, but the model "
             f"has embeddings for only {rows}; use a model and a tokenizer that match",
+        )
+
+
+def _check_image_size(job: TenSafeTrainingJob, model: PeftModel, form: PixelRows) -> None:
+    """Refuse a model that reads images of another size than its image processor makes, or that are not in RGB."""
+    made, channels = (form.recipe.pixels.height, form.recipe.pixels.width), getattr(model.config, "num_channels", 3)
+    size = getattr(model.config, "image_size", made)
+    wanted = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if (wanted, channels) != (made, 3):
+        raise AttemptFailed(
+            Reason.MODEL_UNSUPPORTED,
+            f"spec.model.name: {job.spec.model.name} reads images of {wanted[0]} x {wanted[1]} pixels in {channels} "
+            f"channels, but its image processor makes {made[0]} x {made[1]} pixels in 3; correct the size in its "
+            "preprocessor_config.json",
         )
 
 

@@ -24,7 +24,8 @@ def test_class_fits_its_contract(name):
     task = task_named(name, labels=2)
     assert isinstance(task, Task) and task.name == type(task).__name__ == name
     assert hasattr(transformers, task.auto_class)
-    assert task.peft_type in TaskType.__members__
+    assert task.peft_type is None or task.peft_type in TaskType.__members__
+    assert hasattr(transformers, task.processor_class)
     assert task.heads or not task.contract.classes
     assert set(task.contract.metrics) <= set(METRICS.values())
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from tensorguard.data.columns import FileColumns
 from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import TABLE_ROWS
+from tensorguard.data.formats.text import TABLE_BYTES, TABLE_ROWS
 
 
 class Parquet:
@@ -30,8 +30,15 @@ class Parquet:
         with file.open() as handle, pq.ParquetFile(handle) as found:
             _columns(found.schema_arrow).check(wanted, file.path, f"{file.where}.columns")
             groups = list(range(part, found.num_row_groups, parts))
-            for batch in found.iter_batches(TABLE_ROWS, row_groups=groups, columns=list(wanted)):
+            for batch in found.iter_batches(_rows_at_once(found), row_groups=groups, columns=list(wanted)):
                 yield pa.Table.from_batches([batch]).select(list(wanted))
+
+
+def _rows_at_once(file: pq.ParquetFile) -> int:
+    """As many rows as fit into a table: fewer where rows are large, such as images."""
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    largest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
+    return max(1, min(TABLE_ROWS, TABLE_BYTES // max(1, largest)))
 
 
 def _columns(schema: pa.Schema) -> FileColumns:

@@ -25,7 +25,7 @@ from tensorguard.data.tokenise import Encode, Tokeniser
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig
+    from peft import PeftModel
 
     from tensafe_api.resources.model import Model
     from tensorguard.data.rows import Rows
@@ -40,7 +40,8 @@ class Task(ABC):
         labels: number of classes; 0 for a task without classes.
         label_names: their names in the order of their numbers; may be empty.
         auto_class: the transformers class that loads the model, such as AutoModelForCausalLM.
-        peft_type: peft's name for the task (`peft.TaskType`).
+        peft_type: peft's name for the task (`peft.TaskType`); None where peft has none.
+        processor_class: the transformers class that prepares a model's inputs.
         target: what a record's target is, and how a shard stores it.
         heads: how the names of the model's output modules end that are trained whole and saved with the adapter. A
             checkpoint may lack their weights: they then start from `lora.initSeed`.
@@ -50,9 +51,10 @@ class Task(ABC):
     label_names: tuple[str, ...] = ()
 
     auto_class: ClassVar[str]
-    peft_type: ClassVar[str]
+    peft_type: ClassVar[str | None]
     target: ClassVar[Target]
     heads: ClassVar[tuple[str, ...]] = ()
+    processor_class: ClassVar[str] = "AutoTokenizer"
 
     @property
     def contract(self) -> TaskContract:
@@ -79,11 +81,11 @@ class Task(ABC):
         """What the model reads of a record."""
         return TEXT
 
-    def rows(self, processor: Any, recipe: Recipe, config: PreTrainedConfig) -> Rows:
-        """What makes the rows of micro-batches. `config`: that of the model."""
+    def rows(self, processor: Any, recipe: Recipe, model: PeftModel) -> Rows:
+        """What makes the rows of micro-batches for `model`."""
         from tensorguard.data.rows import TokenRows
 
-        return TokenRows(recipe.max_length, processor.pad_token_id, config.get_text_config().vocab_size)
+        return TokenRows(recipe.max_length, processor.pad_token_id, model.config.get_text_config().vocab_size)
 
     def tokeniser(self, processor: Any, recipe: Recipe) -> Tokeniser:
         """A function from a batch of raw columns to one `Example`, or None, for each record; it can be pickled.
@@ -123,7 +125,10 @@ class Task(ABC):
         return {}
 
     def example_lines(self) -> Sequence[str]:
-        """Python that tries the trained `model` with its `tokenizer` and `base`; `tensafe run` prints it at the end."""
+        """Python that tries the trained `model`; `tensafe run` prints it at the end.
+
+        `base` is the base model. `tokenizer` is its tokenizer, or `processor` what `processor_class` loads otherwise.
+        """
         return ()
 
     def dummy_labels(self, inputs: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:

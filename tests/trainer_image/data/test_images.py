@@ -1,0 +1,346 @@
+"""Images: every form of one file gives the same pixels, and a file that cannot be used is a record that is left out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from tensafe_api.tasks import tasks_for
+from tensorguard.data.columns import check_types
+from tensorguard.data.errors import DataError
+from tensorguard.data.images import MAX_PIXELS, MAX_SCANS, ImageRecipe, decode, image_file, image_identity, image_text
+from tensorguard.data.partition import why_no_record_is_usable
+from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
+from tensorguard.data.read import _records_table
+from tensorguard.data.recipe import Recipe
+from tensorguard.data.records import records_of
+from tensorguard.data.rows import PixelRows
+from tensorguard.data.shard import Shard
+from tensorguard.data.tokenise import MAX_BATCH_ROWS
+from tensorguard.models.tasks import task_named
+
+LEVELS = np.tile(np.linspace(-1, 1, 256, dtype=np.float32), (3, 1)).tobytes()
+SMALL = ImageRecipe((8, 8), Image.Resampling.BILINEAR, None, LEVELS)
+AS_IS = ImageRecipe((16, 16), Image.Resampling.NEAREST, None, LEVELS)
+COLUMNS = {"image": "image", "label": "label"}
+RECIPE = Recipe(columns=COLUMNS, max_length=1, labels=3, label_names=("a", "b", "c"))
+
+
+def noise(seed: int = 0, size: tuple[int, int] = (16, 16)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def array(pixels: bytes | None, side: int = 16) -> np.ndarray:
+    assert pixels is not None
+    return np.frombuffer(pixels, np.uint8).reshape(3, side, side).transpose(1, 2, 0)
+
+
+def usable(values: list[Any], labels: list[Any] | None = None) -> list[bytes | None]:
+    encode = task_named("ImageClassification", labels=3).tokeniser(SMALL, RECIPE)
+    found = encode({"image": values, "label": labels or [1] * len(values)})
+    return [None if example is None else example.inputs for example in found]
+
+
+# Forms of a value
+
+
+def test_bytes_object_and_base64_are_one_image_with_one_identity() -> None:
+    content = file_of(noise())
+    text = base64.b64encode(content).decode()
+    forms = [content, bytearray(content), {"bytes": content, "path": None}, {"bytes": content, "path": "/etc/passwd"}]
+    forms += [text, "\n".join(text[i : i + 76] for i in range(0, len(text), 76)), {"bytes": text}]
+    assert {image_file(form) for form in forms} == {content}
+    assert len({image_identity(form) for form in forms}) == 1
+    assert len(set(usable(forms))) == 1 and None not in usable(forms)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", b"", 7, [1, 2], {}, {"bytes": None}, "not base64!", "aGVsbG8", {"path": "image.png"}, float("nan")],
+    ids=str,
+)
+def test_value_without_a_file_cannot_be_used(value: Any) -> None:
+    assert usable([value]) == [None]
+
+
+def test_path_is_never_followed(tmp_path: Path) -> None:
+    place = tmp_path / "image.png"
+    place.write_bytes(file_of(noise()))
+    for value in (str(place), {"path": str(place)}, {"bytes": None, "path": str(place)}, {"bytes": str(place)}):
+        assert usable([value]) == [None]
+    assert image_identity({"path": "a"}) != image_identity({"path": "b"}), "it still has a key of its own"
+
+
+def test_label_is_a_number_or_a_name() -> None:
+    content = file_of(noise())
+    found = usable([content] * 6, [0, "b", "2", 3, None, "d"])
+    assert [pixels is not None for pixels in found] == [True, True, True, False, False, False]
+
+
+# Decoding
+
+
+def test_pixels_are_rgb_by_channel_row_and_column() -> None:
+    image = noise()
+    assert np.array_equal(array(decode(file_of(image), AS_IS)), np.asarray(image))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "JPEG"])
+def test_format_is_decoded(kind: str) -> None:
+    flat = Image.new("RGB", (20, 30), (200, 100, 50))
+    found = array(decode(file_of(flat, kind), AS_IS)).astype(int)
+    assert abs(found - [200, 100, 50]).max() <= 3  # JPEG and the palette of GIF round
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "TIFF", "PPM", "ICO", "PCX", "TGA", "PDF", "EPS"])
+def test_other_format_cannot_be_used(kind: str) -> None:
+    assert decode(file_of(noise(), kind), SMALL) is None
+
+
+def test_modes_of_files_become_rgb() -> None:
+    red = Image.new("RGB", (16, 16), (255, 0, 0))
+    clear = red.convert("P")
+    clear.info["transparency"] = bytes(range(256))
+    for content in (
+        file_of(red.convert("P")),
+        file_of(clear, transparency=bytes(range(256))),
+        file_of(red.convert("RGBA")),
+        file_of(red.convert("P"), "GIF"),
+    ):
+        assert array(decode(content, AS_IS)).reshape(-1, 3).tolist() == [[255, 0, 0]] * 256
+    inked = array(decode(file_of(red.convert("CMYK"), "JPEG"), AS_IS)).astype(int)
+    assert abs(inked - [255, 0, 0]).max() <= 3
+    for mode in ("1", "L", "LA"):
+        grey = array(decode(file_of(red.convert(mode)), AS_IS))
+        assert (grey == grey[..., :1]).all()
+
+
+def test_grey_of_16_bits_keeps_its_upper_8_bits() -> None:
+    deep = np.arange(256, dtype=np.uint16).reshape(16, 16) * 256 + 77
+    found = array(decode(file_of(Image.fromarray(deep)), AS_IS))
+    assert np.array_equal(found, np.stack([deep >> 8] * 3, axis=-1))
+
+
+def test_exif_orientation_turns_the_image_and_damaged_exif_does_not_matter() -> None:
+    image = noise()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = array(decode(file_of(image, exif=exif), AS_IS))
+    assert np.array_equal(turned, np.rot90(np.asarray(image), k=-1))
+    damaged = file_of(image, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff", quality=95)
+    assert decode(damaged, SMALL) == decode(file_of(image, "JPEG", quality=95), SMALL)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG"])
+def test_animation_counts_as_its_first_image(kind: str) -> None:
+    frames = [Image.new("RGB", (16, 16), (level, 0, 0)) for level in (255, 0, 128)]
+    content = file_of(frames[0], kind, save_all=True, append_images=frames[1:])
+    assert array(decode(content, AS_IS)).reshape(-1, 3).tolist() == [[255, 0, 0]] * 256
+
+
+def test_shorter_edge_and_crop_leave_the_centre() -> None:
+    recipe = ImageRecipe(16, Image.Resampling.BILINEAR, (16, 16), LEVELS)
+    wide = Image.new("RGB", (64, 32), "black")
+    wide.paste((255, 255, 255), (16, 0, 48, 32))
+    assert array(decode(file_of(wide), recipe)).min() > 100
+    assert recipe.pixels.arrow == pa.binary(3 * 16 * 16)
+    with pytest.raises(ValueError, match="differ in size"):
+        _ = ImageRecipe(16, 2, None, LEVELS).pixels
+
+
+# Damaged and hostile files
+
+
+def png(width: int, height: int, body: bytes) -> bytes:
+    """A PNG file with this header, whatever its body holds."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(body)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def test_decompression_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: decoded.append(self))
+    with warnings.catch_warnings(record=True) as shown:
+        for width, height in ((9000, 9000), (12_000, 12_000), (60_000, 60_000), (2**31 - 1, 2), (MAX_PIXELS + 1, 1)):
+            assert decode(png(width, height, b"\0" * 1000), SMALL) is None
+            bomb = bytearray(file_of(noise(), "BMP"))
+            bomb[18:26] = struct.pack("<ii", width, height)
+            assert decode(bytes(bomb), SMALL) is None
+    assert not decoded and not shown
+
+
+def test_thin_image_cannot_become_huge_when_it_is_resized() -> None:
+    """One pixel wide and a million high: with a shorter edge of 224 it would have 50 billion pixels."""
+    recipe = ImageRecipe(224, Image.Resampling.BILINEAR, (224, 224), LEVELS)
+    assert decode(file_of(Image.new("L", (1, 1_000_000))), recipe) is None
+    assert decode(file_of(Image.new("L", (1, 100))), recipe) is not None
+
+
+def test_jpeg_with_very_many_scans_cannot_be_used() -> None:
+    content = file_of(noise(), "JPEG", progressive=True)
+    assert 1 < content.count(b"\xff\xda") < MAX_SCANS and decode(content, SMALL) is not None
+    assert decode(content + b"\xff\xda" * MAX_SCANS, SMALL) is None
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "JPEG"])
+def test_truncated_file_cannot_be_used_and_shows_nothing(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    content = file_of(noise(), kind)
+    ImageFile.LOAD_TRUNCATED_IMAGES = True  # as some libraries set it
+    found = [decode(content[:length], SMALL) for length in range(0, int(0.9 * len(content)), 7)]
+    assert set(found) == {None}
+    assert capfd.readouterr() == ("", "")
+
+
+@given(st.sampled_from(["PNG", "BMP", "GIF", "JPEG"]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_damaged_file_gives_the_same_result_each_time_and_never_raises(kind: str, data: st.DataObject) -> None:
+    content = bytearray(file_of(noise(), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    assert decode(bytes(content), SMALL) == decode(bytes(content), SMALL)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_are_an_image_or_none(content: bytes) -> None:
+    for head in (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"BM", b"GIF89a"):
+        assert decode(head + content, SMALL) is None or len(decode(head + content, SMALL) or b"") == 192
+
+
+# Records do not depend on each other
+
+values = st.one_of(
+    st.integers(0, 9).map(lambda seed: file_of(noise(seed))),
+    st.integers(0, 9).map(lambda seed: base64.b64encode(file_of(noise(seed), "JPEG")).decode()),
+    st.integers(0, 9).map(lambda seed: file_of(noise(seed))[:100]),
+    st.sampled_from([None, "", b"BM", {"path": "/etc/passwd"}, 3]),
+)
+
+
+@given(st.lists(st.tuples(values, st.integers(-1, 3)), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_pixels_of_a_record_are_the_same_whatever_other_records_there_are(records: list[tuple[Any, int]]) -> None:
+    together = usable([value for value, _ in records], [label for _, label in records])
+    assert together == [usable([value], [label])[0] for value, label in records]
+
+
+# Shards and rows
+
+
+def write_files(folder: Path, contents: list[bytes], labels: list[int]) -> dict[str, Path]:
+    text = [base64.b64encode(content).decode() for content in contents]
+    objects = [{"bytes": content, "path": f"{i}.png"} for i, content in enumerate(contents)]
+    places = {name: folder / f"{name}.{name.split('-')[0]}" for name in ("parquet", "parquet-struct", "jsonl", "csv")}
+    pq.write_table(pa.table({"image": contents, "label": labels}), places["parquet"])
+    pq.write_table(pa.table({"image": objects, "label": labels}), places["parquet-struct"], row_group_size=5)
+    lines = [json.dumps({"image": each, "label": label}) for each, label in zip(text, labels)]
+    places["jsonl"].write_text("\n".join(lines))
+    places["csv"].write_text("image,label\n" + "\n".join(f"{each},{label}" for each, label in zip(text, labels)))
+    return places
+
+
+def test_shards_have_the_same_pixels_from_every_format_without_damaged_records(make_spec: Any, tmp_path: Path) -> None:
+    contents = [file_of(noise(seed)) for seed in range(20)]
+    contents[3] = contents[3][:60]
+    contents[7] = b"no image"
+    labels = [seed % 3 for seed in range(20)]
+    wanted = sorted(
+        (decode(content, SMALL), label) for content, label in zip(contents, labels) if decode(content, SMALL)
+    )
+    for name, place in write_files(tmp_path, contents, labels).items():
+        spec = make_spec(COLUMNS, labels=3, max_length=None, uri=str(place))
+        tokenise = task_named("ImageClassification", labels=3).tokeniser(SMALL, Recipe.from_spec(spec))
+        made = prepare_pod_shard(spec, tokenise, rank=0, workers=1, key=b"k" * 32, directory=tmp_path / name)
+        shard = Shard.open(made.shard)
+        assert len(wanted) == 18
+        assert sorted((shard.pixels(i).tobytes(), shard.label(i)) for i in range(len(shard))) == wanted
+        assert set(shard.lengths) == {1}
+
+
+def test_public_images_are_recognised_in_another_format(make_spec: Any, tmp_path: Path) -> None:
+    places = write_files(tmp_path, [file_of(noise(seed)) for seed in range(20)], [0] * 20)
+    evaluation = {"uri": str(places["jsonl"]), "visibility": "Public"}
+    spec = make_spec(COLUMNS, labels=3, max_length=None, uri=str(places["parquet-struct"]))
+    spec = spec.model_validate({**spec.model_dump(exclude_unset=True), "evaluation": evaluation})
+    tokenise = task_named("ImageClassification", labels=3).tokeniser(SMALL, Recipe.from_spec(spec))
+    public = prepare_pod_evaluation(spec, tokenise, rank=0, directory=tmp_path)
+    with pytest.raises(DataError, match="most of its records are also in spec"):
+        prepare_pod_shard(spec, tokenise, rank=0, workers=1, key=b"k" * 32, directory=tmp_path, public=public)
+
+
+def test_rows_are_looked_up_level_by_level_and_dummies_are_black() -> None:
+    from e2e.platform.trainer.pipeline import make_shard
+
+    shard = make_shard([[([5, 9, 11], 1)], [([7], 0)]], "ImageClassification")
+    form = PixelRows(ImageRecipe((32, 32), 2, None, LEVELS))
+    built = form.build(shard, [1, 0], 3, 1)["pixel_values"]
+    table = np.frombuffer(LEVELS, np.float32).reshape(3, 256)
+    for row, record in ((0, 1), (1, 0)):
+        pixels = shard.pixels(record).reshape(3, 32, 32)
+        assert np.array_equal(built[row].numpy(), np.stack([table[c][pixels[c]] for c in range(3)]))
+    assert (built[2] == -1).all() and form.lengths == (1,)
+    dummies = [form.build(shard, [0], 1, 1), form.build(shard, [0, 1], 2, 1)]
+    assert np.array_equal(dummies[0]["pixel_values"][0], dummies[1]["pixel_values"][0])
+
+
+def test_few_large_images_are_made_at_a_time() -> None:
+    task = task_named("ImageClassification", labels=3)
+    large = ImageRecipe((224, 224), 2, None, LEVELS)
+    assert task.tokeniser(large, RECIPE).batch_rows == (64 << 20) // (3 * 224 * 224)
+    assert task_named("SequenceClassification", labels=2).tokeniser(None, RECIPE).batch_rows == MAX_BATCH_ROWS
+
+
+# The form of the data set
+
+
+def test_column_of_images_needs_bytes_objects_with_bytes_or_text() -> None:
+    good = [pa.binary(), pa.large_binary(), pa.string(), pa.struct([("bytes", pa.binary()), ("path", pa.string())])]
+    for kind in good:
+        check_types({"image": "scan"}, {"scan": kind}, "spec.dataset.columns")
+    for kind in (pa.int64(), pa.list_(pa.uint8()), pa.struct([("path", pa.string())])):
+        with pytest.raises(DataError, match="it needs bytes, objects with a field"):
+            check_types({"image": "scan"}, {"scan": kind}, "spec.dataset.columns")
+
+
+def test_images_in_memory_are_files_pil_images_or_arrays() -> None:
+    image = noise()
+    pixels = decode(file_of(image), AS_IS)
+    column = [file_of(image), {"bytes": file_of(image)}, image, np.asarray(image)]
+    table = _records_table(
+        records_of([(each, 1) for each in column], "train_dataset"), {"image": "0", "label": "1"}, ""
+    )
+    assert [decode(image_file(value) or b"", AS_IS) for value in table.column("0").to_pylist()] == [pixels] * 4
+    assert image_text(np.zeros((4, 4, 3), np.float32)) is None and image_text(object()) is None
+    grey = image_text(np.full((16, 16, 1), 9, np.uint8))
+    assert (array(decode(image_file(grey) or b"", AS_IS)) == 9).all()
+
+
+def test_no_usable_image_is_explained_without_a_record() -> None:
+    message = why_no_record_is_usable(RECIPE)
+    assert "its image is no complete PNG, JPEG, BMP or GIF file of at most 67108864 pixels" in message
+    assert tasks_for(COLUMNS) == ["ImageClassification"]
