@@ -55,6 +55,7 @@ TESTS = (
 )
 BESIDE = (
     "docs/extending.md",
+    "docs/reference/tensafetrainingjob.md",
     "e2e",
     "tests/conftest.py",
     "tests/api/conftest.py",
@@ -66,9 +67,9 @@ _CONFIGURATION = """\
 [tool.mutmut]
 source_paths = ["tensafe_api", "tensorguard"]
 only_mutate = {mutated}
-also_copy = ["docs", "e2e"]
+also_copy = ["docs", "e2e", "conftest.py"]
 process_isolation = "forkserver"
-pytest_add_cli_args = ["-p", "no:cacheprovider"]
+pytest_add_cli_args = ["--timeout=60", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 pytest_add_cli_args_test_selection = ["-m", "not (slow or ray or model or cluster or e2e)", {tests}]
 timeout_multiplier = 5.0
 timeout_constant = 8.0
@@ -93,6 +94,7 @@ def stage() -> None:
             if file.is_file() and "__pycache__" not in file.parts:
                 wanted[file.relative_to(ROOT)] = file.read_bytes()
     wanted[Path("pyproject.toml")] = configuration().encode()
+    wanted[Path("conftest.py")] = Path(__file__).with_name("fastest_first.py").read_bytes()
     for path, content in wanted.items():
         target = STAGE / path
         if not target.exists() or target.read_bytes() != content:

@@ -30,9 +30,13 @@ CPU = torch.device("cpu")
 NAMES = ("O", "B-x", "I-x")
 
 
-def aggregator(channel: Any) -> SecureAggregator:
+def config(channel: Any) -> AggregationConfig:
     session = Session(job="j", attempt=1, incarnation=1, workers=channel.size, colluders=0)
-    return create_aggregator(AggregationConfig(channel, session, JOB_KEY, grid_bits=14, verify="Standard"))
+    return AggregationConfig(channel, session, JOB_KEY, grid_bits=14, verify="Standard")
+
+
+def aggregator(channel: Any) -> SecureAggregator:
+    return create_aggregator(config(channel))
 
 
 def uniform(words: np.ndarray) -> bool:
@@ -73,6 +77,24 @@ def test_no_worker_sends_figures_in_the_clear_or_under_masks_of_a_step(workers: 
     for one, other in combinations(sent, 2):
         assert (one == other).mean() < 1e-3
         assert uniform(one - other)
+
+
+def test_sums_of_figures_have_numbers_that_no_step_has(workers: Run) -> None:
+    numbers: list[int] = []
+
+    class Noting(PairwiseMasks):
+        def reveal(self, step: int, local_sum: np.ndarray, noise: np.ndarray) -> np.ndarray:
+            numbers.append(step)
+            return super().reveal(step, local_sum, noise)
+
+    def work(channel: Any) -> None:
+        secure = Noting(config(channel))
+        for _ in range(3):
+            secure.sum_figures(np.zeros(2, dtype=np.int64))
+
+    workers(1, work)
+    assert len(set(numbers)) == 3
+    assert all(2**63 <= number < 2**64 for number in numbers)
 
 
 def test_workers_that_differ_on_the_number_of_figures_reveal_nothing(outcomes: Run) -> None:

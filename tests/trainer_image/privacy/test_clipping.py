@@ -129,10 +129,32 @@ def test_norms_before_clipping_are_kept_only_if_requested() -> None:
     plain, with_norms = clipper(2), GridClipper(2, GRID, 1.0, CPU, keep_norms=True)
     for one in (plain, with_norms):
         one.add(rows.clone(), [1, 2])
+        one.add(rows[:1].clone(), [3])
     assert plain.take_norms() == []
-    assert with_norms.take_norms() == pytest.approx([5.0, 0.5])
+    assert with_norms.take_norms() == pytest.approx([5.0, 0.5, 5.0])
     assert with_norms.take_norms() == []
     assert torch.equal(plain.take(), with_norms.take())
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3])
+def test_every_row_is_added_once_whatever_the_size_of_a_block(rows_at_once: int) -> None:
+    """A unit that is added twice has twice the sensitivity."""
+    blocks, rows = clipper(5), torch.eye(5)
+    blocks._rows_at_once = rows_at_once
+    blocks.add(rows.clone(), [7] * 5)
+    assert torch.equal(blocks.take(), clipper(5).to_grid(rows, [7] * 5).sum(dim=0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_unit_whose_gradient_is_not_finite_adds_nothing(value: float) -> None:
+    row = torch.full((1, 40), 0.1)
+    row[0, 7] = value
+    assert not clipper(40).to_grid(row, [1]).any()
+
+
+def test_rows_in_double_precision_are_clipped_like_others() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.25, 0.5]])
+    assert torch.equal(clipper(2).to_grid(rows.double(), [1, 2]), clipper(2).to_grid(rows, [1, 2]))
 
 
 def test_no_units_add_nothing() -> None:
@@ -159,8 +181,10 @@ def test_rounding_is_unbiased(steps: float) -> None:
         assert 1e-6 < stats.chi2(len(spread)).sf(statistic) < 1 - 1e-6
 
 
-def test_uniforms_are_uniform_and_depend_only_on_their_seed() -> None:
-    drawn = uniforms([1, 2, 1], 40_000, CPU)
+@pytest.mark.parametrize("draw", [uniforms, clipping._uniforms_of_generator], ids=["CPU", "GPU"])
+def test_uniforms_are_uniform_and_depend_only_on_their_seed(draw: Callable[..., torch.Tensor]) -> None:
+    drawn = draw([1, 2, 1], 40_000, CPU)
+    assert (drawn.shape, drawn.dtype) == ((3, 40_000), torch.float32)
     assert torch.equal(drawn[0], drawn[2])
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1
     for row in drawn[:2]:

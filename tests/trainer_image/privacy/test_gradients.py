@@ -43,6 +43,7 @@ def test_rows_equal_a_loop_over_records_in_the_order_of_the_parameters(model, ba
     gradients = PerExampleGradients(model, parameters(model), squares)
     found = gradients.compute(batch, 4)
     assert found.shape == (4, gradients.dimension) and found.dtype == torch.float32
+    assert all(parameter.grad is None for parameter in model.parameters())
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients.summed_gradient(batch), expected.sum(dim=0), rtol=1e-5, atol=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -71,9 +72,12 @@ def test_losses_are_those_of_the_records_and_not_of_dummy_rows(model, batch):
     assert len(kept) == 4
 
 
-def test_empty_draw_does_not_run_the_model(model):
+def test_empty_draw_does_not_run_the_model(model, batch):
     gradients = PerExampleGradients(model.eval(), parameters(model), squares)
     assert gradients.compute({}, 0).shape == (0, gradients.dimension)
+    model.train()
+    gradients.compute(batch, 4)
+    assert gradients.compute({}, 0).shape == (0, gradients.dimension), "a row of the previous draw"
 
 
 def test_calls_do_not_accumulate_and_share_one_buffer(model, batch):
@@ -134,6 +138,57 @@ def test_incomplete_pass_leaves_nothing_behind(model, batch):
     with pytest.raises(RuntimeError):
         gradients.compute({"x": batch["x"], "y": batch["y"][:, :, :1].expand(-1, -1, 7)}, 4)
     assert torch.equal(gradients.compute(batch, 4), expected)
+
+
+def test_incomplete_pass_leaves_no_activations_in_the_next(model, batch):
+    """They are those of private records, and one more row would take part in the next gradients."""
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    few = {name: tensor[:2] for name, tensor in batch.items()}
+    expected = gradients.compute(few, 2).clone()
+    gradients.losses(batch)
+    with pytest.raises(RuntimeError):
+        gradients.compute({"x": batch["x"], "y": batch["y"][:, :, :1].expand(-1, -1, 7)}, 4)
+    assert torch.equal(gradients.compute(few, 2), expected)
+    for module in model.modules():
+        assert not vars(module).get("activations") and "max_batch_len" not in vars(module)
+
+
+class Failing(nn.Module):
+    """One layer that is applied twice. With `fails`, its second use has other rows than records and is refused."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        self.fails = False
+
+    def forward(self, x):
+        return self.layer(torch.ones(1, 3, 6)) + self.layer(x) if self.fails else self.layer(x)
+
+
+def test_gradient_of_a_failed_pass_is_not_added_to_the_next(batch):
+    model = Failing().train()
+    gradients = PerExampleGradients(model, parameters(model), squares)
+    expected = gradients.compute(batch, 4).clone()
+    model.fails = True
+    with pytest.raises(ValueError, match="cannot be separated by record"):
+        gradients.compute(batch, 4)
+    model.fails = False
+    assert torch.equal(gradients.compute(batch, 4), expected)
+
+
+def test_layer_that_mixes_records_is_refused():
+    """Batch normalisation: the gradient of a record would depend on the others."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)).train()
+    with pytest.raises(NotImplementedError, match="buffers"):
+        PerExampleGradients(model, parameters(model), squares)
+
+
+def test_summed_gradient_of_a_parameter_without_part_in_the_loss_is_zero(model, batch):
+    wider = nn.ModuleDict({"used": model, "unused": nn.Linear(2, 3)}).train()
+    gradients = PerExampleGradients(wider, parameters(wider), lambda m, b: squares(m["used"], b))
+    summed = gradients.summed_gradient(batch)
+    assert summed.shape == (gradients.dimension,)
+    assert not summed[-9:].any() and summed[:-9].any()
 
 
 def test_close_removes_hooks_and_attributes(model, batch):

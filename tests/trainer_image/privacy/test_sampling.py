@@ -50,6 +50,10 @@ def test_rate_just_below_one_is_not_rounded_to_one() -> None:
     assert PoissonSampler(2, "0.99999999999999999999999", ScriptedStream(words)).draw().tolist() == [1]
 
 
+def test_smallest_rate_draws_the_smallest_word() -> None:
+    assert PoissonSampler(3, "6e-20", ScriptedStream([1, 0, 2**64 - 1])).draw().tolist() == [1]
+
+
 def draws(units: int, rate: str, steps: int, number: int = 1) -> np.ndarray:
     """Which units joined which steps: bool [steps, units]."""
     sampler = PoissonSampler(units, rate, stream(number))

@@ -61,3 +61,15 @@ def test_seeds_differ_between_pairs_and_between_steps() -> None:
     units, records = np.divmod(np.arange(10_000), 100)
     seeds = [seed for _ in range(2) for seed in stream.keyed_seeds()(units.tolist(), records.tolist())]
     assert len(set(seeds)) == 20_000
+
+
+def test_numbers_of_64_bits_have_seeds_of_their_own() -> None:
+    """A number that passes through a float would share its seed with the next one."""
+    seeds, large = KeyedSeeds(KEY), 2**53
+    assert len(set(seeds([large, large + 1, 0, 0], [0, 0, large, large + 1]))) == 4
+
+
+def test_seeds_have_63_random_bits() -> None:
+    seeds = KeyedSeeds(KEY)(range(1000), [0] * 1000)
+    for bit in range(63):
+        assert stats.binomtest(sum(seed >> bit & 1 for seed in seeds), 1000).pvalue > 1e-9

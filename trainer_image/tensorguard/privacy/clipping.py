@@ -153,11 +153,7 @@ def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Te
     stream, which takes a tenth of the time of PyTorch's generator. On a GPU the generator of the device makes them.
     """
     if device.type != "cpu":
-        out = torch.empty(len(seeds), dimension, device=device)
-        generator = torch.Generator(device=device)
-        for row, seed in zip(out, seeds):
-            row.uniform_(generator=generator.manual_seed(seed))
-        return out
+        return _uniforms_of_generator(seeds, dimension, device)
     words = np.empty((len(seeds), 2 * dimension + 16), dtype=np.uint8)
     zeros = bytes(2 * dimension)
     for row, seed in zip(words, seeds):
@@ -167,3 +163,11 @@ def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Te
     fractions = words[:, : 2 * dimension].view(np.uint16).astype(np.float32)
     fractions *= 2.0**-16
     return torch.from_numpy(fractions)
+
+
+def _uniforms_of_generator(seeds: list[int], dimension: int, device: torch.device) -> torch.Tensor:
+    out = torch.empty(len(seeds), dimension, device=device)
+    generator = torch.Generator(device=device)
+    for row, seed in zip(out, seeds):
+        row.uniform_(generator=generator.manual_seed(seed))
+    return out
