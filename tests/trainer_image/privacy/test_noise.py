@@ -70,8 +70,9 @@ def total_variation(masses: dict[int, int], total: int, variance: Fraction) -> m
         return distance / 2
 
 
-@pytest.mark.parametrize("sigma", [1.0, 1.37, 3.0, 64.0, 333.3])
+@pytest.mark.parametrize("sigma", [1.0, 1.3, 1.37, 3.0, 64.0, 333.3])
 def test_exact_distribution_of_a_table_is_within_its_bound(sigma: float) -> None:
+    """A table of 1.3 has 33 values: one more than fit 32 columns."""
     sampler = DiscreteGaussian(sigma)
     (table,) = sampler._tables
     masses, total = masses_of(table)
@@ -80,6 +81,34 @@ def test_exact_distribution_of_a_table_is_within_its_bound(sigma: float) -> None
     distance = total_variation(masses, total, Fraction(sigma) ** 2)
     assert distance <= sampler.total_variation <= 2.0**-100
     assert masses_of(noise._Table(Fraction(sigma * 1.0001) ** 2))[0] != masses
+
+
+@pytest.mark.parametrize("variance", [Fraction(1), Fraction(3, 2) ** 2, Fraction(10_001, 10)])
+def test_weights_are_within_their_error(variance: Fraction) -> None:
+    """2·reach² units of the last fixed-point place, on which the bound of the distance rests."""
+    reach = math.ceil(12 * math.sqrt(variance))
+    weights = noise._weights(variance, reach)
+    assert len(weights) == reach + 1
+    with mpmath.workdps(100):
+        double = 2 * mpmath.mpf(variance.numerator) / variance.denominator
+        for x, weight in enumerate(weights):
+            assert abs(weight - mpmath.exp(-(x * x) / double) * 2**192) <= 2 * reach**2
+
+
+def test_bound_of_the_distance_covers_each_of_its_parts() -> None:
+    """The cut tails, errors of the weights, and masses that are not in proportion to the weights."""
+    table, unit = noise._Table(Fraction(1)), 1 << 192
+
+    def bound(masses: list[int], reach: int) -> float:
+        return table._distance([unit // 4] * 4, masses, Fraction(1), reach)
+
+    tail = 2 * stats.norm.sf(3)
+    assert tail <= bound([1] * 4, 3) <= 10 * tail
+    # Each of four weights is wrong by 2·reach²: two are too large, two too small. The tail beyond 50σ is below 1e-500.
+    wrong = [unit // 4 + sign * 2 * 50**2 for sign in (1, 1, -1, -1)]
+    moved = float(sum(abs(Fraction(weight, sum(wrong)) - Fraction(1, 4)) for weight in wrong) / 2)
+    assert 2 * moved <= bound([1] * 4, 50) <= 5 * moved
+    assert bound([3, 1, 2, 2], 50) == pytest.approx(1 / 8)
 
 
 def test_reference_detects_a_wrong_table() -> None:

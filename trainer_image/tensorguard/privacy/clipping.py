@@ -127,8 +127,6 @@ class GridClipper:
         2^63 as well. Therefore int64 arithmetic is exact throughout.
         """
         bounded = rounded.abs().amax(dim=1) <= self.grid  # False for NaN
-        if not bool(bounded.all()):
-            rounded[~bounded] = 0.0
         whole = rounded.to(torch.int64)
         pieces = torch.stack([piece.sum(dim=1) for piece in (whole * whole).split(self._piece, dim=1)])
         bounded &= (pieces <= self.grid**2).all(dim=0)
