@@ -132,6 +132,15 @@ def test_wrong_number_of_workers_is_refused(joined: int, planned: int) -> None:
     assert str(refusal.value) == f"{joined} workers joined, {planned} were planned, and at most 256 are supported"
 
 
+def test_largest_group_exchanges_keys() -> None:
+    def all_gather(_: bytes) -> list[bytes]:
+        raise InterruptedError
+
+    channel: Any = SimpleNamespace(size=256, rank=0, all_gather=all_gather)
+    with pytest.raises(InterruptedError):
+        agree_pair_keys(channel, replace(SESSION, workers=256), JOB_KEY)
+
+
 sessions = st.builds(
     Session,
     job=st.text(max_size=6),

@@ -35,6 +35,7 @@ class ScriptedStream(SecretStream):
         return np.array(self._words, dtype=np.uint64)
 
     def bytes(self, count: int) -> bytearray:
+        assert count == 16
         return bytearray(next(self._ties).to_bytes(count, "little"))
 
 
@@ -181,13 +182,17 @@ def test_variances_of_two_tables_add_up_to_the_total(sigma: float) -> None:
     assert sampler.total_variation <= MAX_TOTAL_VARIATION
 
 
-def test_convolution_bound_is_the_sum_of_its_series() -> None:
-    fine, stretch = Fraction(44) ** 2, 22
-    coarse = (Fraction(1025) ** 2 - fine) / stretch**2
+@pytest.mark.parametrize(
+    ("sigma", "stretch", "fine"), [(1025, 22, Fraction(44) ** 2), (100, 10, Fraction(10)), (1000, 20, Fraction(45))]
+)
+def test_convolution_bound_is_that_of_its_series(sigma: int, stretch: int, fine: Fraction) -> None:
+    """The probabilities are within a factor of (1+ε)/(1−ε), where ε is a series. It is 10^-34, 0.3 and 0.2 here."""
+    coarse = (Fraction(sigma) ** 2 - fine) / stretch**2
     with mpmath.workdps(60):
-        ratio = mpmath.mpf((fine * coarse).numerator) / (fine * coarse).denominator / 1025**2
+        ratio = mpmath.mpf((fine * coarse).numerator) / (fine * coarse).denominator / sigma**2
         epsilon = 2 * mpmath.nsum(lambda i: mpmath.exp(-2 * mpmath.pi**2 * ratio * i * i), [1, 12])
-        assert epsilon <= convolution_distance(fine, coarse, stretch) <= 2.1 * epsilon
+        exact = (1 + epsilon) / (1 - epsilon) - 1
+        assert exact <= convolution_distance(fine, coarse, stretch) <= exact * (1 + 1e-7)
 
 
 class Reference:
