@@ -11,12 +11,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 _MEASURED = Path("mutmut-stats.json")
+_MORE_MEMORY = 3 << 30
+"""Bytes that the tests of a mutant may allocate: a mutant that appends to a list for ever must not fill the machine."""
 
 
 def order(durations: dict[str, float], limit: float) -> list[str]:
@@ -45,6 +48,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if not _MEASURED.exists():
         return
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _MORE_MEMORY, most))
     measured = json.loads(_MEASURED.read_text())["duration_by_test"]
     by_name = {item.nodeid: item for item in items}
     kept = order({name: measured.get(name, 0.0) for name in by_name}, float(os.environ.get("MUTANTS_SECONDS", "inf")))

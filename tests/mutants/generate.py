@@ -8,7 +8,8 @@ why it changes nothing.
     python tests/mutants/generate.py [MODULES...]     such as privacy/noise.py; without one, what has changed
 
 Verdicts are kept in `out/mutants`, by function: the mutants of an unchanged function are not tried again, except those
-that survived. To forget all verdicts, for example after a test became weaker, remove that folder.
+that survived and are not listed in `equivalent.toml`. To forget all verdicts, for example after a test became weaker,
+remove that folder. With MUTANTS_SECONDS=10, a mutant is tried with the fastest tests only (`fastest_first`).
 
 mutmut mutates no function with a decorator, because a decorator may act when the function is defined. The decorators
 here only wrap. So the copy calls them afterwards (`f = decorator(f)`), and properties and cached functions are mutated
@@ -27,7 +28,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from survivors import write_report
+from survivors import equivalents, is_listed, survivor, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "out" / "mutants"
@@ -145,12 +146,16 @@ def prepare(source: str) -> str:
 
 
 def forget_survivors() -> None:
-    """Let mutmut try the survivors again: a test may kill them now."""
+    """Let mutmut try the survivors again: a test may kill them now. Those of `equivalent.toml` stay: no test can."""
+    known = equivalents()
     for meta in (STAGE / "mutants").rglob("*.meta"):
+        module = meta.relative_to(STAGE / "mutants").as_posix().removesuffix(".meta")
+        if not (STAGE / module).exists():
+            continue
         found = json.loads(meta.read_text())
         codes = found["exit_code_by_key"]
-        for name in codes:
-            if codes[name] != 1:
+        for name, code in codes.items():
+            if code not in (1, None) and not is_listed(survivor(STAGE, module, name, ""), known):
                 codes[name] = None
         meta.write_text(json.dumps(found, indent=4))
 

@@ -11,6 +11,7 @@ import json
 import os
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,10 +74,10 @@ def write_report(stage: Path) -> int:
         accepted = 0
         for name, code in codes.items():
             if code in (0, 5, 33):
-                survivor = _survivor(stage, module, name, _verdict(code))
-                reason = next((each.reason for each in known if survivor.matches(each)), None)
+                found = survivor(stage, module, name, _verdict(code))
+                reason = next((each.reason for each in known if found.matches(each)), None)
                 accepted += reason is not None
-                (listed if reason else open_ones).append((survivor, reason))
+                (listed if reason else open_ones).append((found, reason))
         counts = [verdicts[each] for each in ("killed", "timeout", "survived", "no test", "not tried")]
         rows.append((module, len(codes), *counts, accepted))
     columns = ("module", "mutants", "killed", "timed out", "survived", "no test", "not tried", "listed")
@@ -105,8 +106,13 @@ def _row(cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"  # type: ignore[call-overload]
 
 
-def _survivor(stage: Path, module: str, name: str, verdict: str) -> Survivor:
-    """The survivor with its changed lines."""
+def is_listed(found: Survivor, known: Iterable[Equivalent]) -> bool:
+    """Whether an entry explains the survivor."""
+    return any(map(found.matches, known))
+
+
+def survivor(stage: Path, module: str, name: str, verdict: str) -> Survivor:
+    """The survivor with its changed lines, from the copy in `stage`."""
     with contextlib.chdir(stage):  # mutmut reads its settings where it is imported
         from mutmut.mutation.diff_apply import get_diff_for_mutant
         from mutmut.utils.format_utils import orig_function_and_class_names_from_key

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorguard.aggregation import keys as module
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.aggregation.keys import PairKey, agree_pair_keys
 from tensorguard.aggregation.session import Session, derive_key, tag
@@ -31,7 +33,21 @@ def test_each_pair_shares_its_own_keys(size: int, workers: Run) -> None:
         assert sorted(mine) == [peer for peer in range(size) if peer != rank]
         assert all(pairs[peer][rank] == key for peer, key in mine.items())
     keys = [pairs[low][high] for low, high in combinations(range(size), 2)]
-    assert len({key for pair in keys for key in (pair.mask, pair.tag)}) == 2 * len(keys)
+    both = [key for pair in keys for key in (pair.mask, pair.tag)]
+    assert len(set(both)) == len(both) == 2 * len(keys)
+    assert all(len(key) == 32 for key in both)
+
+
+def test_keys_are_bound_to_the_session_and_to_the_pair(workers: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if all workers had the same private key in all sessions."""
+    fixed = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+    monkeypatch.setattr(module.X25519PrivateKey, "generate", lambda: fixed)
+    masks = []
+    for incarnation in (1, 2):
+        session = replace(SESSION, incarnation=incarnation)
+        pairs = workers(3, lambda channel, session=session: agree_pair_keys(channel, session, JOB_KEY))
+        masks += [pairs[low][high].mask for low, high in combinations(range(3), 2)]
+    assert len(set(masks)) == 6
 
 
 def test_keys_are_new_even_for_the_same_session(workers: Run) -> None:
