@@ -36,7 +36,7 @@ def order(durations: dict[str, float], limit: float) -> list[str]:
     kept, total = [], 0.0
     for name in sorted(durations, key=key):
         total += durations[name]
-        if total <= limit:
+        if total <= limit or not kept:
             kept.append(name)
     return kept
 

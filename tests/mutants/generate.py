@@ -28,7 +28,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from survivors import equivalents, is_listed, survivor, write_report
+from survivors import equivalents, reason_of, survivor, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "out" / "mutants"
@@ -155,7 +155,7 @@ def forget_survivors() -> None:
         found = json.loads(meta.read_text())
         codes = found["exit_code_by_key"]
         for name, code in codes.items():
-            if code not in (1, None) and not is_listed(survivor(STAGE, module, name, ""), known):
+            if code not in (1, None) and reason_of(survivor(STAGE, module, name, ""), known) is None:
                 codes[name] = None
         meta.write_text(json.dumps(found, indent=4))
 

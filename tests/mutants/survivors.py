@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+_NO_GPU = "Tests run on machines without a GPU, where a tensor without a device is on the CPU as well."
 _KILLED = (1, 3)
 _VERDICTS = {0: "survived", 5: "no test", 33: "no test", None: "not tried"}
 
@@ -75,7 +77,7 @@ def write_report(stage: Path) -> int:
         for name, code in codes.items():
             if code in (0, 5, 33):
                 found = survivor(stage, module, name, _verdict(code))
-                reason = next((each.reason for each in known if found.matches(each)), None)
+                reason = reason_of(found, known)
                 accepted += reason is not None
                 (listed if reason else open_ones).append((found, reason))
         counts = [verdicts[each] for each in ("killed", "timeout", "survived", "no test", "not tried")]
@@ -106,9 +108,19 @@ def _row(cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"  # type: ignore[call-overload]
 
 
-def is_listed(found: Survivor, known: Iterable[Equivalent]) -> bool:
-    """Whether an entry explains the survivor."""
-    return any(map(found.matches, known))
+def reason_of(found: Survivor, known: Iterable[Equivalent]) -> str | None:
+    """Why the survivor may survive; None where a test is missing."""
+    if _leaves_device_out(found.before, found.after):
+        return _NO_GPU
+    return next((each.reason for each in known if found.matches(each)), None)
+
+
+def _leaves_device_out(before: str, after: str) -> bool:
+    """Whether the mutant only omits the device of a tensor, as in `torch.empty(d, device=None)`."""
+    argument, moved = r"device=[\w.]*device", r"\.to\([\w.]*device"
+    left_out = [re.sub(argument, with_it, before) for with_it in ("device=None", "")]
+    left_out += [re.sub(argument + ", ", "", before), re.sub(moved, ".to(None", before)]
+    return after != before and after in left_out
 
 
 def survivor(stage: Path, module: str, name: str, verdict: str) -> Survivor:

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+from fastest_first import order
 from generate import BESIDE, MUTATED, PACKAGES, TESTS, prepare
-from survivors import Equivalent, Survivor, equivalents
+from survivors import Equivalent, Survivor, equivalents, reason_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
@@ -105,3 +106,43 @@ def test_survivor_matches_only_its_own_entry() -> None:
     assert survivor.matches(Equivalent("a/b.py", "f", "return 1", "return 2", "It is the same."))
     assert not survivor.matches(Equivalent("a/b.py", "f", "return 1", "return 3", "It is the same."))
     assert not survivor.matches(Equivalent("a/b.py", "g", "return 1", "return 2", "It is the same."))
+
+
+def test_fastest_tests_come_first_and_those_of_jobs_last() -> None:
+    seconds = {
+        "tests/training/test_a.py::one": 0.2,
+        "tests/training/test_a.py::two": 0.1,
+        "tests/training/test_b.py::one": 0.1,
+        "tests/privacy/test_c.py::one": 2.0,
+        "tests/privacy/test_d.py::one": 0.3,
+    }
+    names = [name.removeprefix("tests/") for name in order(seconds, 10.0)]
+    assert names == [
+        "privacy/test_d.py::one",
+        "privacy/test_c.py::one",
+        "training/test_b.py::one",
+        "training/test_a.py::two",
+        "training/test_a.py::one",
+    ]
+    assert [name.removeprefix("tests/") for name in order(seconds, 2.35)] == names[:2]
+
+
+def test_slowest_test_runs_where_no_other_reaches_the_function() -> None:
+    assert order({"tests/privacy/test_c.py::one": 20.0}, 10.0) == ["tests/privacy/test_c.py::one"]
+
+
+@pytest.mark.parametrize(
+    ("after", "explained"),
+    [
+        ("x = empty(3, dtype=uint8, device=None)", True),
+        ("x = empty(3, dtype=uint8, )", True),
+        ("x = empty(4, dtype=uint8, device=self._device)", False),
+        ("x = empty(3, dtype=None, device=self._device)", False),
+        ("x = None", False),
+    ],
+)
+def test_mutant_that_leaves_out_a_device_may_survive(after: str, explained: bool) -> None:
+    found = Survivor(
+        "x_f__mutmut_1", "a/b.py", "f", "survived", "x = empty(3, dtype=uint8, device=self._device)", after
+    )
+    assert (reason_of(found, []) is not None) == explained
