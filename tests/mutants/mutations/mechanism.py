@@ -318,4 +318,20 @@ MECHANISM: tuple[Mutation, ...] = (
         (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
         (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),
     ),
+    Mutation(
+        "a gradient that is left from a failed pass is added to the next one",
+        (
+            Edit(
+                TRAINER + "privacy/gradients.py",
+                'if hasattr(parameter, "_current_grad_sample"):',
+                'if hasattr(parameter, "_any_grad_sample"):',
+            ),
+        ),
+        (PRIVACY_TESTS + "test_gradients.py::test_gradient_of_a_failed_pass_is_not_added_to_the_next",),
+    ),
+    Mutation(
+        "a tie of the noise sampler is decided by eight bits too many",
+        (Edit(_NOISE, "stream.bytes(16)", "stream.bytes(17)"),),
+        (PRIVACY_TESTS + "test_noise.py::test_draw_compares_with_the_threshold_and_ties_with_all_its_bits",),
+    ),
 )

@@ -168,6 +168,7 @@ def test_exact_distribution_of_two_tables_is_within_their_bound() -> None:
             masses[value] = masses.get(value, 0) + weight * other
     distance = total_variation(masses, fine_total * coarse_total, Fraction(sigma) ** 2)
     assert distance <= sampler.total_variation <= 2.0**-100
+    assert sampler.total_variation > fine.total_variation + coarse.total_variation, "the convolution costs more"
 
 
 @pytest.mark.parametrize("sigma", [1024.5, 1_600_000.0, 4_200_000.0, 4_200_001.7])
