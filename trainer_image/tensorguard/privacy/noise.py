@@ -46,7 +46,6 @@ class DiscreteGaussian:
         """
         if not sigma >= 1.0:
             raise ValueError(f"the standard deviation of the noise must be at least one grid step, not {sigma}")
-        self.sigma = sigma
         if sigma <= _DIRECT_SIGMA:
             self._stretch = 0
             self._tables = [_Table(Fraction(sigma) ** 2)]
