@@ -178,7 +178,7 @@ def claimed_steps(
     charged: int,
     target_epsilon: float,
     target_delta: str,
-    accountant: AccountantName = "RDP",
+    accountant: AccountantName,
 ) -> int:
     """The number of steps to sign off.
 
