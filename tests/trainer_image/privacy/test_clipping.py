@@ -252,7 +252,14 @@ def test_squares_that_would_overflow_an_int64_are_added_in_pieces() -> None:
 
 @pytest.mark.parametrize(
     ("dimension", "grid", "message"),
-    [(10**9, 1 << 14, "too many for a grid"), (100, 16, "too many for a grid"), (1 << 39, 1 << 22, "overflow 64-bit")],
+    [
+        (10**9, 1 << 14, "too many for a grid"),
+        (100, 16, "too many for a grid"),
+        (1 << 39, 1 << 22, "overflow 64-bit"),
+        (1 << 38, 1 << 22, "overflow 64-bit"),
+        # 2^19 pieces of 2^44 each: exactly 2^63, one too large.
+        ((1 << 38) - (1 << 19), 1 << 22, "overflow 64-bit"),
+    ],
 )
 def test_gradient_that_the_grid_cannot_hold_is_refused(dimension: int, grid: int, message: str) -> None:
     with pytest.raises(GridTooCoarse, match=message):
