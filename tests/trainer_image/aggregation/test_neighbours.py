@@ -54,6 +54,8 @@ def test_colluders_of_the_claim_never_separate_the_others() -> None:
         for colluders in range(workers):
             graph = NeighbourGraph.of(workers, colluders)
             assert graph.degree > colluders or graph.is_complete
+            assert graph.degree % 2 == 0 or graph.is_complete
+            assert graph.degree <= max(MIN_DEGREE, colluders + 2), "more work than needed"
     for workers, colluders in ((34, 32), (64, 20), (64, 40), (256, 85)):
         assert NeighbourGraph.of(workers, colluders).separation_probability(colluders) == 0
 
