@@ -123,7 +123,7 @@ def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.Log
 
 def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(trainer: Any, play: Any) -> None:
     play(f"import os, signal; os.kill(os.getppid(), signal.SIGINT); {HANG}")
-    callback = WandbCallback()
+    callback = WandbCallback(wait_seconds=300)  # more than the export needs to start on a slow machine
     with pytest.raises(KeyboardInterrupt):
         callback.on_train_begin(trainer)
         pid = process_of(callback)
