@@ -163,13 +163,20 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     if accountant == "PLD" and float(sigma) < MIN_PLD_SIGMA:
         raise _exceeds_pld_limits()
 
+    counted = job.metadata.annotations.get(COUNTED_ANNOTATION)
+    if counted not in (None, str(at_least)):
+        raise _problem(
+            f"metadata.annotations[{COUNTED_ANNOTATION}]",
+            f"the number of units is {counted}, but spec.dataset.unit.atLeast is {at_least}: remove the annotation, "
+            "which is for jobs whose units were counted",
+        )
     workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
     mechanism = Mechanism(
         sample_rate=sample_rate,
         noise_multiplier=sigma,
         clip=spec.privacy.max_grad_norm,
         unit="User" if spec.dataset.unit.kind == "User" else "Example",
-        adjacency="ZeroOut" if COUNTED_ANNOTATION in job.metadata.annotations else "AddOrRemoveOne",
+        adjacency="ZeroOut" if counted else "AddOrRemoveOne",
         workers=workers,
         colluders=colluders,
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
@@ -217,6 +224,7 @@ def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
         target_epsilon=spec.privacy.target_epsilon,
         delta=plan.delta,
         accountant=plan.accountant,
+        verify=spec.aggregation.verify,
         private_metrics=spec.observability.private_metrics,
         evaluation=spec.evaluation.visibility if spec.evaluation else "Nothing",
     )

@@ -372,6 +372,11 @@ def test_job_whose_units_were_counted_claims_zero_out_adjacency(job: Job) -> Non
     assert plan == replace(bounded, mechanism=plan.mechanism), "no other figure differs"
 
 
+def test_counted_number_of_units_is_the_bound_of_the_job(job: Job) -> None:
+    with pytest.raises(ManifestError, match=r"the number of units is 5, but spec\.dataset\.unit\.atLeast is 5000"):
+        resolve_job(job({"metadata.annotations": {COUNTED_ANNOTATION: "5"}}))
+
+
 def test_epsilon_of_a_plan_is_computed_from_its_strings(job: Job) -> None:
     plan: Plan = resolve_job(job({"spec.privacy.noiseMultiplier": "0.9"}))[1]
     assert plan.epsilon(60) == epsilon(sample_rate=0.05, noise_multiplier=0.9, steps=60, delta=job_delta("0.00002"))

@@ -79,6 +79,9 @@ class LedgerSpec(Block):
     accountant: Literal["RDP", "PLD"] = Field(
         description="Accountant that computes epsilon from the steps: RDP or PLD."
     )
+    verify: Literal["Disabled", "Standard", "Strict"] = Field(
+        "Standard", description="Check of each sum against transmission errors, of all attempts."
+    )
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
         description="Hidden: exact functions of private data, such as the training loss, are kept nowhere. Internal: "

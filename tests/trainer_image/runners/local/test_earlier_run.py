@@ -106,6 +106,7 @@ CHANGES = {
     "spec.dataset.lineage=another": "lineage",
     "metadata.name=other": "jobName",
     "spec.observability.privateMetrics=Internal": "privateMetrics",
+    "spec.aggregation.verify=Disabled": "verify",
     "spec.evaluation={uri: e.jsonl, visibility: Private}": "evaluation",
 }
 
