@@ -8,6 +8,27 @@ _OVERLAP = "tests/trainer_image/data/test_overlap.py"
 
 CLAIMS: tuple[Mutation, ...] = (
     Mutation(
+        "runs in different folders share a private folder at the same time",
+        (
+            Edit(
+                TRAINER + "runners/local/driver.py",
+                "        self.locks.enter_context(lock_run_folder(self._private.path))\n",
+                "",
+            ),
+        ),
+        (
+            "tests/trainer_image/runners/local/test_job_key.py::test_runs_that_share_a_private_folder_do_not_run_at_once",
+            "tests/trainer_image/runners/local/test_job_key.py::test_run_holds_the_lock_of_its_private_folder",
+        ),
+    ),
+    Mutation(
+        "a resume verifies sums less than its statement says",
+        (Edit(API + "resolve.py", "        verify=spec.aggregation.verify,\n", ""),),
+        (
+            "tests/trainer_image/runners/local/test_earlier_run.py::test_resume_with_another_privacy_value_names_the_field",
+        ),
+    ),
+    Mutation(
         "the statement claims verification that is disabled",
         (
             Edit(
@@ -65,7 +86,7 @@ CLAIMS: tuple[Mutation, ...] = (
         (
             Edit(
                 API + "resolve.py",
-                'adjacency="ZeroOut" if COUNTED_ANNOTATION in job.metadata.annotations else "AddOrRemoveOne",',
+                'adjacency="ZeroOut" if counted else "AddOrRemoveOne",',
                 'adjacency="AddOrRemoveOne",',
             ),
         ),

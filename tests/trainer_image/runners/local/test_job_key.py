@@ -15,6 +15,7 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.local.private_folder import PrivateFolder
+from tensorguard.runners.run_folder import LOCK_FILE, is_run_locked, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
 
 EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2.5", "spec.training.steps=9")
@@ -36,6 +37,38 @@ def key(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     monkeypatch.setattr(PrivateFolder, "create_key", creating)
     return created
+
+
+def test_runs_that_share_a_private_folder_do_not_run_at_once(folder: Folder) -> None:
+    """Two run folders in one checkpoint folder have one private folder, where each run keeps its shards."""
+    checkpoints = f"spec.checkpoint.uri={folder.output.parent}"
+    shared = PrivateFolder.of(folder.output, str(folder.output.parent)).path
+    shared.mkdir(mode=0o700)
+    with lock_run_folder(shared):
+        assert f"another run uses {shared}" in str(refusal(folder, checkpoints))
+    assert [path.name for path in folder.output.iterdir()] == [LOCK_FILE]
+    assert [path.name for path in shared.iterdir() if path.suffix == ".key"] == []
+
+
+def test_run_holds_the_lock_of_its_private_folder(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = []
+
+    def observe(run: Any, *args: Any) -> None:
+        locked.append(is_run_locked(folder.private))
+        raise WorkersFailed("stopped by the test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver._Run, "_prepare", observe)
+        folder.run()
+    assert locked == [True]
+    assert folder.run().exit_code == 0, "the lock is released"
+
+
+@pytest.mark.parametrize("inside", ["", "/checkpoints"])
+def test_checkpoints_in_the_private_folder_are_refused(folder: Folder, inside: str) -> None:
+    refused = str(refusal(folder, f"spec.checkpoint.uri={folder.private}{inside}"))
+    assert "is in the run's private folder" in refused
+    assert "choose another location" in refused
 
 
 def test_membership_cannot_be_tested_from_what_a_run_publishes(folder: Folder, key: list[bytes]) -> None:

@@ -22,7 +22,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,8 +119,8 @@ def run(
         on_nodes = has_other_nodes()
         if on_nodes:
             data.refuse_on_nodes()
-        with _locked(output_dir):
-            one = _Run(completed, plan, output_dir, data, stop, timeout, on_nodes)
+        with _locked(output_dir), ExitStack() as locks:
+            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes)
             one.admit(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
@@ -143,6 +143,8 @@ class _Run:
     data: InMemoryData
     stop: StopSignal
     timeout: float | None
+    locks: ExitStack
+    """Holds the lock of the private folder, which runs in different folders may share, until the run has ended."""
     on_nodes: bool = False
     """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
     attempt: int = 1
@@ -187,14 +189,14 @@ class _Run:
             check_same_values(self.directory, earlier, self.ledger_spec)
             if not self.on_nodes:
                 self._private.check_key(uid)
-            self._private.open()
+            self._open_private()
             self.attempt = earlier.attempt + 1
         else:
             if never_charged := uid_of_manifest(self.directory):
                 self._private.delete_key(never_charged)
+            self._open_private()
             for leftover in (LEDGER, RUN_LOG):
                 (self.directory / leftover).unlink(missing_ok=True)
-            self._private.open()
             if not self.on_nodes:
                 self._private.create_key(uid)
         metadata = self.job.metadata.model_copy(update={"uid": uid})
@@ -204,6 +206,10 @@ class _Run:
         self.stop.bind(self.directory)
         self._records_of_call = RunLogReader(self.directory / RUN_LOG, from_end=True)
         self._log = RunLog(self.directory / RUN_LOG)
+
+    def _open_private(self) -> None:
+        self._private.open()
+        self.locks.enter_context(lock_run_folder(self._private.path))
 
     def work(self) -> None:
         """Prepare the data, open the ledger, train. It raises nothing: every outcome is stored in `ended`."""

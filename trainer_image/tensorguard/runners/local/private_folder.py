@@ -21,7 +21,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorguard.runners.run_folder import RunFolderError, write_owner_only
+from tensorguard.runners.run_folder import LOCK_FILE, RunFolderError, write_owner_only
 
 SUFFIX = ".private"
 _IGNORE_FILE = ".gitignore"
@@ -46,14 +46,24 @@ class PrivateFolder:
         Args:
             run_directory: the run's folder.
             checkpoint_uri: `spec.checkpoint.uri`, an absolute path or any URI.
+
+        Raises:
+            RunFolderError: the run's folder has no parent, or the checkpoints would be in the private folder.
         """
         outermost = run_directory.resolve()
         local = checkpoint_uri.removeprefix("file://")
-        if "://" not in local and outermost.is_relative_to(checkpoints := Path(local).resolve()):
+        checkpoints = Path(local).resolve() if "://" not in local else None
+        if checkpoints and outermost.is_relative_to(checkpoints):
             outermost = checkpoints
         if not outermost.name:
             raise RunFolderError(f"{outermost} has no parent for the run's private folder; choose another --output-dir")
-        return cls(run_directory, outermost.with_name(outermost.name + SUFFIX))
+        path = outermost.with_name(outermost.name + SUFFIX)
+        if checkpoints and checkpoints.is_relative_to(path):
+            raise RunFolderError(
+                f"spec.checkpoint.uri: {checkpoints} is in the run's private folder {path}, which holds the job key "
+                "and is never published; choose another location"
+            )
+        return cls(run_directory, path)
 
     def key_file(self, uid: str) -> Path:
         """The file of the job key of the run with this UID."""
@@ -104,5 +114,5 @@ class PrivateFolder:
     def delete_key(self, uid: str) -> None:
         """Delete the job key of a run that nothing can resume, and the folder if nothing else is in it."""
         self.key_file(uid).unlink(missing_ok=True)
-        if self.path.is_dir() and {entry.name for entry in self.path.iterdir()} <= {_IGNORE_FILE}:
+        if self.path.is_dir() and {entry.name for entry in self.path.iterdir()} <= {_IGNORE_FILE, LOCK_FILE}:
             shutil.rmtree(self.path, ignore_errors=True)
