@@ -110,7 +110,7 @@ crash: setup ## kill the trainer at random moments, KILLS=200 times: epsilon mus
 	TENSAFE_KILLS=$(KILLS) $(PYTEST) tests/trainer_image/training/test_kills.py --timeout 0
 
 mutants: setup ## break the privacy code on purpose, once for each known mistake: a named test must fail
-	$(PY) tests/mutants/run.py
+	$(PY) -u tests/mutants/run.py
 
 mutants-generated: setup ## let a tool break the privacy code (MODULES=privacy/noise.py, or what changed): report survivors
 	@scripts/setup mutants
