@@ -30,6 +30,14 @@ _BATCH_SIZES = (PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial
 
 MECHANISM: tuple[Mutation, ...] = (
     Mutation(
+        "a wrong quote makes one record of several users' records",
+        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(text, strict=True)", "csv.reader(text)"),),
+        (
+            "tests/trainer_image/data/test_files.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
+            "tests/trainer_image/data/test_files.py::test_csv_whose_stray_quotes_pair_up_is_refused",
+        ),
+    ),
+    Mutation(
         "σ is halved in the noise shares",
         (
             Edit(

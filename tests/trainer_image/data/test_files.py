@@ -71,6 +71,36 @@ def test_csv_header_with_a_quote_that_is_never_closed_is_refused(tmp_path):
     assert "the row that begins in line 1 has a quote that is never closed" in refusal(tmp_path / "d.csv")
 
 
+def test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line(tmp_path):
+    """Otherwise the first value would hold the record of another user."""
+    path = tmp_path / "d.csv"
+    path.write_text('text,label\nfirst,0\n"said \\"",0\nsecret of another user,1\n"\\" x",1\n')
+    with pytest.raises(UnreadableDataError, match=r"d\.csv: the row that begins in line 3 has text after a") as error:
+        rows_at(path)
+    assert "secret" not in str(error.value)
+
+
+def test_csv_whose_stray_quotes_pair_up_is_refused(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('text,label\n"first,0\nof another user,1\n"third,0\n')
+    with pytest.raises(UnreadableDataError, match="the row that begins in line 2 has text after a closing quote"):
+        rows_at(path)
+
+
+def test_quote_inside_an_unquoted_csv_value_is_a_character(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("text,label\n5'11\" tall,0\nb,1\n")
+    assert rows_at(path) == [{"text": "5'11\" tall", "label": "0"}, {"text": "b", "label": "1"}]
+
+
+@pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
+def test_row_with_more_values_than_names_is_not_used(tmp_path, name, separator):
+    path = tmp_path / name
+    rows = ["text,label", "hello, world,0", "a,1,", "b,0"]
+    path.write_text("\n".join(rows).replace(",", separator))
+    assert rows_at(path) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
+
+
 def test_csv_value_of_extreme_length_is_refused_as_a_quote_that_is_never_closed(tmp_path, monkeypatch):
     monkeypatch.setattr("tensorguard.data.formats.csv.MAX_VALUE_CHARACTERS", 1000)
     (tmp_path / "d.csv").write_text('text,label\na,1\n"b,0\n' + "c,1\n" * 1000)
@@ -218,7 +248,6 @@ def test_malformed_row_drops_no_other_row(tmp_path):
     assert rows_at(path) == [
         {"text": "good", "label": "1"},
         {"text": "short", "label": None},
-        {"text": "long", "label": "1"},
         {"text": "\ufffd\ufffd", "label": "0"},
         {"text": "last", "label": "0"},
     ]

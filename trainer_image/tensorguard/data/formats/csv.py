@@ -1,11 +1,12 @@
 """Comma-separated and tab-separated values, with or without a header row.
 
-- csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A quote that is never closed
-  would make one value of the rest of the file, so such a file is refused.
+- csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A wrong quote would make one
+  value of several records, of several users. So a file is refused if a quote is never closed, or if text follows a
+  closing quote, as where quotes are escaped by backslashes. A quote inside an unquoted value is a character.
 - tsv: no quoting at all: a quote is a character like any other, and one record is one line.
 
-The first row names the columns. A column named by a decimal integer ("0", "1") is a position in a file **without** a
-header row.
+The first row names the columns. A row with more values than names cannot be used: one of its values holds a separator.
+A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from operator import length_hint
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -46,7 +45,7 @@ class Csv:
         with file.open() as handle:
             rows = _csv_rows(handle, file)
             header = None if _by_position(self.name, wanted, file) else next(rows, [])
-            yield from text_tables(_values(rows, _positions(header, wanted, file)), wanted)
+            yield from text_tables(_values(rows, header, _positions(header, wanted, file)), wanted)
 
 
 class Tsv:
@@ -67,9 +66,9 @@ class Tsv:
         with file.open() as handle:
             by_position = _by_position(self.name, wanted, file)
             first = b"" if by_position else handle.readline()
-            positions = _positions(None if by_position else _tsv_row(first), wanted, file)
-            found = lines(handle, *file.byte_range(part, parts), at=len(first))
-            yield from text_tables(_values(map(_tsv_row, found), positions), wanted)
+            header = None if by_position else _tsv_row(first)
+            found = map(_tsv_row, lines(handle, *file.byte_range(part, parts), at=len(first)))
+            yield from text_tables(_values(found, header, _positions(header, wanted, file)), wanted)
 
 
 def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
@@ -98,35 +97,34 @@ def _positions(header: list[str] | None, wanted: Sequence[str], file: DataFile) 
     return [header.index(name) for name in wanted]
 
 
-def _values(rows: Iterator[list[str]], positions: list[int]) -> Iterator[list[str | None]]:
-    """The values at `positions`; None where a row is too short. Empty rows are dropped."""
-    return ([row[i] if i < len(row) else None for i in positions] for row in rows if row)
+def _values(rows: Iterator[list[str]], header: list[str] | None, positions: list[int]) -> Iterator[list[str | None]]:
+    """The values at `positions`; None where a row is too short. Empty rows, and those with more values, are dropped."""
+    width = len(header) if header else None
+    for row in rows:
+        if row and not (width and any(row[width:])):
+            yield [row[i] if i < len(row) else None for i in positions]
 
 
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
 
-    Raises UnreadableDataError, with the line, if a quote is never closed.
+    Raises UnreadableDataError, with the line, if a quote is never closed, or if text follows a closing quote.
     """
     csv.field_size_limit(MAX_VALUE_CHARACTERS)
     text = io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline="")
-    end = iter(["\n"])  # A line after the last one: an empty row, unless a quote is still open.
-    reader = csv.reader(chain(text, end))
+    reader = csv.reader(text, strict=True)
     while True:
         line = reader.line_num + 1
         try:
             row = next(reader)
         except StopIteration:
             return
-        except csv.Error:  # the value is too long
-            closed = False
-        else:
-            closed = not row or length_hint(end) > 0
-        if not closed:
+        except csv.Error as error:  # also where the value is too long
+            found = "text after a closing quote" if "expected after" in str(error) else "a quote that is never closed"
             raise UnreadableDataError(
-                f"{file.where}.uri: {file.path}: the row that begins in line {line} has a quote that is never closed: "
-                'close it, and write a quote inside a quoted value as two ("")'
-            )
+                f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}: "
+                'write a quote inside a quoted value as two (""), and not as \\"'
+            ) from None
         yield row
 
 
