@@ -96,7 +96,7 @@ def test_different_contents_have_different_digests() -> None:
         "null",
         "None",
         "a",
-        "a ",
+        "aa",
         "A",
         'a"',
         1,
@@ -113,8 +113,27 @@ def test_different_contents_have_different_digests() -> None:
     assert len(np.unique(content_digests({"x": contents}))) == len(contents)
 
 
-def test_every_role_is_compared() -> None:
-    one = content_digests({"text": ["a"], "label": ["1"]})
+def test_every_role_is_compared_but_labels() -> None:
+    one = content_digests({"prompt": ["a"], "completion": ["1"]})
     assert one.dtype == np.uint64
-    assert one != content_digests({"text": ["a"], "label": ["2"]})
-    assert one != content_digests({"text": ["b"], "label": ["1"]})
+    assert one != content_digests({"prompt": ["a"], "completion": ["2"]})
+    assert one != content_digests({"prompt": ["b"], "completion": ["1"]})
+    for content, labels in (("text", "label"), ("tokens", "tags"), ("image", "label")):
+        named = content_digests({content: ["a"], labels: ["positive"]})
+        assert named == content_digests({content: ["a"], labels: [1]})
+        assert named != content_digests({content: ["b"], labels: ["positive"]})
+
+
+@pytest.mark.parametrize("text", ["a note\n", " a note", "a  note", "a\tnote \n"])
+def test_white_space_does_not_hide_a_copy(text: str) -> None:
+    assert (
+        content_digests({"text": [text]})
+        == content_digests({"text": ["a note"]})
+        != content_digests({"text": ["anote"]})
+    )
+
+
+def test_copy_with_labels_in_another_encoding_is_refused() -> None:
+    private = rows(0, 200)
+    public = [{"text": row["text"] + "\n", "label": f"class {row['label']}"} for row in private]
+    assert is_refused(public, private)

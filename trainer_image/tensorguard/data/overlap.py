@@ -20,9 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from tensafe_api.tasks import COLUMNS
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
 
+_LABELS = frozenset(name for name, column in COLUMNS.items() if column.content in ("label", "word labels"))
+"""The roles of labels. They are not compared: a private text is private with any label, and in any spelling of it."""
 MIN_RECORDS = 8
 """The number of different records from which on an evaluation set is compared."""
 
@@ -63,11 +66,12 @@ class Overlap:
 
 
 def content_digests(values: Mapping[str, Sequence[Any]]) -> np.ndarray:
-    """A digest of the content of each record, uint64 [n]: of its values by role, without the user.
+    """A digest of the content of each record, uint64 [n]: of its values by role, without labels and the user.
 
-    It is the same in every file format: the number 1 is the text "1", and a list is its JSON text.
+    It is the same in every file format: the number 1 is the text "1", and a list is its JSON text. White space in a
+    text counts as one space, and none at its ends, because most tokenizers do not distinguish it.
     """
-    roles = sorted(values)
+    roles = sorted(values.keys() - _LABELS)
     records = zip(*(values[role] for role in roles))
     found = [hashlib.blake2b(_content(record), digest_size=8).digest() for record in records]
     return np.frombuffer(b"".join(found), dtype=np.uint64)
@@ -93,7 +97,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        return keys.in_order(value) if value.startswith(("{", "[")) else value
+        return keys.in_order(value) if value.startswith(("{", "[")) else " ".join(value.split())
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
