@@ -180,8 +180,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "runners/local/private_folder.py",
-                "return cls(run_directory, outermost.with_name(outermost.name + SUFFIX))",
-                "return cls(run_directory, outermost / SUFFIX)",
+                "path = outermost.with_name(outermost.name + SUFFIX)",
+                "path = outermost / SUFFIX",
             ),
         ),
         (_KEY_TESTS + "test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it",),
