@@ -19,7 +19,7 @@ import pytest
 from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS, grouped
-from tensorguard.trackers.to_wandb import PRIVATE_SETTINGS, WandbTracker
+from tensorguard.trackers.to_wandb import PRIVATE_SETTINGS, READ_BY_LIBRARY, WandbTracker, limit_environment
 from tensorguard.trackers.tracker import TrackerError
 
 _FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
@@ -94,7 +94,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         "WANDB_X_DISABLE_STATS": "false",
         "WANDB_X_SAVE_REQUIREMENTS": "true",
         "WANDB_X_STATS_SAMPLING_INTERVAL": "0.1",
+        "WANDB_SWEEP_ID": "a-sweep",
     }
+    (folder / "files").mkdir()
+    (folder / "files" / "config-defaults.yaml").write_text("path: {value: /data/SECRET.parquet}\n")
     export(run, folder / "files", WANDB_PROJECT="notes", WANDB_NAME="first", WANDB_LOG_MODEL="end", **everything)
     return Exported(run, folder / "files")
 
@@ -135,6 +138,22 @@ def test_files_of_wandb_hold_nothing_private_and_nothing_of_the_machine(exported
     for record in records(exported.files):
         for _, value in _strings(record):
             assert value not in (socket.gethostname(), getpass.getuser())
+
+
+def test_destination_is_written_without_a_password() -> None:
+    tracker = WandbTracker({"WANDB_BASE_URL": "https://user:SECRET@wandb.example:8080/", "WANDB_ENTITY": "team"})
+    assert tracker.destination == "https://wandb.example:8080//team/tensafe"
+
+
+def test_library_reads_only_variables_that_say_where_to_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("API_KEY", "TAGS", "SWEEP_ID", "CONFIG_PATHS", "RUN_ID"):
+        monkeypatch.setenv(f"WANDB_{name}", "set")
+    monkeypatch.setenv("WANDB_CACHE_DIR", "cache")
+    limit_environment()
+    assert {name for name in os.environ if name.startswith("WANDB_")} <= READ_BY_LIBRARY
+    assert (os.environ["WANDB_API_KEY"], os.environ["WANDB_TAGS"]) == ("set", "set")
+    assert os.environ["WANDB_CACHE_DIR"] == str(tmp_path / "cache")
 
 
 def test_everything_that_the_library_collects_is_switched_off() -> None:

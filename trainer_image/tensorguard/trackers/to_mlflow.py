@@ -15,10 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tensorguard.trackers.figures import Point, public_time
-from tensorguard.trackers.tracker import Adapters, Attachment, Outcome, RunInfo, TrackerError, is_true
+from tensorguard.trackers.tracker import Adapters, Attachment, Outcome, RunInfo, TrackerError, is_true, without_user
 
 UID_TAG = "tensafe.job.uid"
 _DEFAULT_EXPERIMENT = "Default"
@@ -52,9 +51,7 @@ class MlflowTracker:
 
     @property
     def destination(self) -> str:
-        url = urlsplit(self._uri or "")
-        place = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
-        return f"{place} {self._experiment} {self._given_id or ''}".strip()
+        return f"{without_user(self._uri or '')} {self._experiment} {self._given_id or ''}".strip()
 
     def open(self, run: RunInfo, known: str | None) -> str:
         # Read when the library is imported: it would send statistics of its use to its authors.

@@ -5,12 +5,13 @@ and git, the command line, the host, hardware, installed packages, and statistic
 batches are.
 
 Environment, as for Hugging Face's callback: WANDB_PROJECT (default: tensafe), WANDB_NAME (default: the job's name),
-WANDB_MODE, WANDB_LOG_MODEL (end, checkpoint or false), WANDB_RUN_ID. The library itself reads WANDB_API_KEY,
-WANDB_BASE_URL, WANDB_ENTITY and WANDB_DIR. WANDB_WATCH is refused: gradients are private.
+WANDB_MODE, WANDB_LOG_MODEL (end, checkpoint or false), WANDB_RUN_ID. The library itself reads the variables in
+`READ_BY_LIBRARY`; others are removed from the environment of the export. WANDB_WATCH is refused: gradients are private.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tensorguard.trackers.figures import Point, grouped
-from tensorguard.trackers.tracker import Adapters, Attachment, Outcome, RunInfo, TrackerError
+from tensorguard.trackers.tracker import Adapters, Attachment, Outcome, RunInfo, TrackerError, without_user
 
 _ADAPTERS: Mapping[str, Adapters] = {"false": "false", "end": "end", "checkpoint": "checkpoint"}
 _EXIT_CODES = {Outcome.RUNNING: 0, Outcome.FINISHED: 0, Outcome.STOPPED: 255, Outcome.FAILED: 1}
@@ -43,6 +44,16 @@ PRIVATE_SETTINGS: Mapping[str, Any] = {
     "x_save_requirements": False,
 }
 """The settings under which the library sends nothing on its own."""
+_FOLDERS = ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
+READ_BY_LIBRARY = frozenset(
+    "WANDB_" + name
+    for name in (
+        *("API_KEY", "IDENTITY_TOKEN_FILE", "CREDENTIALS_FILE", "BASE_URL", "ENTITY", "MODE", "HTTP_TIMEOUT"),
+        *("DIR", "SILENT", "QUIET", "ERROR_REPORTING", "NOTES", "TAGS", "RUN_GROUP", "JOB_TYPE"),
+    )
+).union(_FOLDERS)
+"""The variables that the library may read: who sends, and where to; folders on this machine; words of the user about
+the run. Any other one could add to what is sent, or choose another run, as WANDB_SWEEP_ID does."""
 
 
 class WandbTracker:
@@ -65,22 +76,31 @@ class WandbTracker:
         self._project = environment.get("WANDB_PROJECT") or "tensafe"
         self._name = environment.get("WANDB_NAME")
         self._id = environment.get("WANDB_RUN_ID")
-        place = (environment.get("WANDB_BASE_URL"), environment.get("WANDB_ENTITY"), self._project, self._id)
+        place = (
+            without_user(environment.get("WANDB_BASE_URL", "")),
+            environment.get("WANDB_ENTITY"),
+            self._project,
+            self._id,
+        )
         self.destination = "/".join(part for part in place if part)
         self._run: Any = None
 
     def open(self, run: RunInfo, known: str | None) -> str:
         library = _library()
-        self._run = library.init(
-            project=self._project,
-            name=self._name or run.name,
-            id=self._id or known or run.uid,
-            resume="allow",
-            reinit="create_new",
-            config={**run.config},
-            allow_val_change=True,
-            settings=library.Settings(**PRIVATE_SETTINGS),
-        )
+        directory = os.environ.get("WANDB_DIR") or str(Path.cwd())
+        # The library would send a file config-defaults.yaml in the working directory.
+        with tempfile.TemporaryDirectory() as empty, contextlib.chdir(empty):
+            self._run = library.init(
+                project=self._project,
+                name=self._name or run.name,
+                id=self._id or known or run.uid,
+                resume="allow",
+                reinit="create_new",
+                dir=directory,
+                config={**run.config},
+                allow_val_change=True,
+                settings=library.Settings(**PRIVATE_SETTINGS),
+            )
         return str(self._run.id)
 
     def send(self, points: Sequence[Point]) -> None:
@@ -103,9 +123,18 @@ class WandbTracker:
         self._run.finish(exit_code=_EXIT_CODES[outcome])
 
 
+def limit_environment() -> None:
+    """Leave the library only the variables that it may read, and let them be read in any working directory."""
+    for name in [name for name in os.environ if name.startswith("WANDB_") and name not in READ_BY_LIBRARY]:
+        del os.environ[name]
+    for name in ("WANDB_DIR", *_FOLDERS):
+        if folder := os.environ.get(name):
+            os.environ[name] = str(Path(folder).absolute())
+    os.environ["WANDB_ERROR_REPORTING"] = "false"  # it would send reports of its errors, with stack traces
+
+
 def _library() -> ModuleType:
-    # Read when the library is imported: it would send reports of its errors, with stack traces.
-    os.environ["WANDB_ERROR_REPORTING"] = "false"
+    limit_environment()
     import wandb
 
     return wandb

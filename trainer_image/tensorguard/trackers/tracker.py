@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from tensorguard.trackers.figures import Point
@@ -96,3 +97,9 @@ class Tracker(Protocol):
 def is_true(value: str | None) -> bool:
     """Whether an environment variable is set to a word that Hugging Face reads as true."""
     return (value or "").strip().upper() in ("1", "ON", "YES", "TRUE")
+
+
+def without_user(url: str) -> str:
+    """`url` without the user name and the password that it may hold."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
