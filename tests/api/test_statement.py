@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import dp_accounting
@@ -228,6 +229,21 @@ def test_page_shows_every_fact(inputs: StatementInputs) -> None:
         ("unit", inputs.mechanism.unit),
     ):
         assert f"| {name} | {figure} |" in text
+
+
+def test_statement_and_page_are_those_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers and their programs rely on each name and each sentence. A change of one shows in the examples."""
+    versions = {"dp-accounting": "0.6.0", "tensafe": "0.1.0"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    document = build_statement(INPUTS)
+    assert document == json.loads(Path(__file__).with_name("statement.json").read_text("utf-8"))
+    assert render_markdown(document) == Path(__file__).with_name("statement.md").read_text("utf-8")
+
+
+def test_page_of_unknown_facts_says_so() -> None:
+    page = render_markdown(build_statement(replace(INPUTS, lineage=None, model={}, evaluation=None, remarks=())))
+    assert "| model | not known |" in page and "| evaluation data set | none |" in page
+    assert "Remarks" not in page
 
 
 def test_publicness_of_the_evaluation_set_is_stated_as_the_word_of_the_author() -> None:

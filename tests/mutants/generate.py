@@ -60,6 +60,8 @@ BESIDE = (
     "e2e",
     "tests/conftest.py",
     "tests/api/conftest.py",
+    "tests/api/statement.json",
+    "tests/api/statement.md",
     "tests/trainer_image/conftest.py",
 )
 """What the tests read or import besides the packages: copied, and not mutated."""
