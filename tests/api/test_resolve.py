@@ -21,6 +21,7 @@ from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resolve import (
     MAX_GRID_BITS,
     MIN_SHARE_SIGMA,
+    Claim,
     Plan,
     _grid_bits,
     ledger_spec,
@@ -370,6 +371,65 @@ def test_job_whose_units_were_counted_claims_zero_out_adjacency(job: Job) -> Non
     bounded = resolve_job(job())[1]
     assert bounded.mechanism.adjacency == "AddOrRemoveOne"
     assert plan == replace(bounded, mechanism=plan.mechanism), "no other figure differs"
+
+
+def test_ledger_keeps_every_figure_of_the_claim(job: Job) -> None:
+    """The trainer and the operator compute ε of what was charged from the ledger alone."""
+    written = {
+        "spec.dataset.lineage": "claims-2026",
+        "spec.training": {"steps": 123, "expectedBatchSize": 77},
+        "spec.privacy.targetDelta": "1e-6",
+        "spec.privacy.reserveSteps": 7,
+        "spec.privacy.noiseMultiplier": "200",
+        "spec.privacy.targetEpsilon": "3",
+        "spec.privacy.accountant": "PLD",
+    }
+    completed, plan = resolve_job(job(written))
+    ledger = ledger_spec(completed, plan, "some-uid")
+    claim = Claim.of(ledger)
+    assert claim == plan.claim
+    assert (claim.steps, claim.reserve_steps, claim.target_epsilon, claim.delta) == (123, 7, 3.0, "1e-6")
+    assert (claim.accountant, claim.mechanism.noise_multiplier) == ("PLD", "200")
+    assert (ledger.job_name, ledger.job_uid) == (completed.metadata.name, "some-uid")
+    assert (ledger.lineage, ledger.unit_at_least) == ("claims-2026", completed.spec.dataset.unit.at_least)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec.training": {"steps": 20_000}, "spec.privacy.reserveSteps": 1, "spec.privacy.noiseMultiplier": "200"},
+        {"spec.privacy.noiseMultiplier": "0.29"},
+        {"spec.privacy.targetEpsilon": "20.1", "spec.privacy.noiseMultiplier": "200"},
+    ],
+)
+def test_pld_is_refused_where_it_takes_minutes(changes: Mapping[str, Any], job: Job) -> None:
+    with pytest.raises(ManifestError) as error:
+        resolve_job(job({"spec.privacy.accountant": "PLD", **changes}))
+    path, message = problem(error)
+    assert path == "spec.privacy.accountant"
+    assert message == (
+        "PLD takes minutes and gigabytes above 20000 steps, below a noise multiplier of 0.3 or above a target of 20: "
+        "remove it to use RDP"
+    )
+
+
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+def test_noise_is_calibrated_for_all_steps_that_may_be_charged(
+    accountant: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the accountant that computes ε afterwards, at the δ without the share of the noise sampler."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(accounting, "calibrate", lambda **figures: asked.update(figures) or "200")
+    changes = {"spec.training": {"steps": 100, "expectedBatchSize": 250}, "spec.privacy.reserveSteps": 7}
+    plan = resolve_job(job({**changes, "spec.privacy.accountant": accountant}, calibrated=True))[1]
+    assert plan.mechanism.noise_multiplier == "200"
+    expected = {"target_epsilon": 8.0, "sample_rate": 0.05, "steps": 107, "accountant": accountant}
+    assert asked == {**expected, "delta": job_delta("0.00002")}
+
+
+@pytest.mark.parametrize(("value", "text"), [("0.00012399", "0.000123"), ("0.1", "0.1"), ("0.000019999", "0.0000199")])
+def test_default_delta_has_three_digits(value: str, text: str) -> None:
+    assert round_down_delta(Decimal(value)) == text
 
 
 def test_counted_number_of_units_is_the_bound_of_the_job(job: Job) -> None:
