@@ -22,6 +22,11 @@ PACKAGE = "github.com/versity/versitygw/cmd/versitygw"
 BUCKET = "clinic"
 
 
+def executable() -> Path:
+    """The server's program, built if the cache lacks it. Raises GoUnavailable where it cannot be built."""
+    return program("s3", PACKAGE)
+
+
 class S3:
     """The server: its endpoint, the environment that its clients need, and the folder of its objects."""
 
@@ -42,7 +47,7 @@ class S3:
             certificate, key = authority.issue("s3", "s3", server=["127.0.0.1"])
             flags += ["--cert", str(certificate), "--key", str(key)]
             self.environment["AWS_CA_BUNDLE"] = str(authority.certificate)
-        self._command = [str(program("s3", PACKAGE)), *flags, "posix", "--sidecar", str(_sidecar(root)), str(root)]
+        self._command = [str(executable()), *flags, "posix", "--sidecar", str(_sidecar(root)), str(root)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def objects(self, prefix: str = "") -> list[str]:
