@@ -82,6 +82,9 @@ def test_epsilon_before_the_first_step_is_zero_with_a_warning() -> None:
     accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=1e-5)
     with pytest.warns(UserWarning, match="no step was counted so far, so ε is 0: call step"):
         assert accountant.get_epsilon(target_delta=1e-5) == (0.0, 1e-5)
+    accountant.step(noise_multiplier=1.0, sample_rate=0.01, steps=0)
+    with pytest.warns(UserWarning, match="no step was counted so far"):
+        assert accountant.get_epsilon()[0] == 0.0
     with warnings.catch_warnings(action="error"):
         assert accountant.remaining_epsilon == 8.0
         accountant.step(noise_multiplier=1.0, sample_rate=0.01)

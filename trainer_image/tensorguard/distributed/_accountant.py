@@ -65,7 +65,7 @@ class DistributedRDPAccountant:
 
         Before the first step ε is 0, with a warning: code that forgets to count its steps would print 0 for ever.
         """
-        if not self._steps:
+        if not self._steps.total():
             warnings.warn(_NO_STEP, stacklevel=2)
         delta = self.target_delta if target_delta is None else _delta(target_delta)
         return _epsilon(self._steps, delta), delta
