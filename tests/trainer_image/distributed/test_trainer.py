@@ -24,6 +24,8 @@ from tensorguard.distributed import (
     TenSafeTrainingConfig,
     TrainingFailed,
 )
+from tensorguard.ledger.contract import LedgerCorrupt
+from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.preflight import RunRefused
 
@@ -124,6 +126,18 @@ def test_epsilon_includes_the_charge_of_the_running_step(fake: Any, config: Make
     fake.at_step = lambda step: seen.append(trainer.epsilon_spent)  # charged, and not yet reported
     trainer.fit(RECORDS)
     assert seen[0] > 0 and seen[-1] == trainer.epsilon_spent
+
+
+def test_epsilon_of_a_ledger_with_fewer_charges_than_were_logged_is_refused(
+    fake: Any, config: Make, tmp_path: Path
+) -> None:
+    trainer = TenSafeTrainer(config(output_dir=tmp_path / "run"))
+    trainer.fit(RECORDS)
+    ledger = tmp_path / "run" / LEDGER
+    kept = [line for line in ledger.read_bytes().splitlines(keepends=True) if json.loads(line)["kind"] != "release"]
+    ledger.write_bytes(b"".join(kept[:-1]))
+    with pytest.raises(LedgerCorrupt, match="has 9 charged steps, but 10 were logged: entries were removed"):
+        trainer.epsilon_spent  # noqa: B018
 
 
 def test_callback_can_stop_the_training(fake: Any, config: Make) -> None:

@@ -36,14 +36,15 @@ from tensorguard.distributed._manifests import build_job, run_folder
 from tensorguard.distributed._progress_log import log_record, report_plan, visible_logs
 from tensorguard.distributed._resume import check_resumes
 from tensorguard.distributed._signals import StopOnSignal
-from tensorguard.ledger.contract import LedgerMissing
+from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
+from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
-from tensorguard.training.run_log import LogRecord, Stepped
+from tensorguard.training.run_log import LogRecord, Saved, Stepped, steps_charged_in
 from tensorguard.training.stop_signal import StopSignal
 
 
@@ -92,6 +93,8 @@ class TenSafeTrainer:
         self._hooks = hooks_of(callbacks, internal=config.private_metrics == INTERNAL)
         self._plan: Plan | None = None
         self._output_dir = Path()
+        self._charged = 0
+        """The highest number of charged steps that the run has logged: the ledger never has fewer."""
         self._stop: StopSignal | None = None
 
     def fit(
@@ -132,6 +135,7 @@ class TenSafeTrainer:
         except ManifestError as error:
             raise ConfigurationError(with_python_names(str(error))) from None
         self._plan, self._stop, self._output_dir, self.step = plan, StopSignal(), output_dir, 0
+        self._charged = steps_charged_in(output_dir / RUN_LOG)
         internal = self.config.private_metrics == INTERNAL
         private_folder = PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
         private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
@@ -141,6 +145,8 @@ class TenSafeTrainer:
         def listen(event: LogRecord) -> None:
             if isinstance(event, Stepped):
                 self.step = event.step
+            if isinstance(event, Stepped | Saved):
+                self._charged = max(self._charged, event.charged)
             log_record(event)
             if audit is not None:
                 audit.log(event)
@@ -187,6 +193,9 @@ class TenSafeTrainer:
         """ε of all steps that the ledger has charged so far, including those of earlier runs that were resumed.
 
         A step is charged before it runs, so this ε is never too small.
+
+        Raises:
+            LedgerCorrupt: the ledger has fewer charged steps than the run has logged.
         """
         if self._plan is None:
             return 0.0
@@ -194,6 +203,11 @@ class TenSafeTrainer:
             state = FileLedger(self._output_dir).read()
         except LedgerMissing:
             return 0.0
+        if state.steps_charged < self._charged:
+            raise LedgerCorrupt(
+                f"the ledger in {self._output_dir} has {state.steps_charged} charged steps, but {self._charged} were "
+                "logged: entries were removed; restore the latest ledger, since what was spent stays spent"
+            )
         # By the ledger's own figures: the ledger may belong to a run that this configuration was refused to resume.
         return job_epsilon(state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant)
 
