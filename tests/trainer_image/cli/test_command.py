@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,10 @@ import yaml
 
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.checkpoint.trainer_state import TrainerState
 from tensorguard.cli.main import command_parser, main
+from tensorguard.ledger.file import FileLedger
 from tensorguard.training.run_log import RunLog
 
 Write = Callable[..., str]
@@ -216,6 +220,29 @@ def test_truncated_ledger_is_refused(
     shown = capsys.readouterr()
     assert not shown.out
     assert "records 105: entries were removed" in shown.err
+
+
+def test_ledger_and_log_cut_after_a_checkpoint_are_refused(
+    write_manifest: Write, write_ledger: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that cannot be read comes first, and does not hide the other one."""
+    out = tmp_path / "out"
+    manifest = write_manifest(checkpoint__uri=str(out / "checkpoints"))
+    path = write_ledger(manifest, out, charged=10)
+    shutil.copy(manifest, out / "job.yaml")
+    RunLog(out / "events.jsonl").close()
+    state = FileLedger(out).read()
+    saved = TrainerState(state.spec.job_uid, 10, 1, 1, state.head, state.length)
+    store = CheckpointStore(str(out / "checkpoints"))
+    store.write("step-000005", {"trainer_state.json": b"?"})
+    store.write("step-000010", {"trainer_state.json": saved.dump()})
+    assert call("ledger", str(out)) == 0
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert call("ledger", str(out)) == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "the ledger is shorter than it was when file://" in shown.err
 
 
 def test_tables_show_each_epsilon_with_its_steps(

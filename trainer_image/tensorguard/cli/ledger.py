@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
 if TYPE_CHECKING:
     from tensorguard.ledger.contract import LedgerState
+    from tensorguard.ledger.file import FileLedger
 
 _EPILOG = """\
 examples:
@@ -28,7 +30,8 @@ examples:
 were charged, because the decision to stop a run early may have depended on its results. The ε against an outsider
 covers the same steps.
 
-Exit codes: 0 read, 1 the ledger was edited or is damaged, 2 there is no ledger.
+Exit codes: 0 read, 1 the ledger was edited, is damaged, or has fewer entries than the run's log or its checkpoints on
+this machine record, 2 there is no ledger.
 """
 
 
@@ -63,8 +66,11 @@ def _read(directory: Path) -> LedgerState:
     from tensorguard.training.config import RUN_LOG
     from tensorguard.training.rollback_check import read_checked
 
+    ledger = FileLedger(directory)
     try:
-        return read_checked(FileLedger(directory), directory / RUN_LOG)
+        state = read_checked(ledger, directory / RUN_LOG)
+        _check_checkpoints(directory, ledger, state.spec.job_uid)
+        return state
     except LedgerMissing as error:
         raise CommandError(f"tensafe ledger: {error}: pass the folder of a run (its --output-dir)", INVALID) from error
     except LedgerCorrupt as error:
@@ -73,6 +79,28 @@ def _read(directory: Path) -> LedgerState:
         raise CommandError(
             f"tensafe ledger: {directory} cannot be read ({error.strerror}): pass the folder of a run", INVALID
         ) from error
+
+
+def _check_checkpoints(directory: Path, ledger: FileLedger, uid: str) -> None:
+    """Compare the ledger with the checkpoints of its run, if they are on this machine.
+
+    A checkpoint that cannot be read is ignored here: it says nothing about the ledger, and a running job removes some.
+    """
+    from tensafe_api.manifest import ManifestError, load_manifest
+    from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
+    from tensorguard.runners.local.earlier_run import MANIFEST
+    from tensorguard.training.rollback_check import check_checkpoint
+
+    try:
+        job = load_manifest(directory / MANIFEST)
+    except (ManifestError, OSError):
+        return
+    if "://" in job.spec.checkpoint.uri.removeprefix("file://"):
+        return
+    store = CheckpointStore.for_job(job)
+    for name in store.names():
+        with suppress(CheckpointError):
+            check_checkpoint(store, name, ledger, uid)
 
 
 def _figures(state: LedgerState) -> dict[str, Any]:

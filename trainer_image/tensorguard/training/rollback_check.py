@@ -45,13 +45,19 @@ def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:
     Raises:
         LedgerCorrupt: a checkpoint was written with a ledger that this one does not extend.
         CheckpointConflict: a checkpoint belongs to another job; the two jobs would overwrite each other's checkpoints.
+        CheckpointError: a checkpoint cannot be read.
     """
     uid = ledger.read().spec.job_uid
     for name in store.names():
-        seen = parse_trainer_state(store.read(name, only=TRAINER_STATE), store.uri(name))
-        if seen.job_uid != uid:
-            raise CheckpointConflict(
-                f"{store.uri(name)} is the checkpoint of another job; set spec.checkpoint.uri to another location"
-            )
-        if not ledger.extends(seen.ledger_head, seen.ledger_length):
-            raise LedgerCorrupt(f"the ledger is shorter than it was when {store.uri(name)} was written: {_RESTORE}")
+        check_checkpoint(store, name, ledger, uid)
+
+
+def check_checkpoint(store: CheckpointStore, name: str, ledger: Ledger, uid: str) -> None:
+    """Compare the ledger of the job with this `uid` with one checkpoint in `store`. Raises as `check_checkpoints`."""
+    seen = parse_trainer_state(store.read(name, only=TRAINER_STATE), store.uri(name))
+    if seen.job_uid != uid:
+        raise CheckpointConflict(
+            f"{store.uri(name)} is the checkpoint of another job; set spec.checkpoint.uri to another location"
+        )
+    if not ledger.extends(seen.ledger_head, seen.ledger_length):
+        raise LedgerCorrupt(f"the ledger is shorter than it was when {store.uri(name)} was written: {_RESTORE}")
