@@ -8,6 +8,31 @@ _OVERLAP = "tests/trainer_image/data/test_overlap.py"
 
 CLAIMS: tuple[Mutation, ...] = (
     Mutation(
+        "a callback that raises leaves steps unfinished that were charged",
+        (
+            Edit(
+                TRAINER + "distributed/_dispatch.py",
+                "self._stop.request(after_charged_steps=True)",
+                "self._stop.request()",
+            ),
+        ),
+        (
+            "tests/trainer_image/distributed/test_callbacks.py::"
+            "test_exception_lets_the_workers_finish_the_charged_steps",
+        ),
+    ),
+    Mutation(
+        "a stop after the charged steps comes in the middle of them",
+        (
+            Edit(
+                TRAINER + "training/stop_signal.py",
+                "        return self._is_set(STOP_FILE)\n",
+                "        return self._is_set(STOP_FILE) or self._is_set(STOP_AFTER_CHARGED_FILE)\n",
+            ),
+        ),
+        (TRAINING_TESTS + "test_resume.py::test_stop_after_the_charged_steps_loses_none_of_them",),
+    ),
+    Mutation(
         "runs in different folders share a private folder at the same time",
         (
             Edit(

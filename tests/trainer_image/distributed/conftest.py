@@ -59,7 +59,7 @@ class FakeRunner:
         report(Started(time.time(), attempt, 1, start))
         ended = Ended(time.time(), attempt, self.reason.value, self.message)
         for step in range(start + 1, plan.steps + 1):
-            if stop:
+            if stop.requested:
                 ended = Ended(time.time(), attempt, Reason.INTERRUPTED.value, "stopped on request")
                 break
             charged = ledger.charge(1).steps_charged
@@ -68,7 +68,7 @@ class FakeRunner:
             self.at_step(step)
             report(Stepped(time.time(), step, charged))
             if step <= len(self.losses):
-                report(Evaluated(time.time(), step, self.losses[step - 1]))
+                report(Evaluated(time.time(), step, self.losses[step - 1], {"accuracy": 1 - self.losses[step - 1] / 2}))
         if self.reason is not Reason.WORKER_LOST:
             last = next(record.step for record in reversed(records) if isinstance(record, Stepped))
             uri = f"{job.spec.checkpoint.uri}/step-{last}"

@@ -75,12 +75,15 @@ def test_metrics_are_public_figures_of_the_step(fake: Any, config: Make) -> None
     result = TenSafeTrainer(config(learning_rate=0.1, warmup_ratio=0.2), [recorder]).fit(RECORDS, RECORDS[:10])
     assert [name for name, _ in recorder.calls] == [*["step"] * 10, "epoch", "end"]
     steps = [metrics for name, metrics in recorder.calls if name == "step"]
-    public = {"step", "total_steps", "epoch", "learning_rate", "dp_epsilon_spent"}
-    assert set(steps[0]) == public and all(set(each) == public | {"eval_step", "eval_loss"} for each in steps[1:])
+    public = {"step", "total_steps", "epoch", "learning_rate", "dp_epsilon_spent", "dp_steps_charged"}
+    measured = {"eval_step", "eval_loss", "eval_accuracy"}
+    assert set(steps[0]) == public and all(set(each) == public | measured for _, each in recorder.calls[1:])
     assert [each["step"] for each in steps] == list(range(1, 11))
     assert [round(each["epoch"], 9) for each in steps] == [number / 10 for number in range(1, 11)]
     assert [each["eval_loss"] for each in steps[1:]] == [0.9, *[0.7] * 8]
+    assert [each["eval_accuracy"] for _, each in recorder.calls[1:]] == [0.55, *[0.65] * 10]
     assert [each["eval_step"] for each in steps[1:]] == [1, *[2] * 8]
+    assert [each["dp_steps_charged"] for each in steps] == list(range(1, 11))
     assert [round(each["learning_rate"], 4) for each in steps[:4]] == [0.0333, 0.0667, 0.1, 0.0875]
     assert steps[-1]["dp_epsilon_spent"] == result.metrics["dp_epsilon_spent"]
     assert json.loads(json.dumps(recorder.calls[-1][1]))["total_steps"] == 10
@@ -225,6 +228,17 @@ def test_exception_at_the_begin_costs_nothing(config: Make, tmp_path: Path) -> N
     run = tmp_path / "checkpoints" / "run"
     assert not (run / LEDGER).exists()
     assert [json.loads(line)["kind"] for line in (run / RUN_LOG).read_text().splitlines()] == ["ended"]
+
+
+def test_exception_lets_the_workers_finish_the_charged_steps(fake: Any, config: Make) -> None:
+    class Fails(TenSafeCallback):
+        def on_step(self, trainer, step):
+            raise LookupError("the tracker is gone")
+
+    with pytest.raises(LookupError):
+        TenSafeTrainer(config(), [Fails()]).fit(RECORDS)
+    stop = fake.calls[0]["stop"]
+    assert stop.requested and not stop
 
 
 class Trusted(TenSafeCallback):

@@ -163,7 +163,7 @@ def test_exception_of_a_callback_stops_the_run_and_leaves_fit(fake: Any, config:
     first, second = Recorder(fail), Recorder()
     with pytest.raises(LookupError, match="tracker is unavailable") as raised:
         TenSafeTrainer(config(), [first, second]).fit(RECORDS)
-    assert fake.calls[0]["stop"]
+    assert fake.calls[0]["stop"].requested
     assert FileLedger(tmp_path / "checkpoints" / "run").read().checkpoints[-1].step == 4
     assert "stopped after step 4" in raised.value.__notes__[0] and "resume_from_checkpoint" in raised.value.__notes__[0]
     assert second.calls[-2:] == [("step", 3), ("end", None)]

@@ -101,13 +101,14 @@ def test_failing_tracker_is_reported_once_and_stops_nothing(
     callback = WandbCallback()
     stop = StopSignal()
     run = RecordedRun(tmp_path / "recorded")
-    dispatcher = CallbackDispatcher(trainer, hooks_of([callback], internal=False), run.job, run.plan, stop, None)
+    hooks = hooks_of([callback], internal=False)
+    dispatcher = CallbackDispatcher(trainer, hooks, run.job, run.plan, stop, None, lambda: (0, 0.0))
     dispatcher.begin()
     os.waitid(os.P_PID, process_of(callback), os.WEXITED | os.WNOWAIT)
     for step in range(1, 4):
         dispatcher.dispatch(Stepped(0.0, step, step))
     dispatcher.end()
-    assert dispatcher.error is None and not stop
+    assert dispatcher.error is None and not stop.requested
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "no API key; the training is not affected" in caplog.text
 

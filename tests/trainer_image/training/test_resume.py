@@ -19,12 +19,14 @@ from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer
 from tensorguard.ledger.file import FileLedger
 from tensorguard.models.adapter import adapter_state
+from tensorguard.training import budget_gate
 from tensorguard.training.checkpointing import restore_checkpoint
 from tensorguard.training.config import RUN_LOG, TRACEBACKS
-from tensorguard.training.run_log import Started, Stepped
+from tensorguard.training.run_log import LogRecord, Started, Stepped
 from tensorguard.training.setup import set_up
 from tensorguard.training.stop_signal import STOP_FILE as STOP
 from tensorguard.training.stop_signal import StopSignal
+from tensorguard.training.worker import train
 
 Break = Callable[[int | None], None]
 FILES = (
@@ -264,6 +266,27 @@ def test_restart_after_a_requested_stop_is_not_counted_as_failed(alone: Job, bre
     break_at(None)
     alone.train_alone(restart=True)
     assert alone.ended().reason == "Completed"
+
+
+@pytest.mark.parametrize("after_charged_steps", [True, False])
+def test_stop_after_the_charged_steps_loses_none_of_them(
+    tmp_path: Path, after_charged_steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a chunk of three steps, the stop is requested after step 2, when steps 3 and 4 are charged."""
+    monkeypatch.setattr(budget_gate, "CHUNK_SECONDS", 1e9)
+    job = Job.make(tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=300")
+    stop = StopSignal.of(job.directory)
+
+    def listen(record: LogRecord) -> None:
+        if isinstance(record, Stepped) and record.step == 2:
+            stop.request(after_charged_steps=after_charged_steps)
+
+    job.attempt = 1
+    train(job.config(), SingleRankChannel(), CPU, listen)
+    ledger = job.ledger()
+    assert (ledger.steps_charged, ledger.outcome) == (4, "Suspended")
+    assert ledger.checkpoints[-1].step == (4 if after_charged_steps else 2)
+    assert job.ended().reason == "Interrupted"
 
 
 def test_restart_after_progress_is_allowed(alone: Job, break_at: Break) -> None:

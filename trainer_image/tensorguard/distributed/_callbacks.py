@@ -39,8 +39,8 @@ class TenSafeCallback:
     created; a misspelt method is refused.
 
     A method may also have a parameter `metrics`: a dictionary of public figures, which may be sent anywhere. Its keys
-    are step, total_steps, epoch, learning_rate, dp_epsilon_spent and, after an evaluation, eval_step, eval_loss and the
-    metrics of the task (eval_accuracy, eval_f1).
+    are step, total_steps, epoch, learning_rate, dp_epsilon_spent (the ε of dp_steps_charged steps), dp_steps_charged
+    and, after an evaluation, eval_step, eval_loss and the metrics of the task (eval_accuracy, eval_f1).
 
     With `private_metrics="Internal"`, `on_step` may also have a parameter `private_metrics`: a dictionary of exact
     functions of private data, for trusted readers only. Its keys are loss (the mean training loss of the drawn

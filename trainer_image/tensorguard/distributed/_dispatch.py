@@ -4,12 +4,13 @@ In come the methods of the callbacks and the run's log records, on the thread th
 workers do not wait for callbacks: a slow callback lags behind the training. Only `on_train_begin` is called before Ray
 and the workers start.
 
-A callback that raises stops the training. The workers first save a checkpoint, then `fit` raises the exception; the
-caller can resume from that checkpoint.
+A callback that raises stops the training. The workers first finish the steps that are charged and save a checkpoint,
+then `fit` raises the exception. The caller can resume from that checkpoint: the exception costs no ε.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from tensafe_api.resolve import Plan
@@ -28,6 +29,7 @@ class CallbackDispatcher:
     Args:
         job: the completed job of `plan`.
         private_metrics: the private figures of the run; None unless the job keeps them.
+        spent: returns how many steps the ledger has charged so far, and their ε.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class CallbackDispatcher:
         plan: Plan,
         stop: StopSignal,
         private_metrics: PrivateMetricsReader | None,
+        spent: Callable[[], tuple[int, float]],
     ) -> None:
         self.error: BaseException | None = None
         self._trainer = trainer
@@ -46,6 +49,7 @@ class CallbackDispatcher:
         self._evaluates = job.spec.evaluation is not None
         self._stop = stop
         self._private_metrics = private_metrics
+        self._spent = spent
         self._metrics = MetricsOfRun(job, plan)
         self._epochs_per_step = Fraction(plan.mechanism.expected_batch_size, job.spec.dataset.unit.at_least)
         self._epochs = 0
@@ -97,10 +101,10 @@ class CallbackDispatcher:
         optional: dict[str, dict[str, float]] = {}
         try:
             if METRICS in hook.takes:
-                optional[METRICS] = self._metrics.metrics(self._trainer.epsilon_spent)
+                optional[METRICS] = self._metrics.metrics(*self._spent())
             if PRIVATE_METRICS in hook.takes and self._private_metrics is not None:
                 optional[PRIVATE_METRICS] = self._private_metrics.at(*arguments)
             hook.method(self._trainer, *arguments, **optional)
         except BaseException as error:
             self.error = self.error or error
-            self._stop.request()
+            self._stop.request(after_charged_steps=True)

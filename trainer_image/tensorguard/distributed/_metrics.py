@@ -59,13 +59,17 @@ class MetricsOfRun:
             case Evaluated():
                 self._evaluation = {"eval_step": record.step, **evaluation_figures(record)}
 
-    def metrics(self, epsilon_spent: float) -> Metrics:
-        """The figures after the last record, with the ε of all steps that the ledger has charged so far, rounded up."""
+    def metrics(self, steps_charged: int, epsilon_spent: float) -> Metrics:
+        """The figures after the last record, with the number and the ε of all steps that the ledger has charged so far.
+
+        ε is rounded up.
+        """
         progress = self._progress(self._step)
         return Metrics(
             step=progress.pop("global_step"),
             total_steps=self._plan.steps,
             **progress,
             dp_epsilon_spent=float(format_epsilon(epsilon_spent)),
+            dp_steps_charged=steps_charged,
             **self._evaluation,
         )

@@ -139,7 +139,7 @@ class TenSafeTrainer:
         internal = self.config.private_metrics == INTERNAL
         private_folder = PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
         private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
-        dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics)
+        dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics, self._spent)
         audit = AuditLog(job.metadata.name, output_dir) if self.config.enable_audit_logging else None
 
         def listen(event: LogRecord) -> None:
@@ -178,10 +178,13 @@ class TenSafeTrainer:
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
 
     def stop(self) -> None:
-        """Request a checkpoint and the end of the training; `fit` then returns. For callbacks and other threads."""
+        """Request a checkpoint and the end of the training; `fit` then returns. For callbacks and other threads.
+
+        The steps that are charged already are finished first, about ten seconds of work, so a resume repeats none.
+        """
         if self._stop is None:
             raise ConfigurationError("stop: no training is running: call fit first")
-        self._stop.request()
+        self._stop.request(after_charged_steps=True)
 
     @property
     def total_steps(self) -> int:
@@ -197,19 +200,25 @@ class TenSafeTrainer:
         Raises:
             LedgerCorrupt: the ledger has fewer charged steps than the run has logged.
         """
+        return self._spent()[1]
+
+    def _spent(self) -> tuple[int, float]:
+        """The number of steps that the ledger has charged so far, and their ε. Raises as `epsilon_spent`."""
         if self._plan is None:
-            return 0.0
+            return 0, 0.0
         try:
             state = FileLedger(self._output_dir).read()
         except LedgerMissing:
-            return 0.0
+            return 0, 0.0
         if state.steps_charged < self._charged:
             raise LedgerCorrupt(
                 f"the ledger in {self._output_dir} has {state.steps_charged} charged steps, but {self._charged} were "
                 "logged: entries were removed; restore the latest ledger, since what was spent stays spent"
             )
         # By the ledger's own figures: the ledger may belong to a run that this configuration was refused to resume.
-        return job_epsilon(state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant)
+        return state.steps_charged, job_epsilon(
+            state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant
+        )
 
 
 def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -55,14 +56,19 @@ class BudgetGate:
     """
 
     def __init__(
-        self, channel: Channel, plan: Plan, ledger: Ledger | None, from_step: int, suspended: object = False
+        self,
+        channel: Channel,
+        plan: Plan,
+        ledger: Ledger | None,
+        from_step: int,
+        stops_after_charged: Callable[[], bool] = lambda: False,
     ) -> None:
         """Args:
         ledger: the acquired ledger on rank 0, None on the other ranks.
         from_step: the step at which this incarnation starts.
-        suspended: its truth value is read before each charge; true once the author of the job has suspended it.
+        stops_after_charged: called before each charge; true once the run is to stop after the steps that are charged.
         """
-        self._suspended = suspended
+        self._stops_after_charged = stops_after_charged
         self._channel = channel
         self._plan = plan
         self._ledger = ledger
@@ -90,7 +96,7 @@ class BudgetGate:
 
     def _charge(self, step: int, stop: bool) -> Allowance:
         assert self._ledger is not None
-        if stop or self._suspended:
+        if stop or self._stops_after_charged():
             return Allowance(Verdict.STOP, step, self.allowance.head)
         self.steps_charged = self._ledger.read().steps_charged
         steps = self._plan.affordable_steps(self.steps_charged, min(self._chunk(step), self._plan.steps - step))

@@ -127,10 +127,16 @@ class Worker:
             grid_bits=mechanism.grid_bits,
             verify=components.job.spec.aggregation.verify,
         )
-        suspended = SuspendFlag(self.config.ledger_location)
+        suspend = SuspendFlag(self.config.ledger_location)
         self.private_step = PrivateStep(
             aggregator=create_aggregator(aggregation),
-            budget_gate=BudgetGate(self._channel, components.plan, self._ledger, acquisition.step, suspended),
+            budget_gate=BudgetGate(
+                self._channel,
+                components.plan,
+                self._ledger,
+                acquisition.step,
+                lambda: self._stop.requested or bool(suspend),
+            ),
             sampler=components.sampler,
             gradients=components.unit_gradients,
             clipper=components.clipper,

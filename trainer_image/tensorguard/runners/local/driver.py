@@ -263,9 +263,9 @@ class _Run:
 
     def _stopped(self) -> bool:
         """Whether a stop was requested before the workers start. It is then the end of the run."""
-        if self.stop:
+        if self.stop.requested:
             self.ended = self._log_end(Reason.INTERRUPTED, "stopped on request before the first step")
-        return bool(self.stop)
+        return self.stop.requested
 
     def _open_ledger(self) -> None:
         assert self.ledger_spec is not None
