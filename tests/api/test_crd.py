@@ -125,10 +125,13 @@ def test_printer_columns_and_names() -> None:
         "TARGET",
         "WORKERS",
         "AGE",
+        "CLAIMED",
         "SPENT",
+        "CHARGED",
         "CHECKPOINT",
     ]
-    assert [column["name"] for column in columns if column.get("priority")] == ["Spent", "Checkpoint"]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert wide == ["Claimed", "Spent", "Charged", "Checkpoint"]
     fields = dict(nodes(SCHEMA))
     for column in columns:
         path = column["jsonPath"].replace("[-1:]", "[]")
