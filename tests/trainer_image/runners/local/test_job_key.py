@@ -117,7 +117,7 @@ def test_key_is_kept_outside_the_runs_folder_until_no_resume_needs_it(folder: Fo
     assert not keys_of(folder)
 
 
-def test_tracebacks_are_kept_in_the_private_folder(folder: Folder) -> None:
+def test_tracebacks_are_in_the_private_folder_until_the_run_is_over(folder: Folder) -> None:
     folder.fails = WorkersFailed(2)
     folder.fails.__cause__ = ValueError("Jane Doe, born 1970")
     del folder.fails.reason  # as an error of a library
@@ -126,13 +126,16 @@ def test_tracebacks_are_kept_in_the_private_folder(folder: Folder) -> None:
     (tracebacks,) = folder.private.glob("errors-*.log")
     assert "Jane Doe" in tracebacks.read_text()
     assert not [path for path in folder.output.rglob("*") if path.is_file() and b"Jane Doe" in path.read_bytes()]
+    folder.fails = None
+    assert folder.run(resume=True).exit_code == 0
+    assert not folder.private.exists()
 
 
 def test_key_that_a_killed_run_left_is_deleted_by_the_next_call(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(PrivateFolder, "delete_key", lambda private, uid: None)  # killed just before
+        patch.setattr(PrivateFolder, "delete_secrets", lambda private, uid: None)  # killed just before
         folder.run()
     assert keys_of(folder)
     assert "is over (Completed)" in str(refusal(folder, resume=True))

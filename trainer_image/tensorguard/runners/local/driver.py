@@ -165,7 +165,7 @@ class _Run:
         earlier = find_earlier_run(self.directory, resume=resume)
         self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
         if earlier is not None and earlier.outcome in FINAL_OUTCOMES:
-            self._private.delete_key(earlier.spec.job_uid)  # the run may have been killed before it did so
+            self._private.delete_secrets(earlier.spec.job_uid)  # the run may have been killed before it did so
             raise RunRefused(
                 "",
                 f"the run in {self.directory} is over ({earlier.outcome}); choose another --output-dir to train again",
@@ -247,13 +247,16 @@ class _Run:
                     call_on_nodes(nodes_with({}), remove_scratch, self.job.metadata.uid)
 
     def result(self) -> RunResult:
-        """The job with its status, folded from the ledger and the run log. Deletes the key of a run that is over."""
+        """The job with its status, folded from the ledger and the run log. Deletes the secrets of a run that is over."""
         ended = self.ended or self._log_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
             ledger = read_ledger(self.directory)
-            if ledger is None or ledger.outcome in FINAL_OUTCOMES:
-                self._private.delete_key(self.job.metadata.uid or "")
+            uid = self.job.metadata.uid or ""
+            if ledger is None:  # nothing was spent: the next run in this folder is a new one
+                self._private.delete_key(uid)
+            elif ledger.outcome in FINAL_OUTCOMES:
+                self._private.delete_secrets(uid)
         except LedgerError as error:
             ledger, ended = None, self._log_end(*describe_error(error))
         self._log.close()

@@ -5,7 +5,7 @@
 
 Users copy, archive and upload the run's folder. Its ledger and its statements hold the digest of the data set, which is
 keyed by the job key. A person who has both can test whether the data set is exactly a guessed one. So the two are in
-different folders, and the key is deleted once no resume can need it.
+different folders, and the key is deleted once no resume can need it. So are the tracebacks.
 
 In come the run's folder and the checkpoint URI; out come paths, and `RunFolderError` where the folder cannot be used.
 Each key has the UID of its run in its name. If a run's folder is moved away and another run starts in its place, each
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorguard.runners.run_folder import LOCK_FILE, RunFolderError, write_owner_only
+from tensorguard.training.config import TRACEBACKS
 
 SUFFIX = ".private"
 _IGNORE_FILE = ".gitignore"
@@ -110,6 +111,15 @@ class PrivateFolder:
                 f"{self.key_file(uid)} {found}; restore it: without it the data cannot be checked to be the same as "
                 f"before. If the run's folder was moved or copied, its folder *{SUFFIX} has to come with it"
             ) from error
+
+    def delete_secrets(self, uid: str) -> None:
+        """Delete what a run that is over leaves here: its job key, and tracebacks, which may quote records.
+
+        Tracebacks have no UID: those of an earlier run that failed in the same folder are deleted as well.
+        """
+        for tracebacks in self.path.glob(TRACEBACKS.format(process="*")):
+            tracebacks.unlink(missing_ok=True)
+        self.delete_key(uid)
 
     def delete_key(self, uid: str) -> None:
         """Delete the job key of a run that nothing can resume, and the folder if nothing else is in it."""
