@@ -26,7 +26,8 @@ from pathlib import Path
 from mutations import MUTATIONS, Edit, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("crds", "trainer_image", "tests", "e2e", "pyproject.toml")
+PARTS = ("crds", "operator", "trainer_image", "tests", "e2e", "pyproject.toml")
+PACKAGES = ("tensafe_api", "tensafe_operator", "tensorguard")
 LIBRARIES = (
     "dp_accounting.pld",
     "dp_accounting.rdp",
@@ -58,13 +59,13 @@ class Copy:
                 shutil.copytree(source, root / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
             else:
                 shutil.copy(source, root / part)
-        self._paths = [str(root / "crds"), str(root / "trainer_image")]
+        self._paths = [str(root / part) for part in ("crds", "operator", "trainer_image")]
 
     def check_imports(self) -> None:
         """Raise SystemExit unless Python imports the packages of the copy."""
 
         def check() -> int:
-            found = [importlib.import_module(name).__file__ or "" for name in ("tensafe_api", "tensorguard")]
+            found = [importlib.import_module(name).__file__ or "" for name in PACKAGES]
             print(*found)
             return 0 if all(Path(file).is_relative_to(self._root) for file in found) else 1
 

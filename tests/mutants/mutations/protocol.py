@@ -162,12 +162,45 @@ PROTOCOL: tuple[Mutation, ...] = (
         ("tests/trainer_image/runners/pod/test_worker.py::test_no_rank_sends_a_digest_of_its_own_shard",),
     ),
     Mutation(
+        "the Secret with the job key outlives a job that has ended",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/cleanup.py",
+                "        draft.actions.append(DeleteKey(opened.key_secret_name))\n",
+                "",
+            ),
+        ),
+        ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
+    ),
+    Mutation(
+        "the operator deletes any Secret that a ledger names as its key",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/cleanup.py",
+                'if opened.key_secret_name.startswith(names.key_prefix(metadata["name"], metadata["uid"])):',
+                "if opened.key_secret_name:",
+            ),
+        ),
+        ("tests/operator/plan/test_cleanup.py::test_no_secret_is_deleted_that_the_operator_did_not_name",),
+    ),
+    Mutation(
+        "tracebacks, which may quote records, outlive a run that is over",
+        (
+            Edit(
+                TRAINER + "runners/local/private_folder.py",
+                "            tracebacks.unlink(missing_ok=True)\n",
+                "            pass\n",
+            ),
+        ),
+        (_KEY_TESTS + "test_tracebacks_are_in_the_private_folder_until_the_run_is_over",),
+    ),
+    Mutation(
         "the job key outlives a run that is over",
         (
             Edit(
                 TRAINER + "runners/local/driver.py",
-                "if ledger is None or ledger.outcome in FINAL_OUTCOMES:",
-                "if ledger is None:",
+                "elif ledger.outcome in FINAL_OUTCOMES:",
+                "elif False:",
             ),
         ),
         (
