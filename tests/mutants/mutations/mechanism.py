@@ -338,6 +338,28 @@ MECHANISM: tuple[Mutation, ...] = (
         (PRIVACY_TESTS + "test_gradients.py::test_gradient_of_a_failed_pass_is_not_added_to_the_next",),
     ),
     Mutation(
+        "a record without the field of the user is a unit by itself",
+        (
+            Edit(
+                TRAINER + "data/formats/text.py",
+                "if not record or (user is not None and user not in record):",
+                "if not record:",
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_record_that_lacks_the_column_of_the_user_is_dropped",),
+    ),
+    Mutation(
+        "one row of a DataFrame changes the text of all others",
+        (
+            Edit(
+                TRAINER + "data/records.py",
+                "return int(value) if isinstance(value, float) and value.is_integer() else value",
+                "return value",
+            ),
+        ),
+        ("tests/trainer_image/data/test_records.py::test_row_of_a_data_frame_does_not_change_other_rows",),
+    ),
+    Mutation(
         "a tie of the noise sampler is decided by eight bits too many",
         (Edit(_NOISE, "stream.bytes(16)", "stream.bytes(17)"),),
         (PRIVACY_TESTS + "test_noise.py::test_draw_compares_with_the_threshold_and_ties_with_all_its_bits",),

@@ -9,6 +9,7 @@ import json
 import uuid
 from decimal import Decimal
 
+import datasets
 import fsspec
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.read import _records_table, from_memory
+from tensorguard.data.records import records_of
 from tensorguard.storage import filesystem_options
 
 TEXT_LABEL = {"text": "text", "label": "label"}
@@ -332,6 +334,42 @@ def test_user_id_is_the_same_in_every_format(tmp_path):
     memory = _records_table(records, {"user": "u"}, "train_dataset").to_pylist()
     for rows in (*(rows_at(path, {"user": "u"}) for path in sorted(tmp_path.iterdir())), memory):
         assert {user_of(row["u"]) for row in rows} == {b"7", None}
+
+
+def test_record_that_lacks_the_column_of_the_user_is_dropped(tmp_path):
+    """As a unit by itself it could split a user. A null declares that the record has no user."""
+    columns = {"text": "t", "user": "u"}
+    records = [{"t": "a", "u": 7}, {"t": "b", "U": 7}, {"t": "c", "u": None}, {"t": "d"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "a.csv").write_text("t,u\na,7\nb\nc,\n")
+    (tmp_path / "a.tsv").write_text("t\tu\na\t7\nb\nc\t\n")
+    (tmp_path / "b.csv").write_text("u,t\n7,a\n,c\n")
+    (tmp_path / "c.csv").write_text("a,7\nb\nc,\n")
+    by_position = rows_at(tmp_path / "c.csv", {"text": "0", "user": "1"})
+    assert [(row["0"], user_of(row["1"])) for row in by_position] == [("a", b"7"), ("c", None)]
+    (tmp_path / "c.csv").unlink()
+    memory = _records_table(records, columns, "train_dataset").to_pylist()
+    tuples = _records_table(records_of([("a", 7), ("b",), ("c", None)], "x"), {"text": "0", "user": "1"}, "x")
+    for rows in (*(rows_at(path, columns) for path in sorted(tmp_path.iterdir())), memory):
+        assert [(row["t"], user_of(row["u"])) for row in rows] == [("a", b"7"), ("c", None)]
+    assert tuples.column("0").to_pylist() == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pd.DataFrame([["Alice Smith", 1], ["Bob", 0]], columns=["Alice Smith", "1"]),
+        [{"Alice Smith": "HIV", "Bob Jones": "flu"}],
+        datasets.Dataset.from_list([{"Alice Smith": "HIV"}]),
+        datasets.Dataset.from_list([{"text": {"Alice Smith": "HIV"}, "label": 1}]),
+        datasets.Dataset.from_list([{"text": [{"Alice Smith": "HIV"}], "label": 1}]),
+    ],
+    ids=["DataFrame", "dicts", "Hugging Face", "struct", "list of structs"],
+)
+def test_record_in_place_of_column_names_in_memory_is_not_repeated(source):
+    with pytest.raises(DataError) as error:
+        from_memory(source, TEXT_LABEL)
+    assert "Alice" not in str(error.value) and "train_dataset: " in str(error.value)
 
 
 def test_lists_of_words_and_tags_are_read_whatever_holds_them(tmp_path):

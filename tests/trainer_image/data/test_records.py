@@ -69,6 +69,19 @@ def test_rows_of_a_data_frame_are_those_of_a_list_of_dicts(kind):
     assert table.drop_columns("id").equals(expected.drop_columns("id"))
 
 
+@pytest.mark.parametrize("values", [[7, 8, 9], [7.0, 8.5, 1e300], ["7", 8, None], [True, False, True]], ids=repr)
+@pytest.mark.parametrize("more", [7.5, "n/a", None, 10, float("inf")], ids=repr)
+def test_row_of_a_data_frame_does_not_change_other_rows(values, more):
+    """pandas chooses the type of a column from all its rows."""
+    columns = {"text": "text", "label": "label", "user": "id"}
+
+    def table(cells):
+        frame = pd.DataFrame({"text": cells, "label": cells, "id": cells})
+        return _records_table(records_of(frame, "train_dataset"), columns, "train_dataset")
+
+    assert table([*values, more]).slice(0, 3).equals(table(values))
+
+
 def test_columns_of_a_data_frame_without_names_are_positions():
     assert records_of(pd.DataFrame([("a", 0), ("b", 1)]), "train_dataset") == [{"0": "a", "1": 0}, {"0": "b", "1": 1}]
 

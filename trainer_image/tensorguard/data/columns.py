@@ -3,8 +3,9 @@
 In comes what is known of a data set without reading a value: column names, and for parquet and data sets in memory
 Arrow types. The errors name the manifest's field and the nearest column that exists.
 
-A text file may hold a record in the place of column names (a csv file without a header row, jsonl whose keys are data).
-So an error about such a file repeats none of its names, but for one that is almost equal to the wanted name.
+A text file may hold a record in the place of column names (a csv file without a header row, jsonl whose keys are data),
+and so may a data set in memory that was read from one. So an error about such data repeats none of their names, but for
+one that is almost equal to the wanted name.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class FileColumns:
         if self.advice is None:
             check_columns(wanted, self.names, path, where)
         else:
-            _check_text_columns(wanted, self.names, path, self.advice, where)
+            check_text_columns(wanted, self.names, path, self.advice, where)
 
 
 def check_columns(wanted: Iterable[str], present: Sequence[str], path: str, where: str) -> None:
@@ -66,7 +67,7 @@ def check_columns(wanted: Iterable[str], present: Sequence[str], path: str, wher
         raise DataError(f"{where}: {path} has no column {name!r}; {hint}")
 
 
-def _check_text_columns(wanted: Iterable[str], present: Sequence[str], path: str, advice: str, where: str) -> None:
+def check_text_columns(wanted: Iterable[str], present: Sequence[str], path: str, advice: str, where: str) -> None:
     """As `check_columns`, for names that may be a record's values."""
     for name in wanted:
         if name in present:
@@ -99,7 +100,19 @@ def check_types(columns: Mapping[str, str], types: Mapping[str, Any], where: str
             }[content]
             needs = _NEEDS[content]
         if not fits:
-            raise DataError(f"{where}: column {name!r} ({role}) is of type {kind}; it needs {needs}")
+            raise DataError(f"{where}: column {name!r} ({role}) is of type {_named(kind)}; it needs {needs}")
+
+
+def _named(kind: Any) -> str:
+    """The name of a type without the names of its fields, which may be values of a record."""
+    if pa.types.is_struct(kind):
+        return "struct"
+    if pa.types.is_union(kind):
+        return "union"
+    if pa.types.is_map(kind):
+        return "map"
+    element = _element(kind)
+    return str(kind) if element is None else f"list<{_named(element)}>"
 
 
 def _decoded(kind: Any) -> Any:

@@ -29,6 +29,7 @@ class Source:
         format: the format of all files.
         columns: the columns to read (names, or positions as decimal integers).
         where: the manifest's field that errors name, such as "spec.dataset".
+        user: the column of the user id; None if a unit is one record.
     """
 
     protocol: str
@@ -36,10 +37,11 @@ class Source:
     format: DataFormat
     columns: tuple[str, ...]
     where: str = "spec.dataset"
+    user: str | None = None
 
     def file(self, path: str) -> DataFile:
         """One file of the data set."""
-        return DataFile(fsspec.filesystem(self.protocol, **self.options), path, self.where)
+        return DataFile(fsspec.filesystem(self.protocol, **self.options), path, self.where, self.user)
 
     def tables(self, path: str, part: int, parts: int) -> Iterator[pa.Table]:
         """The rows of share `part` of `parts` of one file, as tables of at most a few thousand rows.

@@ -74,7 +74,9 @@ def inspect(
             f"{', '.join(FILE_FORMATS)}"
         )
 
-    source = Source(protocol, options, format_named(kinds.pop()), tuple(dict.fromkeys(columns.values())), where)
+    source = Source(
+        protocol, options, format_named(kinds.pop()), tuple(dict.fromkeys(columns.values())), where, columns.get("user")
+    )
     _check_compression(source, files)
     first = next(iter(files))
     try:

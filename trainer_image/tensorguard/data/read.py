@@ -23,7 +23,7 @@ from ray.exceptions import RayTaskError
 
 from tensafe_api.resources.training import Storage
 from tensafe_api.tasks import image_columns
-from tensorguard.data.columns import check_columns, check_types
+from tensorguard.data.columns import check_text_columns, check_types
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats.text import text_of, text_table
@@ -36,6 +36,7 @@ from tensorguard.storage import filesystem_options
 
 MAX_TASKS = 512
 MEMORY_BLOCK_ROWS = 16_384
+_ADVICE = "write the names that its records have, as in columns={'text': 'note', 'label': 'department'}"
 
 
 def read(
@@ -107,12 +108,12 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
         if schema is None:
             raise DataError(f"{where}: it is empty: pass at least one record")
         types = dict(zip(schema.names, schema.types))
-        check_columns(columns.values(), list(types), "the data set", where)
+        check_text_columns(columns.values(), list(types), "the data set", _ADVICE, where)
         check_types(columns, {name: types[name] for name in columns.values()}, where)
         return source.select_columns(list(dict.fromkeys(columns.values())))
     if all(hasattr(source, name) for name in ("with_format", "column_names", "__getitem__", "__len__")):
         table = source.with_format("arrow")[:]
-        check_columns(columns.values(), table.column_names, "the data set", where)
+        check_text_columns(columns.values(), table.column_names, "the data set", _ADVICE, where)
         table = table.select(list(dict.fromkeys(columns.values())))
         check_types(columns, {field.name: field.type for field in table.schema}, where)
     else:
@@ -167,9 +168,13 @@ def _records_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, s
     if not records:
         raise DataError(f"{where}: it is empty: pass at least one record")
     names = list(dict.fromkeys(columns.values()))
-    check_columns(names, list(dict.fromkeys(name for record in records for name in record)), "the data set", where)
+    present = list(dict.fromkeys(name for record in records for name in record))
+    check_text_columns(names, present, "the data set", _ADVICE, where)
+    user = columns.get("user")
+    if user is not None:  # as in files: a record without the field could be anybody's
+        records = [record for record in records if user in record]
     images = {columns.get(role) for role in image_columns()} - {None}
-    texts = [_user_text if name == columns.get("user") else image_text if name in images else _text for name in names]
+    texts = [_user_text if name == user else image_text if name in images else _text for name in names]
     return text_table([[text(record.get(name)) for name, text in zip(names, texts)] for record in records], names)
 
 

@@ -51,8 +51,8 @@ def records_of(source: Any, where: str) -> list[dict[str, Any]]:
     if is_data_loader(source):
         raise DataError(f"{where}: is a DataLoader, which makes batches: pass its data set")
     if is_data_frame(source):
-        # A column of integers with a missing value holds floats: convert_dtypes makes integers of them again.
-        return list(source.rename(columns=str).convert_dtypes().to_dict("records"))
+        rows = source.rename(columns=str).to_dict("records")
+        return [{name: _cell(value) for name, value in row.items()} for row in rows]
     if isinstance(source, list | tuple):
         items = list(source)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
@@ -65,3 +65,12 @@ def records_of(source: Any, where: str) -> list[dict[str, Any]]:
     if items and not records:
         raise DataError(f"{where}: must be {MEMORY_KINDS}; its items are neither")
     return records
+
+
+def _cell(value: Any) -> Any:
+    """A value of a DataFrame, with a whole number as an integer.
+
+    pandas chooses the type of a column from all its rows: whole numbers are floats where one row has no value or a
+    fraction. Each value is made the same whatever the type of its column is, so that no record changes another one.
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -57,6 +57,8 @@ class DataFormat(Protocol):
         """The rows of share `part` of `parts`, as tables of at most a few thousand rows with the columns `wanted`.
 
         Over all parts each row appears once. A row that cannot be parsed is dropped, so that no record can stop a job.
+        So is a row that lacks the column `file.user`: it is not known whose it is, and as a unit by itself it could
+        split a user. A null is a value: it declares that the record has no user.
         Raises DataError where the file lacks a column. Any other exception is reported by its class name alone, since
         its message may quote a record.
         """
@@ -71,11 +73,13 @@ class DataFile:
         filesystem: the fsspec file system.
         path: in that file system.
         where: the manifest's field that errors name, such as "spec.dataset".
+        user: the column of the user id; None if a unit is one record.
     """
 
     filesystem: Any
     path: str
     where: str
+    user: str | None = None
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:

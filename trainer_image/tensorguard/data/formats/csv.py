@@ -45,7 +45,7 @@ class Csv:
         with file.open() as handle:
             rows = _csv_rows(handle, file)
             header = None if _by_position(self.name, wanted, file) else next(rows, [])
-            yield from text_tables(_values(rows, header, _positions(header, wanted, file)), wanted)
+            yield from text_tables(_values(rows, header, wanted, file), wanted)
 
 
 class Tsv:
@@ -68,7 +68,7 @@ class Tsv:
             first = b"" if by_position else handle.readline()
             header = None if by_position else _tsv_row(first)
             found = map(_tsv_row, lines(handle, *file.byte_range(part, parts), at=len(first)))
-            yield from text_tables(_values(found, header, _positions(header, wanted, file)), wanted)
+            yield from text_tables(_values(found, header, wanted, file), wanted)
 
 
 def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
@@ -97,11 +97,18 @@ def _positions(header: list[str] | None, wanted: Sequence[str], file: DataFile) 
     return [header.index(name) for name in wanted]
 
 
-def _values(rows: Iterator[list[str]], header: list[str] | None, positions: list[int]) -> Iterator[list[str | None]]:
-    """The values at `positions`; None where a row is too short. Empty rows, and those with more values, are dropped."""
+def _values(
+    rows: Iterator[list[str]], header: list[str] | None, wanted: Sequence[str], file: DataFile
+) -> Iterator[list[str | None]]:
+    """The values of the wanted columns; None where a row is too short.
+
+    Empty rows, those with more values than names, and those that end before the column of the user are dropped.
+    """
+    positions = _positions(header, wanted, file)
+    least = 1 if file.user is None else 1 + positions[list(wanted).index(file.user)]
     width = len(header) if header else None
     for row in rows:
-        if row and not (width and any(row[width:])):
+        if len(row) >= least and not (width and any(row[width:])):
             yield [row[i] if i < len(row) else None for i in positions]
 
 

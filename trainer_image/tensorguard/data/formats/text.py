@@ -52,12 +52,13 @@ class LineFormat(ABC):
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The records of the lines that start in the share's byte range."""
         with file.open() as handle:
-            yield from text_tables(self._rows(lines(handle, *file.byte_range(part, parts)), wanted), wanted)
+            found = self._rows(lines(handle, *file.byte_range(part, parts)), wanted, file.user)
+            yield from text_tables(found, wanted)
 
-    def _rows(self, found: Iterable[bytes], wanted: Sequence[str]) -> Iterator[list[str | None]]:
+    def _rows(self, found: Iterable[bytes], wanted: Sequence[str], user: str | None) -> Iterator[list[str | None]]:
         for line in found:
             record = self._record(line)
-            if not record:
+            if not record or (user is not None and user not in record):
                 continue
             try:
                 row = [text_of(record.get(name)) for name in wanted]
