@@ -211,6 +211,7 @@ def test_one_worker_may_disable_secure_aggregation(config: Make) -> None:
         ({"num_labels": None}, "num_labels is required for SequenceClassification"),
         ({"task": "CausalML"}, 'task: "CausalML" is none of'),
         ({"columns": {"text": "a", "label": "b", "user": "c"}, "unit_at_least": None}, "users are not counted"),
+        ({"columns": {"text": "a", "label": "b", "user": ""}}, "columns['user']: \"\" is not one line"),
         (
             {"dp_config": DistributedDPConfig(target_epsilon=8, target_delta=0.1)},
             "dp_config.target_delta must be",

@@ -130,8 +130,8 @@ class TenSafeTrainingConfig(_Fields):
         secure_aggregation: how the workers' sums are added up; None: SecureAggregationConfig().
         unit_at_least: a public lower bound of the number of units; default: len(train_dataset), which becomes public.
         columns: role (prompt, completion, messages, tools, text, label, tokens, tags, user) to column, or to the
-            position in a tuple; default: the columns with these names. With `user`, the unit of privacy is all records
-            of one user.
+            position in a tuple; default: the columns with the names of a shape of data. tools and user are used only
+            if they are named here. With `user`, the unit of privacy is all records of one user.
         task: a model task of the manifest, such as CausalLM; default: SequenceClassification if there is a label,
             TokenClassification if there are tags, else CausalLM.
         num_labels: number of classes, for tasks with labels.

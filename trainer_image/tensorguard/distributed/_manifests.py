@@ -44,7 +44,7 @@ def build_job(
     task = config.task or next(iter([*tasks_for(columns.keys() - {"user"}), *TASKS]))
     at_least, annotations = _units(config, train_dataset, by_user="user" in columns)
     unit = {"kind": "Example", "atLeast": at_least}
-    if user := columns.pop("user", None):
+    if (user := columns.pop("user", None)) is not None:
         unit |= {"kind": "User", "column": user}
     evaluation = {"uri": eval_uri or EVAL_URI, "visibility": "Public"} if evaluates else None
     manifest = {
