@@ -247,7 +247,7 @@ class _Run:
                     call_on_nodes(nodes_with({}), remove_scratch, self.job.metadata.uid)
 
     def result(self) -> RunResult:
-        """The job with its status, folded from the ledger and the run log. Deletes the secrets of a run that is over."""
+        """The job with its status, folded from ledger and run log. Deletes the secrets of a run that is over."""
         ended = self.ended or self._log_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
