@@ -12,7 +12,7 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.training.run_log import LogRecord
+from tensorguard.training.run_log import Listener, LogRecord
 from tensorguard.training.stop_signal import StopSignal
 
 
@@ -22,6 +22,7 @@ class Folder:
     Attributes:
         stop_at: the step (from 0) at which a stop is requested; None for none.
         fails: the exception of the workers; None for none.
+        listener: called with each log record; by default it keeps them in `records`.
         records: the log records that the listener received.
     """
 
@@ -33,6 +34,7 @@ class Folder:
         self.fails: Exception | None = None
         self.rows = records(240)
         self.records: list[LogRecord] = []
+        self.listener: Listener = self.records.append
         make_model(base / "model")
 
     def run(self, *overrides: str, resume: bool = False, output: Path | None = None) -> RunResult:
@@ -43,7 +45,7 @@ class Folder:
             output_dir=output or self.output,
             base_dir=self.base,
             resume=resume,
-            listener=self.records.append,
+            listener=self.listener,
             stop=StopSignal(),
         )
 

@@ -125,9 +125,9 @@ class RecordedRun:
         log.close()
 
 
-def crashed_and_finished(directory: Path) -> RecordedRun:
+def crashed_and_finished(directory: Path, **privacy: Any) -> RecordedRun:
     """A run of 20 steps that crashed after step 12, when 13 were charged, and resumed at 10: 22 taken, 23 charged."""
-    run = RecordedRun(directory)
+    run = RecordedRun(directory, **privacy)
     run.start(1, 1, 0)
     run.take_steps(1, 5)
     run.evaluate(5, 0.69, 0.5)

@@ -199,7 +199,7 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "runners/local/driver.py",
-                "elif ledger.outcome in FINAL_OUTCOMES:",
+                "elif self._is_over(ledger):",
                 "elif False:",
             ),
         ),

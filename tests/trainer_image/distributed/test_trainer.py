@@ -169,6 +169,24 @@ def test_exception_of_a_callback_stops_the_run_and_leaves_fit(fake: Any, config:
     assert second.calls[-2:] == [("step", 3), ("end", None)]
 
 
+def test_failing_log_handler_stops_the_run_with_a_checkpoint(fake: Any, config: Make) -> None:
+    class Shipping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if '"stepsCharged": 3' in record.getMessage():
+                raise ConnectionResetError("the log server is gone")
+
+    audit, handler = logging.getLogger("tensafe.audit"), Shipping()
+    audit.addHandler(handler)
+    audit.setLevel(logging.INFO)
+    try:
+        with pytest.raises(ConnectionResetError, match="the log server is gone") as raised:
+            TenSafeTrainer(config()).fit(RECORDS)
+    finally:
+        audit.removeHandler(handler)
+        audit.setLevel(logging.NOTSET)
+    assert "stopped after step 3 and saved a checkpoint; resume with" in raised.value.__notes__[0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_saves_a_checkpoint_before_its_usual_effect(
     fake: Any, config: Make, tmp_path: Path, number: signal.Signals

@@ -14,6 +14,7 @@ import pytest
 
 from e2e.platform.trainer.recorded_run import START, RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
+from tensorguard.cli.main import main
 from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.runners.run_folder import lock_run_folder
 from tensorguard.trackers.figures import TIME_GRAIN_SECONDS
@@ -174,6 +175,18 @@ def test_edited_ledger_is_reported_instead_of_a_small_epsilon(tmp_path: Path, tr
     with pytest.raises(LedgerCorrupt, match="records 23: restore the latest ledger"):
         export(run.directory)
     assert tracker.outcomes == []
+
+
+def test_ledger_of_another_run_is_reported_instead_of_its_epsilon(
+    tmp_path: Path, tracker: Any, export: Exporter
+) -> None:
+    run = crashed_and_finished(tmp_path / "run")
+    other = crashed_and_finished(tmp_path / "other", targetEpsilon="20")
+    shutil.copy(other.directory / "ledger.jsonl", run.directory / "ledger.jsonl")
+    with pytest.raises(LedgerCorrupt, match=r"of another run than job\.yaml beside it: they differ in job_uid"):
+        export(run.directory)
+    assert not tracker.figures("dp_epsilon_spent")
+    assert main(["ledger", str(run.directory)]) == 1
 
 
 def test_only_one_export_at_a_time_sends_to_a_tracker(tmp_path: Path, export: Exporter) -> None:

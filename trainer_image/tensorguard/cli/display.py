@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -76,8 +77,9 @@ class PlainDisplay:
 
     def print_line(self, sentence: str) -> None:
         # One write for each line, so that lines of other processes in the same log cannot interleave.
-        sys.stderr.write(f"{sentence}\n")
-        sys.stderr.flush()
+        with suppress(OSError):  # a full disk or a closed pipe (`| head`) must not end the training
+            sys.stderr.write(f"{sentence}\n")
+            sys.stderr.flush()
 
     def show(self, record: LogRecord) -> None:
         with self._lock:

@@ -30,8 +30,8 @@ examples:
 were charged, because the decision to stop a run early may have depended on its results. The ε against an outsider
 covers the same steps.
 
-Exit codes: 0 read, 1 the ledger was edited, is damaged, or has fewer entries than the run's log or its checkpoints on
-this machine record, 2 there is no ledger.
+Exit codes: 0 read, 1 the ledger was edited or is damaged, is that of another run, or has fewer entries than the run's
+log or its checkpoints on this machine record, 2 there is no ledger.
 """
 
 
@@ -69,7 +69,7 @@ def _read(directory: Path) -> LedgerState:
     ledger = FileLedger(directory)
     try:
         state = read_checked(ledger, directory / RUN_LOG)
-        _check_checkpoints(directory, ledger, state.spec.job_uid)
+        _check_against_job(directory, ledger, state)
         return state
     except LedgerMissing as error:
         raise CommandError(f"tensafe ledger: {error}: pass the folder of a run (its --output-dir)", INVALID) from error
@@ -81,26 +81,29 @@ def _read(directory: Path) -> LedgerState:
         ) from error
 
 
-def _check_checkpoints(directory: Path, ledger: FileLedger, uid: str) -> None:
-    """Compare the ledger with the checkpoints of its run, if they are on this machine.
+def _check_against_job(directory: Path, ledger: FileLedger, state: LedgerState) -> None:
+    """Compare the ledger with the manifest of its run, and with the run's checkpoints if they are on this machine.
 
     A checkpoint that cannot be read is ignored here: it says nothing about the ledger, and a running job removes some.
     """
     from tensafe_api.manifest import ManifestError, load_manifest
+    from tensafe_api.resolve import ledger_spec, resolve_job
     from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
     from tensorguard.runners.local.earlier_run import MANIFEST
-    from tensorguard.training.rollback_check import check_checkpoint
+    from tensorguard.training.rollback_check import check_checkpoint, check_same_job
 
     try:
-        job = load_manifest(directory / MANIFEST)
+        job, plan = resolve_job(load_manifest(directory / MANIFEST))
     except (ManifestError, OSError):
         return
+    if job.metadata.uid:  # a run has written it
+        check_same_job(state, ledger_spec(job, plan, job.metadata.uid))
     if "://" in job.spec.checkpoint.uri.removeprefix("file://"):
         return
     store = CheckpointStore.for_job(job)
     for name in store.names():
         with suppress(CheckpointError):
-            check_checkpoint(store, name, ledger, uid)
+            check_checkpoint(store, name, ledger, state.spec.job_uid)
 
 
 def _figures(state: LedgerState) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one saves a checkpoint and stops the job, a second one aborts it.
+"""Ctrl-C, SIGTERM and a closed terminal: the first one saves a checkpoint and stops the job, a second one aborts it.
 
 The handlers run on the main thread. The local runner runs Ray in another thread, because Ray's own handler would kill
 the workers without a checkpoint. A handler may interrupt the main thread while it writes to standard error, so another
@@ -18,7 +18,7 @@ MESSAGE = (
     "stopping: the workers save a checkpoint as soon as they have checked the stop flag "
     "(press Ctrl-C again to abort without it)"
 )
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stoppable(Protocol):
@@ -39,7 +39,8 @@ class StopOnSignal:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Handle the signals within this block. Only for the main thread."""
-        before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        handled = [number for number in _SIGNALS if not (number == signal.SIGHUP and _is_ignored(number))]
+        before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in handled}
         try:
             yield
         finally:
@@ -61,3 +62,8 @@ class StopOnSignal:
         self._stop.request()
         if self._print is not None:
             threading.Thread(target=self._print, args=(MESSAGE,), daemon=True).start()
+
+
+def _is_ignored(number: int) -> bool:
+    """Whether the signal is ignored, as SIGHUP is under nohup."""
+    return signal.getsignal(number) is signal.SIG_IGN

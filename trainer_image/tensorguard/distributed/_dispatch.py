@@ -24,7 +24,7 @@ from tensorguard.training.stop_signal import StopSignal
 
 
 class CallbackDispatcher:
-    """Turns log records into calls, for one call of `fit`. `error`: what the first failing callback raised.
+    """Turns log records into calls, for one call of `fit`. `error`: what failed first, a callback or a logging handler.
 
     Args:
         job: the completed job of `plan`.
@@ -83,6 +83,11 @@ class CallbackDispatcher:
             for hook in self._hooks["on_train_end"]:
                 self._guard(hook)
 
+    def fail(self, error: BaseException) -> None:
+        """Stop the training after the charged steps, because of `error`. Only the first error is kept."""
+        self.error = self.error or error
+        self._stop.request(after_charged_steps=True)
+
     def _is_evaluated(self, step: int) -> bool:
         """Whether the evaluation of `step` follows as the next record, unless the run fails before."""
         return self._evaluates and (step % self._plan.evaluate_every == 0 or step == self._plan.steps)
@@ -106,5 +111,4 @@ class CallbackDispatcher:
                 optional[PRIVATE_METRICS] = self._private_metrics.at(*arguments)
             hook.method(self._trainer, *arguments, **optional)
         except BaseException as error:
-            self.error = self.error or error
-            self._stop.request(after_charged_steps=True)
+            self.fail(error)

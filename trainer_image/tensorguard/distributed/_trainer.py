@@ -117,7 +117,7 @@ class TenSafeTrainer:
             PrivacyBudgetExceeded: the next step would have passed target_epsilon, and stop_on_budget_exceeded is False.
             TrainingFailed: the training started, and failed.
             KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
-            Exception: whatever a callback raised, once a checkpoint is saved.
+            Exception: whatever a callback or a logging handler raised, once a checkpoint is saved.
         """
         if eval_dataset is train_dataset:
             raise ConfigurationError(
@@ -147,9 +147,12 @@ class TenSafeTrainer:
                 self.step = event.step
             if isinstance(event, Stepped | Saved):
                 self._charged = max(self._charged, event.charged)
-            log_record(event)
-            if audit is not None:
-                audit.log(event)
+            try:
+                log_record(event)
+                if audit is not None:
+                    audit.log(event)
+            except Exception as error:  # of a handler that the program has configured
+                dispatcher.fail(error)
             dispatcher.dispatch(event)
 
         with visible_logs(), StopOnSignal(self._stop) as signals:

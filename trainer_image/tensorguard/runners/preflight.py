@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,6 +99,48 @@ def check_evaluation_is_public(job: TenSafeTrainingJob) -> None:
             f"{shared[0]} is also in spec.dataset, so it is private: choose other files, or set "
             "spec.evaluation.visibility to Private",
         )
+
+
+def check_folders_are_outside_data(job: TenSafeTrainingJob, *folders: Path) -> None:
+    """Refuse a run's folder, or local checkpoints, in a folder from which the job reads data.
+
+    Files of the run would be read as records, and a resume would be refused because the data changed.
+
+    Args:
+        job: with absolute paths.
+        folders: of the run.
+    """
+    spec = job.spec
+    sets = {"spec.dataset.uri": spec.dataset.uri, "spec.evaluation.uri": spec.evaluation.uri if spec.evaluation else ""}
+    written = [*folders, *_local(spec.checkpoint.uri)]
+    for field, uri in sets.items():
+        for data in _local(uri):
+            inside = next((folder for folder in written if _reads(data, folder.resolve())), None)
+            if inside is not None:
+                raise RunRefused(
+                    field,
+                    f"the run writes to {inside}, and {data} would read its files as records: choose another "
+                    "--output-dir, spec.checkpoint.uri, or folder for the data",
+                )
+
+
+def _reads(data: Path, folder: Path) -> bool:
+    """Whether `data`, a directory or a glob, may include files that a run writes in `folder`."""
+    parts = data.parts
+    first = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), None)
+    if first is None:
+        return data.is_dir() and folder.is_relative_to(data.resolve())
+    if "**" in parts:
+        return folder.is_relative_to(Path(*parts[:first]).resolve())
+    written = (folder / "events.jsonl").parts
+    pattern = (*Path(*parts[:first]).resolve().parts, *parts[first:])
+    return len(pattern) == len(written) and all(map(fnmatch, written, pattern))
+
+
+def _local(uri: str) -> list[Path]:
+    """The path that a URI names on this machine; none for another URI, or an empty one."""
+    path = uri.removeprefix("file://")
+    return [Path(path)] if path and "://" not in path else []
 
 
 def with_absolute_paths(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrainingJob:

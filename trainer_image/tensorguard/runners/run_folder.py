@@ -76,6 +76,17 @@ def write_owner_only(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def replace_owner_only(path: Path, content: bytes) -> None:
+    """Create or replace a file that only its owner can read. The old one stays if the new one cannot be written."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        write_owner_only(new, content)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def _open(directory: Path) -> int:
     return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
 

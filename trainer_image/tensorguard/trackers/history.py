@@ -16,10 +16,10 @@ from typing import Protocol
 
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resolve import Claim, Plan, resolve_job
+from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.timestamps import parse_time
-from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
+from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing, LedgerState
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local.earlier_run import MANIFEST
 from tensorguard.runners.run_folder import is_run_locked
@@ -34,6 +34,7 @@ from tensorguard.trackers.figures import (
 )
 from tensorguard.trackers.tracker import Outcome
 from tensorguard.training.config import RUN_LOG
+from tensorguard.training.rollback_check import check_same_job
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, RunLogReader, Saved, Started, Stepped
 
 _OUTCOMES = {
@@ -109,10 +110,10 @@ class RunFolder:
         """The ledger counts: it may have charged a step that the log does not have, because a crash followed.
 
         Raises:
-            LedgerError: the ledger was edited or is missing, so the ε of the run is not known.
+            LedgerError: the ledger was edited, is that of another run or is missing, so the ε of the run is not known.
         """
         try:
-            ledger = FileLedger(self._directory).read()
+            ledger = self._read_ledger()
         except LedgerMissing:
             if self._charged:
                 raise
@@ -126,6 +127,11 @@ class RunFolder:
             return None
         figures = privacy_figures(Claim.of(ledger.spec), ledger.steps_charged)
         return Point(self._number, self._steps_taken, self._time, figures)
+
+    def _read_ledger(self) -> LedgerState:
+        state = FileLedger(self._directory).read()
+        check_same_job(state, ledger_spec(self.job, self.plan, self.job.metadata.uid or ""))
+        return state
 
     def _figures_of(self, record: LogRecord) -> dict[str, float]:
         match record:
@@ -150,7 +156,7 @@ class RunFolder:
         if self._charged < self._charged_shown + apart:
             return {}
         if self._claim is None:
-            self._claim = Claim.of(FileLedger(self._directory).read().spec)
+            self._claim = Claim.of(self._read_ledger().spec)
         self._charged_shown = self._charged
         return privacy_figures(self._claim, self._charged)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.checkpoint.store import CheckpointConflict, CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, parse_trainer_state
 from tensorguard.ledger.contract import Ledger, LedgerCorrupt, LedgerState
@@ -37,6 +38,20 @@ def read_checked(ledger: Ledger, run_log: Path) -> LedgerState:
             f"the ledger has {state.steps_charged} charged steps, but {run_log} records {logged}: {_RESTORE}"
         )
     return state
+
+
+def check_same_job(state: LedgerState, expected: LedgerSpec) -> None:
+    """Compare the specification of a ledger with that of the job in whose folder it is.
+
+    Raises:
+        LedgerCorrupt: it is the ledger of another run.
+    """
+    differing = [name for name in LedgerSpec.model_fields if getattr(state.spec, name) != getattr(expected, name)]
+    if differing:
+        raise LedgerCorrupt(
+            f"the ledger is that of another run than job.yaml beside it: they differ in {', '.join(differing)}; "
+            "restore the ledger of this run, since what was spent stays spent"
+        )
 
 
 def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:

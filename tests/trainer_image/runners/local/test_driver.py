@@ -6,6 +6,7 @@ The test shards the data and trains the one worker in this process, so a whole r
 from __future__ import annotations
 
 import gzip
+import threading
 
 import pytest
 
@@ -20,6 +21,7 @@ from tensorguard.runners.preflight import RunRefused, changed_fields, cpus_per_w
 from tensorguard.runners.run_folder import WORK_FOLDER, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
 from tensorguard.training.config import RUN_LOG
+from tensorguard.training.run_log import LogRecord, Stepped
 from tensorguard.training.stop_signal import StopSignal
 
 
@@ -36,6 +38,49 @@ def test_run_returns_the_job_with_its_status(folder: Folder) -> None:
     assert not (folder.output / WORK_FOLDER).exists()
     for private in (LEDGER, RUN_LOG):
         assert (folder.output / private).stat().st_mode & 0o077 == 0
+
+
+def test_failing_listener_stops_the_workers_before_the_run_returns(folder: Folder) -> None:
+    """Otherwise they would charge further steps without a driver, and without the lock of the folder."""
+
+    def listen(record: LogRecord) -> None:
+        if isinstance(record, Stepped):
+            raise ConnectionResetError("the log server is gone")
+
+    folder.listener = listen
+    with pytest.raises(ConnectionResetError, match="the log server is gone"):
+        folder.run("spec.training.steps=1000", "spec.checkpoint.everySteps=1000")
+    assert "tensafe-run" not in [thread.name for thread in threading.enumerate()]
+    ledger = folder.ledger().read()
+    assert ledger.outcome == "Suspended"
+    assert ledger.checkpoints[-1].step == ledger.steps_charged < 1000
+
+
+@pytest.mark.parametrize(
+    "uri", ["data", "./data/", "x/../data", "file://BASE/data", "dat*/**/*.jsonl", "data/*/*.jsonl"]
+)
+@pytest.mark.parametrize("written", ["run", "checkpoints"])
+def test_run_does_not_write_into_its_data(folder: Folder, uri: str, written: str) -> None:
+    (folder.base / "x").mkdir()
+    inside = folder.base / "data" / "inside"
+    inside.mkdir(parents=True)
+    checkpoints = f"{folder.base}/x/../data/inside" if written == "checkpoints" else "elsewhere"
+    refused = str(
+        refusal(
+            folder,
+            f"spec.dataset.uri={uri.replace('BASE', str(folder.base))}",
+            f"spec.checkpoint.uri={checkpoints}",
+            output=inside if written == "run" else folder.base / "out",
+        )
+    )
+    assert refused.startswith("spec.dataset.uri: ")
+    assert "would read its files as records: choose another --output-dir" in refused
+
+
+@pytest.mark.parametrize("uri", ["*.jsonl", "data.jsonl", "s3://clinic/out", "other"])
+def test_data_beside_the_folder_of_a_run_is_allowed(folder: Folder, uri: str) -> None:
+    (folder.base / "other").mkdir()
+    assert folder.run(f"spec.dataset.uri={uri}").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from e2e.platform.trainer.rank_harness import records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.ledger.file import NAME as LEDGER
+from tensorguard.runners import run_folder
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.driver import RunResult
 from tensorguard.runners.worker_group import WorkersFailed
@@ -50,6 +51,37 @@ def test_charged_folder_is_refused_without_resume(folder: Folder) -> None:
 def test_finished_run_cannot_be_resumed(folder: Folder) -> None:
     folder.run()
     assert "is over (Completed)" in str(refusal(folder, resume=True))
+
+
+@pytest.mark.parametrize("name", ["job.yaml", RUN_LOG])
+def test_files_that_no_run_has_written_are_not_replaced(folder: Folder, name: str) -> None:
+    """A user's manifest, or a data set that has the name of the log."""
+    folder.output.mkdir()
+    (folder.output / name).write_text("metadata: {name: mine}\n")
+    assert f"{name} would be replaced, and no run has written it; choose another --output-dir" in str(refusal(folder))
+
+
+def test_manifest_stays_if_the_disk_is_full_at_a_resume(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped(folder)
+    manifest = (folder.output / "job.yaml").read_text()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left"):
+        patch.setattr(run_folder, "write_owner_only", fail)
+        folder.run(resume=True)
+    assert (folder.output / "job.yaml").read_text() == manifest
+    assert folder.run(resume=True).exit_code == 0
+
+
+def test_run_that_failed_for_its_budget_is_over(folder: Folder) -> None:
+    limits = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2.5", "spec.training.steps=9")
+    result = folder.run(*limits, "spec.privacy.onBudgetExhausted=Fail")
+    assert reason(result)[0] == "PrivacyBudgetExceeded"
+    assert not folder.private.exists()
+    refused = str(refusal(folder, *limits, "spec.privacy.onBudgetExhausted=Fail", resume=True))
+    assert "is over (PrivacyBudgetExceeded)" in refused
 
 
 def test_folder_without_a_run_cannot_be_resumed(folder: Folder) -> None:

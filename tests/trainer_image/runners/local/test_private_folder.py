@@ -79,6 +79,11 @@ def test_place_that_cannot_be_written_is_refused_with_the_fix(run: Path) -> None
         private.open()
 
 
+def test_private_folder_is_not_the_folder_of_another_run(run: Path) -> None:
+    with pytest.raises(RunFolderError, match="has the name of a private folder, where the key of another run may be"):
+        PrivateFolder.of(PrivateFolder.of(run, "s3://m").path, "s3://m")
+
+
 def test_unreadable_key_is_named(run: Path) -> None:
     private = PrivateFolder.of(run, "s3://m")
     private.open()

@@ -28,10 +28,10 @@ from pathlib import Path
 
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, ledger_spec, resolve_job
+from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import FINAL_OUTCOMES, LedgerSpec
-from tensorguard.ledger.contract import LedgerError
+from tensorguard.ledger.contract import LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.background import run_in_background
@@ -41,6 +41,7 @@ from tensorguard.runners.local.earlier_run import (
     check_same_values,
     find_earlier_run,
     read_ledger,
+    refuse_foreign_files,
     uid_of_manifest,
 )
 from tensorguard.runners.local.private_folder import PrivateFolder
@@ -52,6 +53,7 @@ from tensorguard.runners.nodes.node_files import SALT_FILE, NodeFiles, remove_sc
 from tensorguard.runners.preflight import (
     RunRefused,
     check_evaluation_is_public,
+    check_folders_are_outside_data,
     check_local_resources,
     cpus_per_worker,
     with_absolute_paths,
@@ -61,11 +63,13 @@ from tensorguard.runners.run_folder import (
     WORK_FOLDER,
     RunFolderError,
     lock_run_folder,
+    replace_owner_only,
     write_owner_only,
 )
 from tensorguard.runners.worker_group import WorkerGroup, run_workers
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
+from tensorguard.training.rollback_check import check_same_job
 from tensorguard.training.run_log import Ended, Listener, Preparing, RunLog, RunLogReader
 from tensorguard.training.stop_signal import StopSignal
 
@@ -109,6 +113,7 @@ def run(
     Raises:
         ManifestError: the manifest does not resolve.
         RunRefused: the run cannot start as requested; nothing was changed or spent.
+        Exception: whatever `listener` raised, after the charged steps were finished and a checkpoint was saved.
     """
     completed, plan = resolve_job(with_absolute_paths(job, base_dir))
     data = data or InMemoryData()
@@ -124,13 +129,21 @@ def run(
             one.admit(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
+            failures: list[Exception] = []
 
             def listen() -> None:
-                for record in reader.read():
-                    listener(record)
+                try:
+                    for record in () if failures else reader.read():
+                        listener(record)
+                except Exception as error:  # the workers would train on without a driver, and without its locks
+                    failures.append(error)
+                    stop.request(after_charged_steps=True)
 
             run_in_background(one.work, meanwhile=listen)
-            return one.result()
+            result = one.result()
+            if failures:
+                raise failures[0]
+            return result
 
 
 @dataclass
@@ -163,12 +176,15 @@ class _Run:
         from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 
         earlier = find_earlier_run(self.directory, resume=resume)
+        if earlier is None:
+            refuse_foreign_files(self.directory)
         self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
-        if earlier is not None and earlier.outcome in FINAL_OUTCOMES:
+        check_folders_are_outside_data(self.job, self.directory, self._private.path)
+        if earlier is not None and self._is_over(earlier):
             self._private.delete_secrets(earlier.spec.job_uid)  # the run may have been killed before it did so
+            how = earlier.outcome or Reason.PRIVACY_BUDGET_EXCEEDED
             raise RunRefused(
-                "",
-                f"the run in {self.directory} is over ({earlier.outcome}); choose another --output-dir to train again",
+                "", f"the run in {self.directory} is over ({how}); choose another --output-dir to train again"
             )
         try:
             store = CheckpointStore.for_job(self.job)
@@ -201,11 +217,18 @@ class _Run:
                 self._private.create_key(uid)
         metadata = self.job.metadata.model_copy(update={"uid": uid})
         self.job = self.job.model_copy(update={"metadata": metadata})
-        (self.directory / MANIFEST).unlink(missing_ok=True)
-        write_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
+        replace_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
         self.stop.bind(self.directory)
         self._records_of_call = RunLogReader(self.directory / RUN_LOG, from_end=True)
         self._log = RunLog(self.directory / RUN_LOG)
+
+    def _is_over(self, ledger: LedgerState) -> bool:
+        """Whether no resume can train a further step, or write a final checkpoint."""
+        if ledger.outcome in FINAL_OUTCOMES:
+            return True
+        if self.job.spec.privacy.on_budget_exhausted == "Stop" or any(each.final for each in ledger.checkpoints):
+            return False
+        return not Claim.of(ledger.spec).affordable_steps(ledger.steps_charged, 1)
 
     def _open_private(self) -> None:
         self._private.open()
@@ -252,10 +275,12 @@ class _Run:
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
             ledger = read_ledger(self.directory)
+            if ledger is not None and self.ledger_spec is not None:
+                check_same_job(ledger, self.ledger_spec)
             uid = self.job.metadata.uid or ""
             if ledger is None:  # nothing was spent: the next run in this folder is a new one
                 self._private.delete_key(uid)
-            elif ledger.outcome in FINAL_OUTCOMES:
+            elif self._is_over(ledger):
                 self._private.delete_secrets(uid)
         except LedgerError as error:
             ledger, ended = None, self._log_end(*describe_error(error))

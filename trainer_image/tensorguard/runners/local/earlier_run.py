@@ -61,6 +61,20 @@ def uid_of_manifest(directory: Path) -> str | None:
         return None
 
 
+def refuse_foreign_files(directory: Path) -> None:
+    """Refuse a folder in which a new run would replace files that no run has written.
+
+    Raises:
+        RunRefused: it names the file.
+    """
+    if uid_of_manifest(directory) is None:
+        for name in (MANIFEST, RUN_LOG):
+            if os.path.lexists(directory / name):
+                raise RunRefused(
+                    "", f"{directory / name} would be replaced, and no run has written it; choose another --output-dir"
+                )
+
+
 def _check_never_charged(directory: Path, resume: bool) -> None:
     """Refuse a folder whose ledger was removed. A run that ended before its workers started never had one."""
     if charged := steps_charged_in(directory / RUN_LOG):

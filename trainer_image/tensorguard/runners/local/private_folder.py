@@ -49,13 +49,19 @@ class PrivateFolder:
             checkpoint_uri: `spec.checkpoint.uri`, an absolute path or any URI.
 
         Raises:
-            RunFolderError: the run's folder has no parent, or the checkpoints would be in the private folder.
+            RunFolderError: the run's folder has no parent or the name of a private folder, or the checkpoints would be
+                in the private folder.
         """
         outermost = run_directory.resolve()
         local = checkpoint_uri.removeprefix("file://")
         checkpoints = Path(local).resolve() if "://" not in local else None
         if checkpoints and outermost.is_relative_to(checkpoints):
             outermost = checkpoints
+        if outermost.name.endswith(SUFFIX):
+            raise RunFolderError(
+                f"{outermost} has the name of a private folder, where the key of another run may be; choose another "
+                "--output-dir"
+            )
         if not outermost.name:
             raise RunFolderError(f"{outermost} has no parent for the run's private folder; choose another --output-dir")
         path = outermost.with_name(outermost.name + SUFFIX)
