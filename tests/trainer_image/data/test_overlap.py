@@ -113,6 +113,11 @@ def test_different_contents_have_different_digests() -> None:
     assert len(np.unique(content_digests({"x": contents}))) == len(contents)
 
 
+def test_record_that_json_cannot_hold_stops_no_job() -> None:
+    odd, plain = content_digests({"text": ["a", {1: "b", "c": 2}]}), content_digests({"text": ["a"]})
+    assert odd[0] == plain[0] != odd[1]
+
+
 def test_every_role_is_compared_but_labels() -> None:
     one = content_digests({"prompt": ["a"], "completion": ["1"]})
     assert one.dtype == np.uint64

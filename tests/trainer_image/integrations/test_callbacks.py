@@ -94,8 +94,9 @@ def test_hanging_tracker_delays_no_step_and_ends_with_the_training(
     assert f"`tensafe export {trainer.config.output_dir} --to tensorboard`" in record.getMessage()
 
 
+@pytest.mark.parametrize("log_is_removed", [False, True])
 def test_failing_tracker_is_reported_once_and_stops_nothing(
-    trainer: Any, play: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    trainer: Any, play: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, log_is_removed: bool
 ) -> None:
     play("import sys; sys.exit('tensafe export: wandb: no API key')")
     callback = WandbCallback()
@@ -104,13 +105,16 @@ def test_failing_tracker_is_reported_once_and_stops_nothing(
     hooks = hooks_of([callback], internal=False)
     dispatcher = CallbackDispatcher(trainer, hooks, run.job, run.plan, stop, None, lambda: (0, 0.0))
     dispatcher.begin()
+    if log_is_removed:
+        (Path(trainer.config.output_dir) / "trackers" / "wandb.log").unlink()
     os.waitid(os.P_PID, process_of(callback), os.WEXITED | os.WNOWAIT)
     for step in range(1, 4):
         dispatcher.dispatch(Stepped(0.0, step, step))
     dispatcher.end()
     assert dispatcher.error is None and not stop.requested
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "no API key; the training is not affected" in caplog.text
+    cause = "the export ended with exit code 1" if log_is_removed else "no API key"
+    assert f"{cause}; the training is not affected" in caplog.text
 
 
 def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,12 +126,15 @@ def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.Log
     assert log_of(trainer, "wandb") == "exported\n"
 
 
-def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(trainer: Any, play: Any) -> None:
-    play(f"import os, signal; os.kill(os.getppid(), signal.SIGINT); {HANG}")
+def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(trainer: Any, play: Any, tmp_path: Path) -> None:
+    waiting = tmp_path / "waiting"
+    os.mkfifo(waiting)
+    play(f"import os, signal; open({str(waiting)!r}).read(); os.kill(os.getppid(), signal.SIGINT); {HANG}")
     callback = WandbCallback(wait_seconds=300)  # more than the export needs to start on a slow machine
+    callback.on_train_begin(trainer)
+    pid = process_of(callback)
     with pytest.raises(KeyboardInterrupt):
-        callback.on_train_begin(trainer)
-        pid = process_of(callback)
+        waiting.write_text("now")
         callback.on_train_end(trainer)
     assert not is_alive(pid)
 

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,10 +22,10 @@ from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.reasons import Reason
 from tensorguard.cli.main import main
-from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS
+from tensorguard.trackers.figures import CONFIG_FIELDS, KEYS, TIME_GRAIN_SECONDS
 from tensorguard.trackers.sent import SentFile
 from tensorguard.trackers.to_mlflow import UID_TAG, MlflowTracker
-from tensorguard.trackers.tracker import TrackerError
+from tensorguard.trackers.tracker import RunInfo, TrackerError
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def test_mlflow_receives_only_what_is_allowed(
     assert set(found.data.params) <= names
     assert found.data.tags == {"mlflow.runName": "triage", UID_TAG: run.job.metadata.uid, "team": "nlp"}
     assert (found.info.status, found.info.run_name) == ("FINISHED", "triage")
+    assert found.info.end_time % (1000 * TIME_GRAIN_SECONDS) == 0
     files = {path.split("/artifacts/", 2)[-1] for path in server.artifacts()}
     adapter = ("adapter_config.json", "adapter_model.safetensors", "statement.json", "statement.md")
     assert files == {
@@ -194,6 +196,30 @@ def test_tags_that_are_not_an_object_are_refused() -> None:
         MlflowTracker({"MLFLOW_TAGS": "nlp"})
 
 
-def test_password_of_the_server_is_not_remembered() -> None:
-    tracker = MlflowTracker({"MLFLOW_TRACKING_URI": "https://me:password@tracker.example:5000/"})
-    assert tracker.destination == "https://tracker.example:5000/ Default"
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://me:password@tracker.example:5000/?token=secret#secret", "https://tracker.example:5000/"),
+        ("sqlite:////var/mlflow.db", "sqlite:////var/mlflow.db"),
+        ("mlruns", "mlruns"),
+    ],
+)
+def test_secrets_in_the_address_of_the_server_are_not_remembered(uri: str, shown: str) -> None:
+    assert MlflowTracker({"MLFLOW_TRACKING_URI": uri}).destination == f"{shown} Default"
+
+
+def test_telemetry_of_the_library_is_off_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads the variable when it is imported, and this process may have imported it already."""
+
+    class Imported(Exception):
+        pass
+
+    class Library(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise Imported(os.environ.get("MLFLOW_DISABLE_TELEMETRY", "unset"))
+
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    monkeypatch.setitem(sys.modules, "mlflow", Library("mlflow"))
+    run = RunInfo("triage", "uid-1", {})
+    with pytest.raises(Imported, match="true"):
+        MlflowTracker({}).open(run, None)

@@ -87,7 +87,11 @@ def _contents_file(evaluation: Path) -> Path:
 
 
 def _content(record: Sequence[Any]) -> bytes:
-    return keys.content_of([_text(value) for value in record]) or b""
+    """The content of one record; empty for a value that JSON cannot hold: no record may stop a job."""
+    try:
+        return keys.content_of([_text(value) for value in record]) or b""
+    except (TypeError, ValueError, RecursionError):
+        return b""
 
 
 def _text(value: Any) -> str | None:

@@ -107,7 +107,9 @@ class _TrackerCallback(TenSafeCallback):
         assert self._process is not None
         code, self._process = self._process.wait(), None
         if code != 0:
-            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+            lines = []
+            with suppress(OSError):  # it was removed
+                lines = self._log_file.read_text(errors="replace").strip().splitlines()
             self._warn(lines[-1] if lines else f"the export ended with exit code {code}")
 
     def _kill(self) -> None:

@@ -100,6 +100,6 @@ def is_true(value: str | None) -> bool:
 
 
 def without_user(url: str) -> str:
-    """`url` without the user name and the password that it may hold."""
+    """`url` without the user name, the password and the query, which may hold a token."""
     parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else parts.path

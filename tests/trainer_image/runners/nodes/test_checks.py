@@ -155,8 +155,9 @@ def test_node_with_another_key_is_refused(nodes: Nodes) -> None:
         (lambda nodes: nodes.key_file.unlink(), "cannot be read (No such file or directory)"),
         (lambda nodes: nodes.key_file.chmod(0o644), "can be read by other users (mode 644)"),
         (lambda nodes: nodes.key_file.write_bytes(b"short"), "holds 5 bytes, and a key has 32"),
+        (lambda nodes: nodes.key_file.write_bytes(bytes(32)), "holds a key that is not random"),
     ],
-    ids=["not set", "missing", "readable by others", "short"],
+    ids=["not set", "missing", "readable by others", "short", "zeros"],
 )
 def test_node_without_a_usable_key_is_refused(nodes: Nodes, spoil: Callable[[Nodes], Any], sentence: str) -> None:
     nodes.before_second = lambda: spoil(nodes)

@@ -29,6 +29,8 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 KEY_FILE_VARIABLE = "TENSAFE_JOB_KEY_FILE"
 """Environment variable of each node, set before `ray start`: the path of the file with the job key."""
 MIN_KEY_BYTES = 32
+MIN_DIFFERENT_BYTES = 8
+"""Random bytes, and their hexadecimal digits, have more different values; a file of zeros or of one word has fewer."""
 SALT_FILE = ".attempt"
 """File in the run's folder with the salt of the attempt, by which a rank recognises the folder of the driver."""
 _FIX = (
@@ -154,6 +156,8 @@ def read_key() -> bytes:
         raise NodeKeyError(f"{path} can be read by other users (mode {stat.S_IMODE(mode):o})")
     if len(key) < MIN_KEY_BYTES:
         raise NodeKeyError(f"{path} holds {len(key)} bytes, and a key has {MIN_KEY_BYTES}")
+    if len(set(key)) < MIN_DIFFERENT_BYTES:
+        raise NodeKeyError(f"{path} holds a key that is not random")
     return key
 
 
