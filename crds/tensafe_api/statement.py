@@ -25,7 +25,8 @@ STATEMENT_FILE = "statement.json"
 NOT_KNOWN = "not known"
 
 _UNIT = {
-    "Example": "one record of the data set (one conversation is one record; records are never packed together)",
+    "Example": "one record of the data set, such as one text, conversation or image (records are never packed "
+    "together)",
     "User": "all records of one user, of which at most spec.dataset.unit.maxExamplesPerUnit were used; "
     "each record without a user id (null) is a separate unit",
 }

@@ -208,7 +208,7 @@ def main(modules: list[str]) -> int:
         )
         if done.returncode:
             return done.returncode
-    return write_report(STAGE)
+    return write_report(STAGE, complete=not modules)
 
 
 if __name__ == "__main__":

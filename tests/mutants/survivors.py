@@ -19,7 +19,7 @@ from pathlib import Path
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 _NO_GPU = "Tests run on machines without a GPU, where a tensor without a device is on the CPU as well."
 _KILLED = (1, 3)
-_VERDICTS = {0: "survived", 5: "no test", 33: "no test", None: "not tried"}
+_VERDICTS = {0: "survived", 5: "no test", 33: "no test", 2: "not tried", None: "not tried"}
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,11 @@ class Survivor:
         return ours == (known.module, known.function, known.before, known.after)
 
 
-def write_report(stage: Path) -> int:
-    """Write `report.md` and print its summary. Returns 1 if a survivor is not listed, else 0."""
+def write_report(stage: Path, *, complete: bool = False) -> int:
+    """Write `report.md` and print its summary.
+
+    Returns 1 if a survivor is not listed, or with `complete` if a mutant was not tried; else 0.
+    """
     known = equivalents()
     rows, open_ones, listed = [], [], []
     for meta in sorted((stage / "mutants").rglob("*.meta")):
@@ -97,7 +100,7 @@ def write_report(stage: Path) -> int:
     noticed = total[1] + total[2]
     print(f"{noticed} of {total[0]} mutants were noticed, {len(listed)} survivors are listed as equivalent, and")
     print(f"{len(open_ones)} are not: {report}")
-    return 1 if open_ones else 0
+    return 1 if open_ones or (complete and total[5]) else 0
 
 
 def _verdict(code: int | None) -> str:

@@ -44,17 +44,23 @@ def test_plan_names_what_was_configured(fake: Any, config: Make, caplog: pytest.
     assert caplog.messages[0].endswith("δ 1e-05 (target_delta)")
 
 
-def test_plan_is_printed_on_a_terminal_only(
+def test_plan_is_printed_unless_the_log_shows_it(
     fake: Any, config: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TenSafeTrainer(config(dp_config=NOISE)).fit(RECORDS)
-    assert capsys.readouterr().out == ""
+    def printed(run: str) -> tuple[str, str]:
+        TenSafeTrainer(config(dp_config=NOISE, checkpoint_dir=config().checkpoint_dir / run)).fit(RECORDS)
+        shown = capsys.readouterr()
+        return shown.out, shown.err
+
+    out, error = printed("to a file")
+    assert out == ""
+    LOGGER.setLevel(logging.INFO)
+    assert "expected batch" not in printed("logged")[1]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "160")
-    TenSafeTrainer(config(dp_config=NOISE, checkpoint_dir=config().checkpoint_dir / "second")).fit(RECORDS)
-    printed = capsys.readouterr().out
+    terminal, _ = printed("on a terminal")
     for name in ("expected batch", "sampling rate", "steps", "noise multiplier", "ε", "δ"):
-        assert name in printed
+        assert name in error and name in terminal
 
 
 def test_debug_level_alone_shows_public_records_on_standard_error(
@@ -70,7 +76,7 @@ def test_debug_level_alone_shows_public_records_on_standard_error(
     assert "DEBUG job: {" in shown and '"privateMetrics":"Hidden"' in shown
     assert "DEBUG started attempt 1, incarnation 1, step 0" in shown
     assert "DEBUG stepped step 1, charged 1" in shown
-    assert "DEBUG evaluated step 1, loss 0.9, accuracy None" in shown
+    assert "DEBUG evaluated step 1, loss 0.9, accuracy 0.55" in shown
     assert "DEBUG ended attempt 1, reason Completed" in shown
     assert LOGGER.handlers == []
 

@@ -223,6 +223,17 @@ def test_budget_loop_with_an_own_training_step(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.splitlines()[-1] == f"Current epsilon: {epsilon:.2f}" and epsilon >= 8
 
 
+def test_calls_of_the_guide_that_are_not_offered_lead_on() -> None:
+    with pytest.raises(ImportError, match="each checkpoint is saved without a callback"):
+        from tensorguard.distributed import TSSPCheckpointCallback  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'Unknown'"):
+        from tensorguard.distributed import Unknown  # noqa: F401
+    trainer = TenSafeTrainer(TenSafeTrainingConfig(model_name="m", dp_config=BUDGET))
+    with pytest.raises(AttributeError, match=r"each step draws its own random batch.*; call fit"):
+        trainer.train_step([])
+    assert not hasattr(trainer, "unknown")
+
+
 class GuideCallback(TenSafeCallback):
     """With the signatures and figures of the guide's custom callback."""
 

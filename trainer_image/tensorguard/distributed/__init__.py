@@ -24,5 +24,16 @@ __all__ = [
     "TrainingFailed",
 ]
 
+
+def __getattr__(name: str) -> object:
+    """Explain a name of the Ray Train guide that is not offered (`from tensorguard.distributed import NAME`)."""
+    if name == "TSSPCheckpointCallback":
+        raise ImportError(
+            "TSSPCheckpointCallback is not offered: each checkpoint is saved without a callback, as an adapter for "
+            "peft with digests and its privacy statement; checkpoints are neither signed nor encrypted so far"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 for _error in (ConfigurationError, PrivacyBudgetExceeded, TrainingFailed):
     _error.__module__ = __name__  # tracebacks print the path to import from

@@ -1,8 +1,8 @@
 """The logger `tensorguard.distributed`: the plan before a training starts, and each log record while it runs.
 
 In come the plan and the run's log records; out go messages of Python's logging. The plan is at level INFO, everything
-else at DEBUG. All of it is public. On a terminal and in a notebook the plan is also printed, because a program that did
-not configure logging would show nothing of it.
+else at DEBUG. All of it is public. On a terminal and in a notebook the plan is also printed. Elsewhere it is written to
+standard error if the program drops messages at level INFO: it would show nothing of the plan.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ Fact = tuple[str, str, str]
 
 
 def report_plan(config: TenSafeTrainingConfig, job: TenSafeTrainingJob, plan: Plan) -> None:
-    """Log the plan of the completed `job`, and print it on a terminal or in a notebook."""
+    """Log the plan of the completed `job`, and print it unless the log shows it."""
     found = facts(config, job, plan)
     LOGGER.info("plan: %s", "; ".join(f"{name} {value} ({note})" for name, value, note in found))
     LOGGER.debug("job: %s", job.model_dump_json(by_alias=True, exclude_none=True))
     console = Console(highlight=False)
-    if console.is_terminal or console.is_jupyter:
-        grid = Table.grid(padding=(0, 2))
-        for style in ("dim", "bold", "dim"):
-            grid.add_column(style=style, overflow="fold")
-        for fact in found:
-            grid.add_row(*map(Text, fact))
-        console.print(grid)
+    if not (console.is_terminal or console.is_jupyter):
+        if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
+            return
+        console = Console(highlight=False, stderr=True, width=160)
+    grid = Table.grid(padding=(0, 2))
+    for style in ("dim", "bold", "dim"):
+        grid.add_column(style=style, overflow="fold")
+    for fact in found:
+        grid.add_row(*map(Text, fact))
+    console.print(grid)
 
 
 def log_record(record: LogRecord) -> None:

@@ -189,6 +189,15 @@ class TenSafeTrainer:
             raise ConfigurationError("stop: no training is running: call fit first")
         self._stop.request(after_charged_steps=True)
 
+    def __getattr__(self, name: str) -> Any:
+        """Explain `train_step` of the Ray Train guide, which is not offered."""
+        if name == "train_step":
+            raise AttributeError(
+                "train_step is not offered: each step draws its own random batch, as the accounting assumes; call fit. "
+                "For a loop of your own, DistributedRDPAccountant.step counts each step"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def total_steps(self) -> int:
         """Steps of the plan; 0 before `fit`."""
