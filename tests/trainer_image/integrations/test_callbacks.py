@@ -126,15 +126,24 @@ def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.Log
     assert log_of(trainer, "wandb") == "exported\n"
 
 
-def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(trainer: Any, play: Any, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(
+    trainer: Any, play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export sends SIGINT once the callback waits for it."""
     waiting = tmp_path / "waiting"
     os.mkfifo(waiting)
     play(f"import os, signal; open({str(waiting)!r}).read(); os.kill(os.getppid(), signal.SIGINT); {HANG}")
     callback = WandbCallback(wait_seconds=300)  # more than the export needs to start on a slow machine
     callback.on_train_begin(trainer)
-    pid = process_of(callback)
+    pid, wait = process_of(callback), callback._process.wait
+
+    def start_waiting(timeout: float | None = None) -> int:
+        if timeout is not None:
+            waiting.write_text("now")
+        return int(wait(timeout))
+
+    monkeypatch.setattr(callback._process, "wait", start_waiting)
     with pytest.raises(KeyboardInterrupt):
-        waiting.write_text("now")
         callback.on_train_end(trainer)
     assert not is_alive(pid)
 
