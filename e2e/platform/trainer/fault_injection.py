@@ -269,6 +269,15 @@ class NoNoise:
 
 
 @dataclass(frozen=True)
+class HalfNoise:
+    """Halves all shares of noise: a mechanism whose σ is half of what its ledger says."""
+
+    def install(self, rank: int, directory: Path) -> None:
+        draw = DiscreteGaussian.draw
+        replace_attribute(DiscreteGaussian, "draw", lambda sampler, count, stream: draw(sampler, count, stream) // 2)
+
+
+@dataclass(frozen=True)
 class InexactKernel:
     """On one rank, a kernel that does not repeat its bits: rows are off by a relative `error` in every other call."""
 

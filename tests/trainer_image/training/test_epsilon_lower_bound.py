@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from e2e.platform.trainer.fault_injection import Instrument, KeepTotals, NoNoise
+from e2e.platform.trainer.fault_injection import HalfNoise, Instrument, KeepTotals, NoNoise
 from e2e.platform.trainer.rank_harness import Job, join
 
 STEPS = 5000
@@ -96,11 +96,24 @@ def test_lower_bound_of_a_gaussian_is_near_its_exact_epsilon_and_below_it() -> N
     assert lower_bound(absent, present) == 0.0
 
 
-@pytest.mark.slow
-def test_measured_lower_bound_lies_below_the_claim_and_above_a_third_of_it(tmp_path: Path) -> None:
-    direction = direction_of_the_record(tmp_path)
-    job, absent = revealed(tmp_path / "absent", OTHERS, STEPS)
-    _, present = revealed(tmp_path / "present", [*OTHERS, RECORD], STEPS)
+def claim_and_lower_bound(directory: Path, *instruments: Instrument) -> tuple[float, float]:
+    """The claimed ε of one step, and the bound that runs with and without the record measure."""
+    direction = direction_of_the_record(directory)
+    job, absent = revealed(directory / "absent", OTHERS, STEPS, *instruments)
+    _, present = revealed(directory / "present", [*OTHERS, RECORD], STEPS, *instruments)
     claim, bound = job.plan.epsilon(1), lower_bound(absent @ direction, present @ direction)
     print(f"ε of one step: {claim:.2f} claimed, at least {bound:.2f} by {STEPS} runs with and without the record")
+    return claim, bound
+
+
+@pytest.mark.slow
+def test_measured_lower_bound_lies_below_the_claim_and_above_a_third_of_it(tmp_path: Path) -> None:
+    claim, bound = claim_and_lower_bound(tmp_path)
     assert claim / 3 < bound < claim
+
+
+@pytest.mark.slow
+def test_half_of_the_noise_would_be_noticed(tmp_path: Path) -> None:
+    """The measurement is precise enough to refute a claim whose noise is halved on every rank."""
+    claim, bound = claim_and_lower_bound(tmp_path, HalfNoise())
+    assert bound > claim
