@@ -8,6 +8,7 @@ this process only, and is not written to the user's home.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -88,6 +89,7 @@ def local_ray(run_directory: Path, *, cpus: int, gpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        gc.collect()  # the next run reuses the numbers of objects: a reference that is freed late would free a new one
         shutil.rmtree(session, ignore_errors=True)
         note.unlink(missing_ok=True)
 
