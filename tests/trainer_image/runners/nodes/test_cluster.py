@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 import ray
 from ray.util import client
 
+from tensorguard.runners.nodes import cluster as cluster_module
 from tensorguard.runners.nodes.cluster import Node, has_other_nodes, is_joined, joined_cluster, nodes_with
 from tensorguard.runners.preflight import RunRefused
 
@@ -19,6 +21,7 @@ class FakeRay:
         self.joined, self.cpus = joined, cpus
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         monkeypatch.setattr(ray, "init", self._init)
+        monkeypatch.setattr(cluster_module, "_connect", lambda address: None)
         monkeypatch.setattr(ray, "is_initialized", lambda: self.joined is not None)
         monkeypatch.setattr(ray, "shutdown", lambda: setattr(self, "joined", None))
         monkeypatch.setattr(ray, "nodes", self._nodes)
@@ -94,3 +97,14 @@ def test_nodes_without_cpus_run_no_worker(monkeypatch: pytest.MonkeyPatch) -> No
     cluster.cpus = {"a": 0, "b": 1, "c": 4}
     assert nodes_with({"CPU": 2}) == [Node("c", "10.0.0.c")]
     assert nodes_with({"CPU": 1, "GPU": 1}) == []
+
+
+def test_address_at_which_nothing_listens_is_refused_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with (
+            pytest.raises(RunRefused, match=f"--address is {address}, and there is no Ray cluster to join at it"),
+            joined_cluster(address),
+        ):
+            pass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ NEW_CLUSTER = "local"
 """The address for which a run starts a Ray cluster of its own, as in `ray.init`."""
 _ANSWER_SECONDS = 120.0
 """How long a node may take to start a process and answer."""
+_CONNECT_SECONDS = 10.0
 _NO_CLIENT = (
     "a Ray client (ray://) runs outside of the cluster, so it does not share the run's folder with the workers; start "
     "the run on a node of the cluster, with `tensafe run --address auto` or ray.init(address='auto')"
@@ -129,6 +131,7 @@ def _join(name: str, address: str) -> None:
         import ray
 
         try:
+            _connect(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             failures.append(error)
@@ -141,6 +144,13 @@ def _join(name: str, address: str) -> None:
             "with `ray start` or `ray up`, run this on one of its nodes with the address auto, or train on this "
             f"machine alone with --address {NEW_CLUSTER}",
         ) from failures[0]
+
+
+def _connect(address: str) -> None:
+    """Raise OSError if nothing listens at an address of the form HOST:PORT: Ray would try for a quarter of an hour."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 def _refuse_client() -> None:
