@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
+from tensorguard.training.config import RUN_LOG
 
 
 class RunRefused(Exception):
@@ -132,7 +133,7 @@ def _reads(data: Path, folder: Path) -> bool:
         return data.is_dir() and folder.is_relative_to(data.resolve())
     if "**" in parts:
         return folder.is_relative_to(Path(*parts[:first]).resolve())
-    written = (folder / "events.jsonl").parts
+    written = (folder / RUN_LOG).parts
     pattern = (*Path(*parts[:first]).resolve().parts, *parts[first:])
     return len(pattern) == len(written) and all(map(fnmatch, written, pattern))
 
