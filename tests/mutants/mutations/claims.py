@@ -270,7 +270,7 @@ CLAIMS: tuple[Mutation, ...] = (
                 "return [name]",
             ),
         ),
-        ("tests/trainer_image/data/test_files.py::test_file_with_two_names_is_read_once",),
+        ("tests/trainer_image/data/test_listing.py::test_file_with_two_names_is_read_once",),
     ),
     Mutation(
         "a file beside its compressed copy is read twice: each of its records is two units",
@@ -281,7 +281,7 @@ CLAIMS: tuple[Mutation, ...] = (
                 "name = path",
             ),
         ),
-        ("tests/trainer_image/data/test_files.py::test_file_with_two_names_is_read_once",),
+        ("tests/trainer_image/data/test_listing.py::test_file_with_two_names_is_read_once",),
     ),
     Mutation(
         "a copy of the training data is accepted as public",

@@ -1,15 +1,12 @@
 """Listing and reading without Ray: every format and its special cases, and the errors that refuse a data set."""
 
-import bz2
 import csv
-import datetime
 import gzip
 import io
 import json
 import uuid
 from decimal import Decimal
 
-import datasets
 import fsspec
 import numpy as np
 import pandas as pd
@@ -19,29 +16,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.data.extensions import ArrowPythonObjectType, ArrowTensorTypeV2, ArrowVariableShapedTensorType
 from s3fs import S3FileSystem
 
 from e2e.platform.s3 import BUCKET
+from e2e.platform.trainer.data_files import TEXT_LABEL, rows_at
 from tensafe_api.resources.training import Storage
 from tensorguard.data import listing
-from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
-from tensorguard.data.read import _records_table, from_memory
+from tensorguard.data.read import _records_table
 from tensorguard.data.records import records_of
 from tensorguard.storage import filesystem_options
 
-TEXT_LABEL = {"text": "text", "label": "label"}
 BY_POSITION = {"text": "0", "label": "1"}
-
-
-def rows_at(path, columns=TEXT_LABEL, form=None):
-    source, fragments = inspect(str(path), columns, form, "file", {}, "spec.dataset")
-    return [row for fragment in fragments for table in source.tables(**fragment) for row in table.to_pylist()]
 
 
 def refusal(path, columns=TEXT_LABEL, form=None, protocol="file"):
@@ -166,84 +156,6 @@ def test_directories_globs_and_compressed_files_are_read(tmp_path):
     assert rows_at(tmp_path / "data", form="csv") == [{"text": "named by format", "label": "1"}]
 
 
-ROWS = "text,label\na,1\nb,0\n"
-
-
-@pytest.fixture
-def named_twice(tmp_path):
-    """Makes a folder in which `d.csv` has a second name of this kind."""
-
-    def make(kind):
-        folder = tmp_path / "data"
-        folder.mkdir()
-        first = folder / "d.csv"
-        first.write_text(ROWS)
-        if kind == "hard link":
-            (folder / "e.csv").hardlink_to(first)
-        elif kind == "symbolic link":
-            (folder / "e.csv").symlink_to(first)
-        elif kind == "two symbolic links to a file elsewhere":
-            elsewhere = first.rename(tmp_path / "elsewhere.csv")
-            for name in ("d.csv", "e.csv"):
-                (folder / name).symlink_to(elsewhere)
-        else:
-            (folder / f"d.csv{kind}").write_bytes(CODECS[kind](ROWS.encode()))
-        return folder
-
-    return make
-
-
-CODECS = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
-KINDS = ["hard link", "symbolic link", "two symbolic links to a file elsewhere", *CODECS]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("uri", ["", "*", "d*"])
-def test_file_with_two_names_is_read_once(named_twice, kind, uri):
-    folder = named_twice(kind)
-    assert rows_at(folder / uri if uri else folder) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
-
-
-def test_chain_of_names_is_one_file(tmp_path):
-    """d.csv.gz is beside d.csv and linked to e.csv.gz, which is beside e.csv.zst."""
-    (tmp_path / "d.csv").write_text(ROWS)
-    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(ROWS.encode()))
-    (tmp_path / "e.csv.gz").hardlink_to(tmp_path / "d.csv.gz")
-    (tmp_path / "e.csv.zst").write_bytes(CODECS[".zst"](ROWS.encode()))
-    assert len(rows_at(tmp_path)) == 2
-    _, fragments = inspect(str(tmp_path), TEXT_LABEL, None, "file", {}, "spec.dataset")
-    assert [fragment["path"] for fragment in fragments] == [str(tmp_path / "d.csv")]
-
-
-def test_different_files_with_similar_names_are_all_read(tmp_path):
-    for name in ("d.csv", "e.csv", "sub/d.csv", "d.part.csv", "d"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(ROWS)
-    with gzip.open(tmp_path / "f.csv.gz", "wt") as file:
-        file.write(ROWS)
-    assert len(rows_at(tmp_path)) == 2 * 5
-
-
-def test_link_to_a_file_is_read_and_a_broken_link_is_left_out(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "elsewhere.csv").write_text(ROWS)
-    (tmp_path / "data" / "d.csv").symlink_to(tmp_path / "elsewhere.csv")
-    (tmp_path / "data" / "broken.csv").symlink_to(tmp_path / "nowhere.csv")
-    assert len(rows_at(tmp_path / "data")) == 2
-
-
-def test_object_beside_its_compressed_copy_is_read_once():
-    filesystem = fsspec.filesystem("memory")
-    for name, content in (
-        ("d.csv", ROWS.encode()),
-        ("d.csv.gz", gzip.compress(ROWS.encode())),
-        ("e.csv", b"text\nc\n"),
-    ):
-        filesystem.pipe(f"/twice/{name}", content)
-    _, fragments = inspect("memory://twice", {"text": "text"}, None, "memory", {}, "spec.dataset")
-    assert [fragment["path"] for fragment in fragments] == ["/twice/d.csv", "/twice/e.csv"]
-
-
 def test_malformed_row_drops_no_other_row(tmp_path):
     path = tmp_path / "d.csv"
     path.write_bytes(b"text,label\ngood,1\nshort\n\nlong,1,2,3\n\xff\xfe,0\nlast,0\n")
@@ -355,23 +267,6 @@ def test_record_that_lacks_the_column_of_the_user_is_dropped(tmp_path):
     assert tuples.column("0").to_pylist() == ["a", "c"]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pd.DataFrame([["Alice Smith", 1], ["Bob", 0]], columns=["Alice Smith", "1"]),
-        [{"Alice Smith": "HIV", "Bob Jones": "flu"}],
-        datasets.Dataset.from_list([{"Alice Smith": "HIV"}]),
-        datasets.Dataset.from_list([{"text": {"Alice Smith": "HIV"}, "label": 1}]),
-        datasets.Dataset.from_list([{"text": [{"Alice Smith": "HIV"}], "label": 1}]),
-    ],
-    ids=["DataFrame", "dicts", "Hugging Face", "struct", "list of structs"],
-)
-def test_record_in_place_of_column_names_in_memory_is_not_repeated(source):
-    with pytest.raises(DataError) as error:
-        from_memory(source, TEXT_LABEL)
-    assert "Alice" not in str(error.value) and "train_dataset: " in str(error.value)
-
-
 def test_lists_of_words_and_tags_are_read_whatever_holds_them(tmp_path):
     words, tags = ["a", "b"], [0, 1]
     columns = {"tokens": "tokens", "tags": "tags"}
@@ -391,31 +286,6 @@ def test_lists_of_words_and_tags_are_read_whatever_holds_them(tmp_path):
         {name: json.loads(value) if isinstance(value, str) else value for name, value in row.items()} for row in found
     ]
     assert decoded == [{"tokens": words, "tags": tags}] * 8
-
-
-def test_ids_in_memory_that_json_cannot_hold_are_kept():
-    ids = (uuid.UUID(int=1), datetime.date(2026, 1, 31), b"\xff", "\ud800")
-    rows = _records_table([{"u": u} for u in ids for _ in range(2)], {"user": "u"}, "train_dataset").to_pylist()
-    assert len({row["u"] for row in rows} - {None}) == len(ids)
-
-
-def test_error_of_a_data_set_in_memory_reveals_no_record():
-    class Broken:
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, i):
-            raise ValueError("cannot parse 'Jane Doe has HIV'")
-
-    def generator():
-        yield {"text": "a"}
-        raise RuntimeError("Jane Doe has HIV")
-
-    for source, kind in ((Broken(), "ValueError"), (generator(), "RuntimeError")):
-        with pytest.raises(UnreadableDataError) as error:
-            from_memory(source, {"text": "text"})
-        assert str(error.value) == f"train_dataset: reading failed ({kind})"
-        assert error.value.__suppress_context__
 
 
 def test_unusable_addresses_are_refused(tmp_path):
@@ -442,54 +312,6 @@ def test_error_of_a_corrupt_file_reveals_no_content(tmp_path):
     with pytest.raises(DataError) as error:
         list(Source("file", {}, format_named("parquet"), ("text",)).tables(str(tmp_path / "d.parquet"), 0, 1))
     assert "secret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("role", "kind", "fits"),
-    [
-        ("text", pa.large_string(), True),
-        ("text", pa.dictionary(pa.int32(), pa.string()), True),
-        ("text", pa.int64(), False),
-        ("completion", pa.list_(pa.string()), False),
-        ("label", pa.int8(), True),
-        ("label", pa.float64(), True),  # pandas converts integers with gaps to floats
-        ("label", pa.list_(pa.int64()), False),
-        ("label", pa.date32(), False),
-        ("messages", pa.list_(pa.struct({"role": pa.string()})), True),
-        ("messages", pa.string(), True),
-        ("messages", pa.int64(), False),
-        ("tokens", pa.list_(pa.string()), True),
-        ("tokens", pa.large_list(pa.large_string()), True),
-        ("tokens", pa.string(), True),
-        ("tokens", pa.list_(pa.string(), 5), True),
-        ("tokens", pa.list_(pa.dictionary(pa.int32(), pa.string())), True),
-        ("tokens", pa.list_(pa.int64()), False),
-        ("tokens", pa.int64(), False),
-        ("tags", pa.list_(pa.int64()), True),
-        ("tags", pa.list_(pa.dictionary(pa.int32(), pa.string())), True),
-        ("tags", pa.string(), True),
-        ("tags", pa.list_(pa.int8(), 5), True),
-        ("tags", pa.list_(pa.list_(pa.int64())), False),
-        ("tags", ArrowTensorTypeV2((2,), pa.int64()), True),
-        ("tags", ArrowVariableShapedTensorType(pa.int64(), 1), True),
-        ("tokens", ArrowTensorTypeV2((2,), pa.int64()), False),
-        ("text", ArrowTensorTypeV2((2,), pa.int64()), False),
-        ("label", ArrowTensorTypeV2((2,), pa.int64()), False),
-        ("label", ArrowPythonObjectType(), True),
-        ("user", ArrowTensorTypeV2((2,), pa.int64()), False),
-        ("user", pa.uuid(), True),
-        ("tags", pa.int64(), False),
-        ("user", pa.int64(), True),
-        ("user", pa.timestamp("s"), True),
-        ("user", pa.struct({"id": pa.string()}), False),
-    ],
-)
-def test_types_are_checked_by_the_schema_alone(role, kind, fits):
-    if fits:
-        check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
-        return
-    with pytest.raises(DataError, match=rf"^spec.dataset.columns: column 'c' \({role}\) is of type "):
-        check_types({role: "c"}, {"c": kind}, "spec.dataset.columns")
 
 
 def test_any_file_system_of_fsspec_is_read():
