@@ -36,7 +36,7 @@ from tensorguard.distributed._manifests import build_job, run_folder
 from tensorguard.distributed._progress_log import log_record, report_plan, visible_logs
 from tensorguard.distributed._resume import check_resumes
 from tensorguard.distributed._signals import StopOnSignal
-from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
+from tensorguard.ledger.contract import LedgerMissing
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
@@ -44,6 +44,7 @@ from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
+from tensorguard.training.rollback_check import check_charged
 from tensorguard.training.run_log import LogRecord, Saved, Stepped, steps_charged_in
 from tensorguard.training.stop_signal import StopSignal
 
@@ -222,11 +223,7 @@ class TenSafeTrainer:
             state = FileLedger(self._output_dir).read()
         except LedgerMissing:
             return 0, 0.0
-        if state.steps_charged < self._charged:
-            raise LedgerCorrupt(
-                f"the ledger in {self._output_dir} has {state.steps_charged} charged steps, but {self._charged} were "
-                "logged: entries were removed; restore the latest ledger, since what was spent stays spent"
-            )
+        check_charged(state, self._charged, self._output_dir / RUN_LOG)
         # By the ledger's own figures: the ledger may belong to a run that this configuration was refused to resume.
         return state.steps_charged, job_epsilon(
             state.spec.mechanism, state.steps_charged, state.spec.delta, state.spec.accountant

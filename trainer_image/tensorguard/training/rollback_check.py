@@ -33,11 +33,16 @@ def read_checked(ledger: Ledger, run_log: Path) -> LedgerState:
     state = ledger.read()
     if state.steps_charged and not run_log.exists():
         raise LedgerCorrupt(f"{run_log} is missing, and the ledger beside it cannot be checked without it; restore it")
+    check_charged(state, logged, run_log)
+    return state
+
+
+def check_charged(state: LedgerState, logged: int, run_log: Path) -> None:
+    """Raise LedgerCorrupt if the ledger has fewer charged steps than the `logged` ones of `run_log`."""
     if logged > state.steps_charged:
         raise LedgerCorrupt(
             f"the ledger has {state.steps_charged} charged steps, but {run_log} records {logged}: {_RESTORE}"
         )
-    return state
 
 
 def check_same_job(state: LedgerState, expected: LedgerSpec) -> None:
