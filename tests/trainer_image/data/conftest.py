@@ -122,6 +122,7 @@ def ray_cluster():
         yield
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # "local": the machine may have a cluster, or Ray's note of one that has ended.
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

@@ -41,7 +41,7 @@ def code(heading: str) -> str:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A Ray cluster of two CPUs that existed before the training, as in a notebook that reads its data with Ray."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
 
