@@ -82,7 +82,7 @@ def test_ray_client_is_refused_by_address_by_variable_and_once_connected(monkeyp
 
 def test_missing_cluster_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch)
-    message = r"--address is nowhere, and there is no Ray cluster.*ConnectionError"
+    message = r"--address is nowhere, and there is no Ray cluster.*ConnectionError.*RAY_AUTH_MODE=token.*start one"
     with pytest.raises(RunRefused, match=message), joined_cluster("nowhere"):
         pass
 

@@ -28,6 +28,10 @@ NEW_CLUSTER = "local"
 _ANSWER_SECONDS = 120.0
 """How long a node may take to start a process and answer."""
 _CONNECT_SECONDS = 10.0
+_WANTS_TOKEN = (
+    "if it was started with RAY_AUTH_MODE=token, set that variable here too, and the token as on its head; otherwise "
+)
+"""What may fix a failed connection: Ray does not tell a missing token from a server that is not Ray's."""
 _NO_CLIENT = (
     "a Ray client (ray://) runs outside of the cluster, so it does not share the run's folder with the workers; start "
     "the run on a node of the cluster, with `tensafe run --address auto` or ray.init(address='auto')"
@@ -125,25 +129,30 @@ def call_on_nodes(nodes: Sequence[Node], task: Callable[..., Any], *arguments: A
 def _join(name: str, address: str) -> None:
     """Join on a background thread: on the main one, Ray would replace the handler of SIGTERM."""
     configure_ray()
-    failures: list[Exception] = []
+    failures: list[tuple[Exception, str]] = []
 
     def join() -> None:
         import ray
 
         try:
             _connect(address)
+        except OSError as error:
+            failures.append((error, ""))
+            return
+        try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            failures.append(error)
+            failures.append((error, _WANTS_TOKEN))
 
     run_in_background(join, meanwhile=lambda: None)
     if failures:
+        error, fix = failures[0]
         raise RunRefused(
             "",
-            f"{name} is {address}, and there is no Ray cluster to join at it ({type(failures[0]).__name__}); start one "
+            f"{name} is {address}, and there is no Ray cluster to join at it ({type(error).__name__}); {fix}start one "
             "with `ray start` or `ray up`, run this on one of its nodes with the address auto, or train on this "
             f"machine alone with --address {NEW_CLUSTER}",
-        ) from failures[0]
+        ) from error
 
 
 def _connect(address: str) -> None:
