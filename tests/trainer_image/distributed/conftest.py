@@ -30,6 +30,8 @@ class FakeRunner:
     losses: tuple[float, ...] = ()
     refusal: Exception | None = None
     at_step: Callable[[int], None] = lambda step: None
+    starts: bool = True
+    """Whether a step is charged before the run ends."""
     killed_at: int | None = None
     """The step after whose charge the workers are killed."""
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -58,7 +60,7 @@ class FakeRunner:
 
         report(Started(time.time(), attempt, 1, start))
         ended = Ended(time.time(), attempt, self.reason.value, self.message)
-        for step in range(start + 1, plan.steps + 1):
+        for step in range(start + 1, plan.steps + 1) if self.starts else ():
             if stop.requested:
                 ended = Ended(time.time(), attempt, Reason.INTERRUPTED.value, "stopped on request")
                 break
@@ -69,7 +71,7 @@ class FakeRunner:
             report(Stepped(time.time(), step, charged))
             if step <= len(self.losses):
                 report(Evaluated(time.time(), step, self.losses[step - 1], {"accuracy": 1 - self.losses[step - 1] / 2}))
-        if self.reason is not Reason.WORKER_LOST:
+        if self.starts and self.reason is not Reason.WORKER_LOST:
             last = next(record.step for record in reversed(records) if isinstance(record, Stepped))
             uri = f"{job.spec.checkpoint.uri}/step-{last}"
             Path(uri).mkdir(parents=True)

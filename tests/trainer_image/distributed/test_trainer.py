@@ -254,6 +254,23 @@ def test_failure_is_raised_with_names_of_the_configuration(
     assert recorder.calls[-1] == ("end", None)
 
 
+@pytest.mark.parametrize("reason", [Reason.MODEL_UNSUPPORTED, Reason.DATASET_UNREADABLE, Reason.CHECKPOINT_UNWRITABLE])
+def test_fault_before_the_first_step_is_one_of_the_configuration(
+    fake: Any, config: Make, reason: Reason, tmp_path: Path
+) -> None:
+    fake.reason, fake.message = reason, "spec.lora.targetModules: no such layer"
+    with pytest.raises(TrainingFailed, match="lora_target_modules: no such layer"):
+        TenSafeTrainer(config(checkpoint_dir=tmp_path / "other")).fit(RECORDS)
+    fake.starts = False
+    with pytest.raises(ConfigurationError, match=r"^lora_target_modules: no such layer$"):
+        TenSafeTrainer(config()).fit(RECORDS)
+
+
+def test_trainer_needs_a_configuration() -> None:
+    with pytest.raises(ConfigurationError, match=r"config: a NoneType.*TenSafeTrainer\(TenSafeTrainingConfig\("):
+        TenSafeTrainer(None)
+
+
 def test_exhausted_budget_returns_a_result(fake: Any, config: Make) -> None:
     fake.reason = Reason.BUDGET_EXHAUSTED
     assert TenSafeTrainer(config()).fit(RECORDS).phase == "BudgetExhausted"

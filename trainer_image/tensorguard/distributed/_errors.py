@@ -54,6 +54,8 @@ _MANIFEST_NAME = re.compile(
 )
 _OTHERS = {
     "set spec.evaluation.visibility to Private": "leave eval_dataset out",
+    "spec.dataset.uri": "train_dataset",
+    "spec.evaluation.uri": "eval_dataset",
     "spec.dataset": "train_dataset",
     "spec.evaluation": "eval_dataset",
     "--resume": "resume_from_checkpoint",

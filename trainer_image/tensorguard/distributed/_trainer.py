@@ -48,6 +48,17 @@ from tensorguard.training.rollback_check import check_charged
 from tensorguard.training.run_log import LogRecord, Saved, Stepped, steps_charged_in
 from tensorguard.training.stop_signal import StopSignal
 
+_CONFIGURATION_FAULTS = {
+    Reason.CHECKPOINT_UNWRITABLE,
+    Reason.DATASET_UNREADABLE,
+    Reason.DATASET_UNSUITABLE,
+    Reason.GRID_OVERFLOW,
+    Reason.INVALID_MANIFEST,
+    Reason.MODEL_UNAVAILABLE,
+    Reason.MODEL_UNSUPPORTED,
+}
+"""Reasons that name a field to change, where no step was charged."""
+
 
 @dataclass(frozen=True)
 class TenSafeResult:
@@ -85,10 +96,16 @@ class TenSafeTrainer:
         step: steps done, as reported to the callbacks; 0 before the first.
 
     Raises:
-        ConfigurationError: a method of a callback has arguments that it would not be given.
+        ConfigurationError: `config` is no configuration, or a method of a callback has arguments that it would not be
+            given.
     """
 
     def __init__(self, config: TenSafeTrainingConfig, callbacks: Sequence[TenSafeCallback] = ()) -> None:
+        if not isinstance(config, TenSafeTrainingConfig):
+            raise ConfigurationError(
+                f"config: a {type(config).__name__}, but a TenSafeTrainingConfig is needed: write "
+                "TenSafeTrainer(TenSafeTrainingConfig(model_name=..., dp_config=...))"
+            )
         self.config = config
         self.step = 0
         self._hooks = hooks_of(callbacks, internal=config.private_metrics == INTERNAL)
@@ -240,7 +257,7 @@ def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
         raise PrivacyBudgetExceeded(message, job)
     if attempt.reason == Reason.RESOURCES_MISSING:
         raise RayTimeoutError(message)
-    if attempt.reason == Reason.DATASET_UNSUITABLE and status.ledger_name is None:
+    if attempt.reason in _CONFIGURATION_FAULTS and status.privacy.steps_charged == 0:
         raise ConfigurationError(message)
     failure = TrainingFailed(f"{attempt.reason}: {message}", job)
     failure.add_note(f"the run's private folder is {PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path}")
