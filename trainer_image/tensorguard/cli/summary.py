@@ -112,10 +112,12 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
             labels = f", id2label={dict(enumerate(names))}"
         labels += ", ignore_mismatched_sizes=True"  # the checkpoint may have another classifier
     base = _base(job)
+    new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
     return [
         *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
         "from peft import PeftModel",
         f"from transformers import {face}, {task.processor_class}",
+        *([new] if labels else []),
         f"base = {face}.from_pretrained({base!r}{labels})",
         f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
         _processor(task.processor_class, base),

@@ -54,6 +54,13 @@ class CausalLM(Task):
     def learns(self, labels: torch.Tensor) -> torch.Tensor:
         return super().learns(labels[:, 1:])
 
+    def example_lines(self) -> Sequence[str]:
+        return (
+            'inputs = tokenizer("the beginning of a text", return_tensors="pt")',
+            "written = model.eval().generate(**inputs, max_new_tokens=40)",
+            "print(tokenizer.decode(written[0], skip_special_tokens=True))",
+        )
+
     def dummy_labels(self, inputs: Mapping[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
         return inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORE_INDEX)
 
