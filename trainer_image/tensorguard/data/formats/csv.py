@@ -127,7 +127,8 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
         except StopIteration:
             return
         except csv.Error as error:  # also where the value is too long
-            found = "text after a closing quote" if "expected after" in str(error) else "a quote that is never closed"
+            after = "text after a closing quote (or an earlier quote is not closed)"
+            found = after if "expected after" in str(error) else "a quote that is never closed"
             raise UnreadableDataError(
                 f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}: "
                 'write a quote inside a quoted value as two (""), and not as \\"'
