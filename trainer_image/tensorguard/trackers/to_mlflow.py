@@ -51,7 +51,8 @@ class MlflowTracker:
 
     @property
     def destination(self) -> str:
-        return f"{without_user(self._uri or '')} {self._experiment} {self._given_id or ''}".strip()
+        server = self._client.tracking_uri if self._client else self._uri or ""
+        return f"{without_user(server)} {self._experiment} {self._given_id or ''}".strip()
 
     def open(self, run: RunInfo, known: str | None) -> str:
         # Read when the library is imported: it would send statistics of its use to its authors.
