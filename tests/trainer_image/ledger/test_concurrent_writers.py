@@ -13,7 +13,8 @@ from urllib3.exceptions import ProtocolError
 from e2e.platform.fixtures.ledger_objects import SPEC
 from tensorguard.ledger import kubernetes
 from tensorguard.ledger.contract import Fenced
-from tensorguard.ledger.kubernetes import KubernetesLedger, decode
+from tensorguard.ledger.kubernetes import KubernetesLedger
+from tensorguard.ledger.kubernetes_object import decode
 
 
 class Server:

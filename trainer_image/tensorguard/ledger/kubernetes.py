@@ -3,7 +3,7 @@
 Every write replaces the status under the resourceVersion that was read. Of two concurrent writers one fails and reads
 again. The API server enforces what must hold for every writer: charges only grow, a lower attempt is fenced, and only
 the pod to which the token is bound writes under its acquisition (`tensafe_api.resources.ledger`,
-`tensafe_api.admission_policy`).
+`tensafe_api.admission_policy`). `kubernetes_object` translates between objects and ledger states.
 
 While the API server is unavailable a call waits, for longer than any restart of the API server takes. Nothing runs that
 was not charged. A write whose answer was lost is not repeated: the hash of the entry shows whether the write succeeded.
@@ -13,7 +13,6 @@ takes an equal entry of another process for its own, even if both run in the sam
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -26,29 +25,19 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from tensafe_api.resources.job import GROUP, VERSION
-from tensafe_api.resources.ledger import (
-    MAX_EVALUATIONS,
-    MAX_PUBLISHED_CHECKPOINTS,
-    MAX_STARTS,
-    ChargeRecord,
-    LedgerSpec,
-    LedgerStatus,
-    PrivacyLedgerSpec,
-    PublishedCheckpointRecord,
-)
+from tensafe_api.resources.ledger import MAX_PUBLISHED_CHECKPOINTS
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
 from tensorguard.ledger.contract import (
-    Charge,
     Fenced,
     LedgerCorrupt,
     LedgerForbidden,
     LedgerMissing,
     LedgerState,
     LedgerUnreachable,
-    PublishedCheckpoint,
 )
-from tensorguard.ledger.fold import Entry, apply_entry, new_state
+from tensorguard.ledger.fold import Entry, apply_entry
+from tensorguard.ledger.kubernetes_object import decode, encode, entry_hash, holder_of
 from tensorguard.ledger.writer import LedgerWriter
 
 PLURAL = "privacyledgers"
@@ -99,7 +88,7 @@ class KubernetesLedger(LedgerWriter):
         self._uid = uid
         self._writer = secrets.token_hex(16)
         """Identifies this process among all that may write to the ledger, also in the same pod."""
-        self._holder = _holder(pod_uid, self._writer)
+        self._holder = holder_of(pod_uid, self._writer)
         self._retry_seconds = retry_seconds
         self._held_as: tuple[int, int] | None = None
         """The attempt and incarnation as which this process acquired the ledger."""
@@ -164,9 +153,8 @@ class KubernetesLedger(LedgerWriter):
         """Add the entry that `entry_for` gives for the current state, and return the new state. Reads again after each
         conflict.
         """
-        heads: set[str] = (
-            set()
-        )  # heads that we tried to write: one write may have succeeded although its answer was lost
+        heads: set[str] = set()
+        """The heads that we tried to write: one write may have succeeded although its answer was lost."""
         call = _Call(self._retry_seconds)
         for wait in retry_delays():
             found = self._get(call)
@@ -174,10 +162,10 @@ class KubernetesLedger(LedgerWriter):
             if state.head in heads:
                 return state
             entry = {**entry_for(state), "writer": self._writer}
-            head = _hash(state.head, entry)
+            head = entry_hash(state.head, entry)
             heads.add(head)
             new = apply_entry(state, entry, head)
-            status = self._encode(new, found.get("status", {}))
+            status = encode(new, found.get("status", {}), self._progress, self._evaluations)
             try:
                 written = self._put({**found, "status": status}, call)
             except _ReadAgain as unknown:
@@ -245,128 +233,13 @@ class KubernetesLedger(LedgerWriter):
         self._max_length = state.length
         return state
 
-    def _encode(self, state: LedgerState, before: dict[str, Any]) -> dict[str, Any]:
-        """`state` as the status of a PrivacyLedger. Other fields keep their values from `before`, or become what
-        `set_progress` received.
-        """
-        known = {record["uri"]: record for record in before.get("releases", ())}
-        published = tuple(
-            PublishedCheckpointRecord.model_validate(known[checkpoint.uri])
-            if checkpoint.uri in known
-            else _checkpoint_record(checkpoint, state)
-            for checkpoint in state.checkpoints
-        )
-        evaluations = {
-            record["step"]: EvaluationResult.model_validate(record) for record in before.get("evaluations", ())
-        }
-        evaluations |= {evaluation.step: evaluation for evaluation in self._evaluations}
-        progress = self._progress or Progress.model_validate(before.get("progress", {}))
-        status = LedgerStatus(
-            attempt=state.attempt,
-            charges=tuple(
-                ChargeRecord(
-                    attempt=charge.attempt,
-                    steps=charge.steps,
-                    incarnation=charge.incarnation,
-                    **_holder_fields(charge.holder),
-                )
-                for charge in state.charges
-            ),
-            charged_through=state.charged_through,
-            starts=state.start_steps[-MAX_STARTS:],
-            steps_recharged=state.steps_recharged,
-            releases=published,
-            dataset_digest=state.dataset_digest,
-            outcome=state.outcome,
-            progress=progress,
-            evaluations=tuple(evaluations[step] for step in sorted(evaluations))[-MAX_EVALUATIONS:],
-            length=state.length,
-            head=state.head,
-        )
-        return status.model_dump(by_alias=True, mode="json", exclude_none=True)
-
     @property
     def _name(self) -> str:
         return f"{PLURAL}/{self._where['name']} in {self._where['namespace']}"
 
 
-def decode(found: dict[str, Any]) -> LedgerState:
-    """The state in a PrivacyLedger object.
-
-    Raises:
-        LedgerCorrupt: if this version cannot read it.
-    """
-    try:
-        spec = PrivacyLedgerSpec.model_validate(found["spec"], by_alias=True, by_name=False)
-        frozen = LedgerSpec.model_validate({name: getattr(spec, name) for name in LedgerSpec.model_fields})
-        opened = new_state(frozen, _hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
-        if "status" not in found:
-            return opened
-        status = LedgerStatus.model_validate(found["status"], by_alias=True, by_name=False)
-    except (ValueError, KeyError) as error:
-        raise LedgerCorrupt(
-            f"this version of tensafe cannot read the ledger ({error}); use the version that wrote it"
-        ) from error
-    charges = tuple(
-        Charge(record.attempt, record.steps, record.incarnation, _holder(record.pod_uid, record.writer))
-        for record in status.charges
-    )
-    return LedgerState(
-        spec=frozen,
-        attempt=status.attempt,
-        incarnation=next(charge.incarnation for charge in charges if charge.attempt == status.attempt),
-        charges=charges,
-        checkpoints=tuple(
-            PublishedCheckpoint(
-                step=record.step,
-                attempt=record.attempt,
-                uri=record.uri,
-                digest=record.digest,
-                statement_digest=record.statement_digest,
-                final=record.final,
-            )
-            for record in status.releases
-        ),
-        steps_recharged=status.steps_recharged,
-        start_steps=status.starts,
-        charged_through=status.charged_through,
-        outcome=status.outcome,
-        dataset_digest=status.dataset_digest,
-        head=status.head,
-        length=status.length,
-    )
-
-
 class _ReadAgain(Exception):
     """The write failed, or its result is unknown. Only another read can show it."""
-
-
-def _holder(pod_uid: str, writer: str | None) -> str:
-    """The holder of an acquisition: the pod, and the process in it (`_holder_fields` is the inverse)."""
-    return f"{pod_uid}/{writer}" if writer else pod_uid
-
-
-def _holder_fields(holder: str) -> dict[str, str]:
-    """The fields of a `ChargeRecord` that name the holder."""
-    pod_uid, _, writer = holder.partition("/")
-    return {"pod_uid": pod_uid, **({"writer": writer} if writer else {})}
-
-
-def _checkpoint_record(checkpoint: PublishedCheckpoint, state: LedgerState) -> PublishedCheckpointRecord:
-    return PublishedCheckpointRecord(
-        uri=checkpoint.uri,
-        step=checkpoint.step,
-        attempt=checkpoint.attempt,
-        digest=checkpoint.digest,
-        statement_digest=checkpoint.statement_digest,
-        final=checkpoint.final,
-        steps_charged=state.steps_charged,
-    )
-
-
-def _hash(previous: str, entry: Entry) -> str:
-    text = json.dumps([previous, entry], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Call:
