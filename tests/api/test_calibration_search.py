@@ -1,0 +1,89 @@
+"""How calibration searches for σ, with a formula in place of ε: which σ it tries, and that it returns the smallest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from tensafe_api import accounting
+from tensafe_api.accounting import MAX_CALIBRATED_SIGMA, MIN_CALIBRATED_SIGMA, AccountantName, calibrate
+
+RATE, STEPS, DELTA = 0.01, 400, 1e-5
+
+
+class Formula:
+    """ε = k / σ. For RDP k is 10, for PLD it is `pld`. `tried` has the σ for which each accountant was asked."""
+
+    def __init__(self, pld: float) -> None:
+        self.factors = {"RDP": 10.0, "PLD": pld}
+        self.tried: dict[str, list[float]] = {"RDP": [], "PLD": []}
+
+    def __call__(
+        self, *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName
+    ) -> float:
+        assert (sample_rate, steps, delta) == (RATE, STEPS, DELTA)
+        self.tried[accountant].append(noise_multiplier)
+        return self.factors[accountant] / noise_multiplier
+
+    def sigma(self, accountant: AccountantName, target: float) -> float:
+        """The calibrated σ. The list of what was tried starts again."""
+        self.tried = {"RDP": [], "PLD": []}
+        return float(
+            calibrate(target_epsilon=target, sample_rate=RATE, steps=STEPS, delta=DELTA, accountant=accountant)
+        )
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[Formula]:
+    made = Formula(pld=9.5)
+    monkeypatch.setattr(accounting, "epsilon", made)
+    accounting._calibrate.cache_clear()
+    yield made
+    accounting._calibrate.cache_clear()
+
+
+@pytest.mark.parametrize("target", [0.01, 0.7, 3.0, 8.0, 9.9, 10.0, 19.0, 150.0])
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+@pytest.mark.parametrize("pld", [9.5, 3.0, 0.6])
+def test_sigma_is_the_smallest_with_six_decimals(
+    formula: Formula, pld: float, accountant: AccountantName, target: float
+) -> None:
+    formula.factors["PLD"] = pld
+    exact = formula.factors[accountant] / target
+    expected = max(MIN_CALIBRATED_SIGMA, math.ceil(exact * 1e6 - 1e-6) / 1e6)
+    assert formula.sigma(accountant, target) == pytest.approx(expected, abs=1e-9)
+
+
+def test_target_that_is_met_exactly_is_met(formula: Formula) -> None:
+    assert formula.sigma("RDP", 8.0) == 1.25 == 10.0 / 8.0
+    assert formula.sigma("PLD", 9.5) == 1.0
+
+
+def test_pld_is_tried_near_the_sigma_of_rdp_only(formula: Formula) -> None:
+    """With a small σ, PLD takes half a minute."""
+    assert formula.sigma("PLD", 2.0) == 4.75
+    assert 3.5 == min(formula.tried["PLD"]) < max(formula.tried["PLD"]) <= 5.0 < max(formula.tried["RDP"])
+
+
+def test_search_goes_down_in_steps_where_pld_needs_far_less_noise(formula: Formula) -> None:
+    formula.factors["PLD"] = 3.0
+    assert formula.sigma("PLD", 2.0) == 1.5
+    assert sorted(formula.tried["PLD"])[0] == pytest.approx(5.0 * 0.7**4, abs=1e-5)
+
+
+def test_pld_is_never_asked_below_the_minimum(formula: Formula) -> None:
+    formula.factors["PLD"] = 1e-9
+    assert formula.sigma("PLD", 150.0) == MIN_CALIBRATED_SIGMA == min(formula.tried["PLD"])
+
+
+def test_pld_is_not_asked_where_rdp_meets_the_target_with_the_minimum(formula: Formula) -> None:
+    assert formula.sigma("PLD", 200.0) == MIN_CALIBRATED_SIGMA
+    assert formula.tried["PLD"] == []
+
+
+def test_largest_sigma_is_tried_before_an_error(formula: Formula) -> None:
+    assert formula.sigma("RDP", 10.0 / MAX_CALIBRATED_SIGMA) == MAX_CALIBRATED_SIGMA
+    with pytest.raises(accounting.CalibrationError, match=r"no noise multiplier reaches ε 0\.0006 over 400 steps"):
+        formula.sigma("RDP", 0.0006)
