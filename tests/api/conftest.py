@@ -1,4 +1,4 @@
-"""The shortest valid manifest, and a function that changes it."""
+"""The shortest valid manifest, and functions that change it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
+from tensafe_api.problems import parse_job
+from tensafe_api.resources.job import TenSafeTrainingJob
+
+ManifestWith = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 @pytest.fixture
@@ -18,6 +22,17 @@ def minimal() -> dict[str, Any]:
 
 
 @pytest.fixture
-def manifest_with() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+def manifest_with() -> ManifestWith:
     """A function that returns the shortest valid manifest with values at dotted paths; None removes a field."""
     return lambda changes: changed(MINIMAL, changes)
+
+
+@pytest.fixture
+def job(manifest_with: ManifestWith) -> Callable[..., TenSafeTrainingJob]:
+    """A function that returns the shortest manifest with changes. It sets `noiseMultiplier` to avoid calibration."""
+
+    def make(changes: Mapping[str, Any] | None = None, *, calibrated: bool = False) -> TenSafeTrainingJob:
+        given_noise = {} if calibrated else {"spec.privacy.noiseMultiplier": "1"}
+        return parse_job(manifest_with({**given_noise, **(changes or {})}))
+
+    return make

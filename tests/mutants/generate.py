@@ -45,8 +45,10 @@ MUTATED = (
 )
 TESTS = (
     "tests/api/test_accounting.py",
+    "tests/api/test_calibration_search.py",
     "tests/api/test_privacy_events.py",
     "tests/api/test_resolve.py",
+    "tests/api/test_resolve_noise.py",
     "tests/api/test_statement.py",
     "tests/trainer_image/aggregation",
     "tests/trainer_image/checkpoint",
