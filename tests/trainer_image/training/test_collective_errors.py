@@ -30,3 +30,8 @@ def test_only_the_type_of_a_foreign_error_is_reported() -> None:
     assert reason is Reason.INTERNAL_ERROR
     assert sentence.startswith("KeyError; ")
     assert "patient" not in sentence
+
+
+def test_lack_of_memory_of_another_library_is_named() -> None:
+    kind = type("OutOfMemoryError", (Exception,), {"__module__": "other.library"})
+    assert describe_error(kind("patient 7")) == (Reason.WORKER_LOST, "there is too little memory")

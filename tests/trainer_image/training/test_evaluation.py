@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,15 @@ import torch
 from e2e.platform.trainer.entity_f1 import entity_f1
 from tensorguard.data.rows import TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
+from tensorguard.models.losses import EvaluationSums
 from tensorguard.models.tasks import task_named
-from tensorguard.training.evaluation import evaluate_on_all_ranks
+from tensorguard.training.evaluation import (
+    MAX_COUNTS,
+    MAX_MEAN_LOSS,
+    _masked_total,
+    _padded,
+    evaluate_on_all_ranks,
+)
 
 NAMES = ("O", "B-x", "I-x")
 CPU = torch.device("cpu")
@@ -73,3 +83,46 @@ def test_counts_of_workers_add_up_to_the_entity_f1_of_the_whole_set(workers: int
 def test_workers_without_a_batch_change_nothing() -> None:
     shard = shard_of([[1, 2, 4]])
     assert evaluate(shard, 5) == [(evaluate(shard, 1)[0][0], {"f1": 1.0})] * 5
+
+
+class Summed:
+    """Secure aggregation of several ranks with equal figures, in int32 as the real one."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def sum_figures(self, values: np.ndarray) -> np.ndarray:
+        assert values.dtype == np.int64
+        total = values * self.ranks
+        assert np.abs(total).max() <= np.iinfo(np.int32).max
+        return total
+
+
+def masked_total(sums: EvaluationSums, set_size: int, ranks: int) -> EvaluationSums:
+    aggregator: Any = Summed(ranks)
+    return _masked_total(aggregator, sums, set_size, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 256])
+def test_masked_total_holds_the_largest_loss_of_every_rank(ranks: int) -> None:
+    total = masked_total(EvaluationSums(MAX_MEAN_LOSS * 100, 10, (3, 4)), 100, ranks)
+    assert total.loss == pytest.approx(MAX_MEAN_LOSS * 100 * ranks, rel=1e-4)
+    assert (total.records, total.counts) == (10 * ranks, (3 * ranks, 4 * ranks))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, MAX_MEAN_LOSS * 100.01])
+def test_masked_total_of_an_unknown_or_too_large_loss_is_nan(loss: float) -> None:
+    total = masked_total(EvaluationSums(loss, 10, (3,)), 100, 2)
+    assert math.isnan(total.loss) and total.counts == (6,)
+
+
+def test_masked_total_without_counts_has_none() -> None:
+    assert masked_total(EvaluationSums(1.0, 2), 4, 3).counts == ()
+    assert masked_total(EvaluationSums(1.0, 2), 4, 3).loss == pytest.approx(3.0, rel=1e-6)
+
+
+def test_task_has_at_most_the_counts_of_a_message() -> None:
+    assert _padded(tuple(range(MAX_COUNTS))) == tuple(range(MAX_COUNTS))
+    assert _padded((5,)) == (5, *[0] * (MAX_COUNTS - 1))
+    with pytest.raises(ValueError, match="at most 8 counts"):
+        _padded((0,) * (MAX_COUNTS + 1))

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.stream import KeyedSeeds
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.training.config import PRIVATE_METRICS, RUN_LOG
-from tensorguard.training.private_metrics import PrivateMetricsReader
+from tensorguard.training.private_metrics import PrivateMetrics, PrivateMetricsReader
 from tensorguard.training.stop_signal import StopSignal
 from tensorguard.training.unit_gradients import ShardGradients
 
@@ -170,3 +171,48 @@ def test_figure_of_nothing_is_nan(tmp_path: Path, write: Write) -> None:
     write(1, 3, units=1, records=1, trainingLoss=None)  # a loss that overflowed
     write(0, 3, units=1, records=1, trainingLoss=1.0)
     assert math.isnan(reader.at(3)["loss"])
+
+
+def test_lines_of_an_earlier_call_are_not_read(tmp_path: Path, write: Write) -> None:
+    write(0, 7, units=50)
+    reader = PrivateMetricsReader(tmp_path, 1)
+    assert math.isnan(reader.at(7)["units"])
+
+
+def test_mean_of_one_unit_is_its_figure(tmp_path: Path, write: Write) -> None:
+    reader = PrivateMetricsReader(tmp_path, 1)
+    write(0, 1, units=1, records=1, trainingLoss=2.5, clippedFraction=1.0, meanNorm=3.0)
+    assert reader.at(1) == {"units": 1, "records": 1, "loss": 2.5, "clipped_fraction": 1.0, "mean_norm": 3.0}
+
+
+def recorded(tmp_path: Path, norms: list[float], losses: list[float]) -> dict[str, Any]:
+    clipper: Any = SimpleNamespace(clip=1.0, take_norms=lambda: norms)
+    metrics = PrivateMetrics(tmp_path, 3)
+    metrics.record_step(5, clipper, losses)
+    metrics.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        metrics.record_step(6, clipper, losses)
+    (line,) = (tmp_path / "private-metrics-rank3.jsonl").read_text().splitlines()
+    return dict(json.loads(line))
+
+
+def test_means_have_six_digits_and_a_norm_of_the_clip_norm_is_not_clipped(tmp_path: Path) -> None:
+    assert recorded(tmp_path, [1.0, 1.5, 0.1], [2.0, 1.0, 1.0, 0.0, 0.0, 0.0]) == {
+        "step": 5,
+        "units": 3,
+        "records": 6,
+        "trainingLoss": 0.666667,
+        "clippedFraction": 0.333333,
+        "meanNorm": 0.866667,
+    }
+
+
+def test_step_without_records_and_a_loss_that_overflowed_have_no_mean(tmp_path: Path) -> None:
+    assert recorded(tmp_path, [], [math.inf]) == {
+        "step": 5,
+        "units": 0,
+        "records": 1,
+        "trainingLoss": None,
+        "clippedFraction": None,
+        "meanNorm": None,
+    }

@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import Job
+from tensorguard.data.images import ImageRecipe
+from tensorguard.data.rows import PixelRows
 from tensorguard.training.collective_errors import AttemptFailed
-from tensorguard.training.setup import _check_vocabulary
+from tensorguard.training.setup import _check_image_size, _check_vocabulary
 
 
 def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) -> None:
@@ -20,3 +23,36 @@ def test_tokenizer_with_tokens_unknown_to_the_model_is_refused(tmp_path: Any) ->
     _check_vocabulary(job, model, 43)
     with pytest.raises(AttemptFailed, match=r"spec\.model\.name: the tokenizer of .* tokens up to number 44"):
         _check_vocabulary(job, model, 44)
+
+
+def image_model(**config: Any) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(**config))
+
+
+@pytest.mark.parametrize("config", [{}, {"image_size": 32}, {"image_size": [32, 32], "num_channels": 3}])
+def test_model_that_reads_what_its_image_processor_makes_is_accepted(config: dict[str, Any], tmp_path: Any) -> None:
+    _check_image_size(Job.make(tmp_path / "run").job, image_model(**config), pixels(32, 32))
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"image_size": 30}, "images of 30 x 30 pixels in 3 channels, but its image processor makes 32 x 32 pixels"),
+        ({"image_size": (32, 30)}, "images of 32 x 30 pixels in 3 channels"),
+        ({"num_channels": 1}, "images of 32 x 32 pixels in 1 channels"),
+    ],
+)
+def test_model_of_other_images_than_its_image_processor_makes_is_refused(
+    config: dict[str, Any], found: str, tmp_path: Any
+) -> None:
+    with pytest.raises(AttemptFailed, match=f"reads {found}"):
+        _check_image_size(Job.make(tmp_path / "run").job, image_model(**config), pixels(32, 32))
+
+
+def test_size_of_images_is_height_by_width(tmp_path: Any) -> None:
+    _check_image_size(Job.make(tmp_path / "run").job, image_model(image_size=(16, 32)), pixels(16, 32))
+
+
+def pixels(height: int, width: int) -> PixelRows:
+    levels = np.zeros((3, 256), dtype=np.float32)
+    return PixelRows(ImageRecipe((height, width), resample=2, crop=None, levels=levels.tobytes()))

@@ -1,0 +1,61 @@
+"""The parameters of a worker travel through Ray as plain values, and tracebacks stay with their owner."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tensorguard.ledger.backends import LedgerLocation
+from tensorguard.training.config import WorkerConfig, append_traceback
+
+CONFIG = WorkerConfig(
+    job="{}",
+    job_uid="uid",
+    attempt=2,
+    place="OneMachine",
+    run_directory="/run",
+    private_directory="/private",
+    key_file="/private/job.key",
+    shards=("a", "b"),
+    evaluation=None,
+    dataset_digest="sha256:a",
+    threads=1,
+)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [None, LedgerLocation(**dict.fromkeys(LedgerLocation.__dataclass_fields__, "x"))],
+    ids=["on one machine", "in a cluster"],
+)
+def test_packed_parameters_are_unpacked_again(location: LedgerLocation | None) -> None:
+    config = WorkerConfig(**{**vars(CONFIG), "ledger_location": location})
+    packed = config.pack()
+    assert json.loads(json.dumps(packed))["attempt"] == 2
+    unpacked = WorkerConfig.unpack(packed)
+    assert unpacked == config
+    assert unpacked.ledger_location == location
+
+
+def test_traceback_file_is_in_the_private_folder() -> None:
+    assert CONFIG.traceback_file("rank1") == Path("/private/errors-rank1.log")
+
+
+def test_tracebacks_are_appended_for_their_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "errors-rank0.log"
+    before = os.umask(0)
+    try:
+        for attempt in (1, 2):
+            try:
+                raise KeyError(f"patient {attempt}")
+            except KeyError:
+                append_traceback(path, attempt)
+    finally:
+        os.umask(before)
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "attempt 1\n" in text and "attempt 2\n" in text
+    assert "KeyError: 'patient 1'" in text and "KeyError: 'patient 2'" in text
