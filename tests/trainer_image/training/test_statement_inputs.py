@@ -1,0 +1,72 @@
+"""Every fact of a statement comes from the ledger, or from the components that did the work."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensafe_api.statement import AggregationStatement, StatementInputs
+from tensorguard.training.statement_inputs import statement_inputs
+
+OF_THE_LEDGER = ("attempt", "steps_charged", "steps_recharged", "events", "dataset_digest")
+OF_ITS_SPEC = (
+    "job_name",
+    "job_uid",
+    "mechanism",
+    "unit_at_least",
+    "planned_steps",
+    "target_epsilon",
+    "delta",
+    "accountant",
+    "lineage",
+)
+AGGREGATION = AggregationStatement(protocol="sum", assumed=(), not_covered=())
+
+
+def inputs(evaluation: Any = None) -> StatementInputs:
+    """Made of values that name where they come from."""
+    state: Any = SimpleNamespace(
+        spec=SimpleNamespace(**{name: f"spec.{name}" for name in OF_ITS_SPEC}),
+        head="state.head",
+        length="state.length",
+        **{name: f"state.{name}" for name in OF_THE_LEDGER},
+    )
+    spec = SimpleNamespace(evaluation=evaluation, observability=SimpleNamespace(private_metrics="Internal"))
+    components: Any = SimpleNamespace(
+        job=SimpleNamespace(spec=spec),
+        dimension="dimension",
+        noise=SimpleNamespace(total_variation="total variation"),
+        identity="identity",
+        remarks="remarks",
+    )
+    return statement_inputs(components, "OneMachine", AGGREGATION, state, 7, "sha256:a")
+
+
+def test_every_fact_has_its_source() -> None:
+    expected = {
+        **{name: f"state.{name}" for name in OF_THE_LEDGER},
+        **{name: f"spec.{name}" for name in OF_ITS_SPEC},
+        "place": "OneMachine",
+        "step": 7,
+        "dimension": "dimension",
+        "noise_distance": "total variation",
+        "aggregation": AGGREGATION,
+        "adapter_digest": "sha256:a",
+        "ledger_head": "state.head",
+        "ledger_length": "state.length",
+        "model": "identity",
+        "evaluation": None,
+        "private_metrics": "Internal",
+        "remarks": "remarks",
+    }
+    found = inputs()
+    assert {each.name: getattr(found, each.name) for each in fields(found)} == expected
+
+
+@pytest.mark.parametrize("visibility", ["Public", "Private"])
+def test_evaluation_set_is_named_with_its_visibility(visibility: str) -> None:
+    evaluation = SimpleNamespace(visibility=visibility, uri="s3://b/held-out")
+    assert inputs(evaluation).evaluation == f"{visibility}: s3://b/held-out"
