@@ -17,7 +17,7 @@ import pytest
 
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger import file as module
-from tensorguard.ledger.contract import LedgerBusy, LedgerCorrupt, LedgerError, LedgerState
+from tensorguard.ledger.contract import Fenced, LedgerBusy, LedgerCorrupt, LedgerError, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
 
 
@@ -187,6 +187,93 @@ def test_invalid_entry_is_refused_even_with_a_valid_chain(
         FileLedger(tmp_path).read()
 
 
+def chained(previous: str, number: int, **entry: Any) -> bytes:
+    """A line of the file with a hash that fits its content."""
+    body = {**entry, "previous": previous, "number": number}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    whole = {**body, "hash": hashlib.sha256(text).hexdigest()}
+    return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+@pytest.mark.parametrize("follows", ["number", "hash"])
+def test_entry_must_follow_by_its_number_and_by_its_hash(follows: str, tmp_path: Path, lines: list[bytes]) -> None:
+    head = json.loads(lines[-1])["hash"]
+    (tmp_path / NAME).write_bytes(b"".join(lines) + chained(head, 6, kind="charge", steps=1))
+    assert FileLedger(tmp_path).read().length == 6
+    wrong = chained("0" * 64, 6, kind="charge", steps=1) if follows == "number" else chained(head, 7, kind="charge")
+    (tmp_path / NAME).write_bytes(b"".join(lines) + wrong)
+    with pytest.raises(LedgerCorrupt, match="entry 6 does not follow from the previous ones"):
+        FileLedger(tmp_path).read()
+
+
+def test_format_of_the_file(tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of earlier versions must stay readable: sorted keys, no spaces, UTF-8, times in milliseconds."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 1764000000.12345, monotonic=lambda: 0.0))
+    ledger = FileLedger.create(tmp_path, spec.model_copy(update={"lineage": "überweisungen"}))
+    ledger.acquire(attempt=1, from_step=0)
+    ledger.charge(3)
+    first, second, third = (tmp_path / NAME).read_bytes().splitlines()
+    heads = [json.loads(line)["hash"] for line in (first, second, third)]
+    time, holder = "1764000000.123", f"{os.uname().nodename}/{os.getpid()}"
+    assert first.decode() == (
+        f'{{"hash":"{heads[0]}","kind":"open","number":1,"previous":"{"0" * 64}","spec":{{"accountant":"RDP",'
+        '"delta":"0.00001","evaluation":"Nothing","jobName":"claims-triage","jobUID":"3f2a91c0","lineage":"überweisungen","mechanism":'
+        '{"adjacency":"AddOrRemoveOne","clip":"1.0","colluders":0,"expectedBatchSize":200,"gridBits":20,'
+        '"noiseMultiplier":"1.5","sampleRate":"0.04","unit":"User","workers":2},"plannedSteps":2250,'
+        f'"privateMetrics":"Hidden","reserveSteps":10,"targetEpsilon":"8","unitAtLeast":5000,"verify":"Standard"}},'
+        f'"time":{time}}}'
+    )
+    assert second.decode() == (
+        f'{{"attempt":1,"fromStep":0,"hash":"{heads[1]}","holder":"{holder}","incarnation":1,"kind":"claim",'
+        f'"number":2,"previous":"{heads[0]}","time":{time}}}'
+    )
+    assert third.decode() == (
+        f'{{"hash":"{heads[2]}","kind":"charge","number":3,"previous":"{heads[1]}","steps":3,"time":{time}}}'
+    )
+
+
+def test_figure_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        module._canonical({"steps": float("nan")})
+
+
+def test_ledger_extends_no_head_of_length_zero(tmp_path: Path, lines: list[bytes]) -> None:
+    ledger = FileLedger(tmp_path)
+    state = ledger.read()
+    assert ledger.extends(state.head, state.length)
+    assert not ledger.extends(state.head, 0) and not ledger.extends(state.head, -1)
+
+
+def test_incarnations_are_counted_within_an_attempt(tmp_path: Path, spec: LedgerSpec) -> None:
+    ledger = FileLedger.create(tmp_path, spec)
+    acquired = [ledger.acquire(attempt=attempt, from_step=0) for attempt in (1, 1, 2, 2, 5)]
+    assert [state.incarnation for state in acquired] == [1, 2, 1, 2, 1]
+
+
+def test_process_whose_acquisition_failed_cannot_charge(
+    tmp_path: Path, spec: LedgerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the lock. But its charge would count as one of the attempt before."""
+    earlier, states = used(tmp_path, spec)
+    earlier.close()
+    ledger = FileLedger(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", no_space)
+        with pytest.raises(LedgerError, match="cannot be written"):
+            ledger.acquire(attempt=2, from_step=0)
+    with pytest.raises(Fenced):
+        ledger.charge(1)
+    assert ledger.read() == states[-1]
+
+
+def test_ledger_that_was_removed_while_in_use_is_not_written_elsewhere(tmp_path: Path, spec: LedgerSpec) -> None:
+    ledger, _ = used(tmp_path, spec)
+    (tmp_path / NAME).unlink()
+    with pytest.raises(LedgerCorrupt, match="was moved or replaced while in use"):
+        ledger.charge(1)
+    assert not (tmp_path / NAME).exists()
+
+
 def acquire_in_child(directory: Path) -> int:
     """Fork a process that acquires the ledger and waits to be killed. Returns its process id."""
     receiver, sender = os.pipe()
@@ -240,6 +327,10 @@ def test_acquire_waits_for_a_holder_that_is_terminating(
     assert len(waits) == 3
     with pytest.raises(LedgerBusy):
         FileLedger(tmp_path, lock_wait_seconds=0.2).wait_until_free()
+    waits.clear()
+    with pytest.raises(LedgerBusy):
+        FileLedger(tmp_path).wait_until_free()
+    assert waits == [], "by default a held lock is reported at once"
 
 
 def test_lock_is_on_the_ledger_file_itself(tmp_path: Path, spec: LedgerSpec) -> None:

@@ -58,7 +58,7 @@ class FileLedger(LedgerWriter):
         self._lock_wait = lock_wait_seconds
         self._lock: int | None = None
         self._held_as: tuple[int, int] | None = None
-        """The attempt and incarnation as which this process acquired the ledger."""
+        """The attempt and incarnation as which this process has acquired the ledger, or tries to."""
         self._last_written: tuple[str, int] | None = None
         """Head and length after our last entry. No other process may change them while we hold the lock."""
 
@@ -66,7 +66,7 @@ class FileLedger(LedgerWriter):
     def create(cls, directory: Path, spec: LedgerSpec) -> FileLedger:
         """Open a new ledger. Raises LedgerError if one exists already: charged steps stay charged."""
         ledger = cls(directory)
-        line = _line({"kind": "open", "spec": spec.model_dump(by_alias=True, mode="json")}, _NO_HEAD, 0)
+        line = _line({"kind": "open", "spec": spec.model_dump(by_alias=True)}, _NO_HEAD, 0)
         # Written under a temporary name and then linked, so that a ledger exists with its first entry or not at all.
         temporary = directory / f".{NAME}-{os.getpid()}"
         try:
@@ -151,12 +151,11 @@ class FileLedger(LedgerWriter):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-            self._held_as = None
             self._last_written = None
 
     def _record(self, entry: Entry) -> LedgerState:
         """Append `entry` under the lock, after reading the current state: only the last holder may write."""
-        if self._lock is None or self._held_as is None:
+        if self._lock is None:
             raise Fenced("only the incarnation that has acquired a ledger may write to it")
         self._check_in_place(self._lock)
         state = self.read()
