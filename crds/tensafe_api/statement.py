@@ -171,11 +171,11 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "assumed": "Poisson-sampled Gaussian; at this σ the discrete Gaussian differs from it by less than the "
             "precision of a float",
             "run": f"{_RUN}, {inputs.aggregation.protocol}",
-            **mechanism.model_dump(by_alias=True, mode="json"),
+            **mechanism.model_dump(),
             "dimension": inputs.dimension,
             "noiseDistancePerDraw": f"{inputs.noise_distance:.3e}",
         },
-        "events": [event.model_dump(by_alias=True, mode="json") for event in inputs.events],
+        "events": [event.model_dump(by_alias=True) for event in inputs.events],
         "accounting": {
             "accountant": accountant,
             "library": f"dp-accounting {importlib.metadata.version('dp-accounting')}",
@@ -280,7 +280,8 @@ def render_markdown(document: Mapping[str, Any]) -> str:
 
 
 def _on_evaluation(evaluation: str | None) -> tuple[str, ...]:
-    return (_PUBLIC_EVALUATION,) if (evaluation or "").startswith("Public") else ()
+    public = evaluation is not None and evaluation.startswith("Public")
+    return (_PUBLIC_EVALUATION,) if public else ()
 
 
 def _model(model: Mapping[str, str] | str) -> str:

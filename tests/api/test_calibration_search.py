@@ -1,4 +1,4 @@
-"""How calibration searches for σ, with a formula in place of ε: which σ it tries, and that it returns the smallest."""
+"""The searches for σ and for the number of steps, with a formula in place of ε: what they try, and what they find."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ from collections.abc import Iterator
 import pytest
 
 from tensafe_api import accounting
-from tensafe_api.accounting import MAX_CALIBRATED_SIGMA, MIN_CALIBRATED_SIGMA, AccountantName, calibrate
+from tensafe_api.accounting import (
+    MAX_CALIBRATED_SIGMA,
+    MIN_CALIBRATED_SIGMA,
+    SAMPLER_SHARE_OF_DELTA,
+    AccountantName,
+    calibrate,
+    job_delta,
+    steps_within,
+)
+from tensafe_api.privacy_events import Mechanism
+from tensafe_api.resolve import Claim
 
 RATE, STEPS, DELTA = 0.01, 400, 1e-5
 
 
 class Formula:
-    """ε = k / σ. For RDP k is 10, for PLD it is `pld`. `tried` has the σ for which each accountant was asked."""
+    """ε = k·T/(400·σ) for T steps. For RDP k is 10, for PLD it is `pld`.
+
+    `tried` has the σ for which each accountant was asked.
+    """
 
     def __init__(self, pld: float) -> None:
         self.factors = {"RDP": 10.0, "PLD": pld}
@@ -23,9 +36,9 @@ class Formula:
     def __call__(
         self, *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName
     ) -> float:
-        assert (sample_rate, steps, delta) == (RATE, STEPS, DELTA)
+        assert (sample_rate, delta) == (RATE, DELTA) and isinstance(steps, int)
         self.tried[accountant].append(noise_multiplier)
-        return self.factors[accountant] / noise_multiplier
+        return self.factors[accountant] * steps / STEPS / noise_multiplier
 
     def sigma(self, accountant: AccountantName, target: float) -> float:
         """The calibrated σ. The list of what was tried starts again."""
@@ -87,3 +100,45 @@ def test_largest_sigma_is_tried_before_an_error(formula: Formula) -> None:
     assert formula.sigma("RDP", 10.0 / MAX_CALIBRATED_SIGMA) == MAX_CALIBRATED_SIGMA
     with pytest.raises(accounting.CalibrationError, match=r"no noise multiplier reaches ε 0\.0006 over 400 steps"):
         formula.sigma("RDP", 0.0006)
+
+
+def test_accountant_is_rdp_unless_another_one_is_named(formula: Formula) -> None:
+    assert calibrate(target_epsilon=8.0, sample_rate=RATE, steps=STEPS, delta=DELTA) == "1.25"
+    assert formula.tried["PLD"] == []
+    within = steps_within(target_epsilon=1.0, sample_rate=RATE, noise_multiplier=1.0, delta=DELTA, at_most=400)
+    assert within == 40 and formula.tried["PLD"] == []
+
+
+@pytest.mark.parametrize(("accountant", "most"), [("RDP", 40), ("PLD", 42)])
+@pytest.mark.parametrize("at_most", [0, 1, 2, 3, 39, 40, 41, 42, 43, 100, 10**6])
+def test_steps_within_a_target_are_counted_exactly(
+    formula: Formula, accountant: AccountantName, most: int, at_most: int
+) -> None:
+    found = steps_within(
+        target_epsilon=1.0,
+        sample_rate=RATE,
+        noise_multiplier=1.0,
+        delta=DELTA,
+        accountant=accountant,
+        at_most=at_most,
+    )
+    assert found == min(most, at_most) and isinstance(found, int)
+
+
+def test_claim_counts_the_affordable_steps_by_its_own_accountant(formula: Formula) -> None:
+    figures = {"unit": "User", "workers": 1, "colluders": 0, "grid_bits": 20, "expected_batch_size": 50}
+    mechanism = Mechanism(sample_rate=str(RATE), noise_multiplier="1", clip="1", **figures)
+    share = 1 - SAMPLER_SHARE_OF_DELTA
+    for accountant, most in (("RDP", 40), ("PLD", 42)):
+        # The claim is computed at a part of δ: choose δ such that the part is that of the formula.
+        claim = Claim(mechanism, 400, 0, 1.0, repr(DELTA / share), accountant)
+        assert job_delta(claim.delta) == DELTA
+        assert claim.claimed_steps(0) == most
+        assert claim.claimed_steps(300) == 300
+        assert [claim.affordable_steps(charged, 30) for charged in (0, 20, most - 1, most, 60)] == [
+            30,
+            most - 20,
+            1,
+            0,
+            0,
+        ]

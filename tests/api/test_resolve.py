@@ -222,3 +222,47 @@ def test_ledger_keeps_every_figure_of_the_claim(job: Job) -> None:
 def test_counted_number_of_units_is_the_bound_of_the_job(job: Job) -> None:
     with pytest.raises(ManifestError, match=r"the number of units is 5, but spec\.dataset\.unit\.atLeast is 5000"):
         resolve_job(job({"metadata.annotations": {COUNTED_ANNOTATION: "5"}}))
+
+
+def test_every_default_is_written_into_the_completed_manifest(job: Job) -> None:
+    public = {"uri": "s3://e/", "visibility": "Public"}
+    completed, plan = resolve_job(job({"spec.evaluation": public, "spec.lora": {"rank": 5}}))
+    spec = completed.spec
+    assert (spec.training.steps, spec.training.epochs, spec.training.expected_batch_size) == (60, None, 250)
+    assert (spec.training.max_length, spec.dataset.over_length, spec.dataset.loss_on) == (512, "Truncate", "Assistant")
+    assert (spec.privacy.target_delta, spec.privacy.noise_multiplier, spec.privacy.reserve_steps) == ("0.00002", "1", 6)
+    assert spec.checkpoint.every_steps == plan.checkpoint_every == 1
+    assert spec.evaluation is not None and spec.evaluation.every_steps == plan.evaluate_every == 1
+    assert (spec.lora.rank, spec.lora.alpha) == (5, 10)
+
+
+def test_unit_of_the_mechanism_is_that_of_the_manifest(job: Job) -> None:
+    """A user has a maximum number of examples, and an example has none."""
+    user, example = ({"kind": "User", "column": "p", "atLeast": 5000}, {"kind": "Example", "atLeast": 5000})
+    units = []
+    for unit in (user, example, {**user, "maxExamplesPerUnit": 3}):
+        completed, plan = resolve_job(job({"spec.dataset.unit": unit}))
+        units.append((plan.mechanism.unit, completed.spec.dataset.unit.max_examples_per_unit))
+    assert units == [("User", 8), ("Example", None), ("User", 3)]
+
+
+def test_epoch_of_a_batch_of_all_units_has_one_step(job: Job) -> None:
+    plan = resolve_job(job({"spec.training.expectedBatchSize": 5000, "spec.privacy.noiseMultiplier": "20"}))[1]
+    assert (plan.mechanism.sample_rate, plan.steps_per_epoch, plan.steps) == ("1", 1, 3)
+
+
+def test_ledger_keeps_what_decides_about_the_claim_besides_epsilon(job: Job) -> None:
+    """A ledger that could be resumed with another evaluation, verification or private metrics would claim too much."""
+    plain, changed = (
+        ledger_spec(*resolve_job(job(changes)), "uid")
+        for changes in (
+            {},
+            {
+                "spec.aggregation.verify": "Disabled",
+                "spec.observability.privateMetrics": "Internal",
+                "spec.evaluation": {"uri": "s3://e/", "visibility": "Private"},
+            },
+        )
+    )
+    assert (plain.verify, plain.private_metrics, plain.evaluation) == ("Standard", "Hidden", "Nothing")
+    assert (changed.verify, changed.private_metrics, changed.evaluation) == ("Disabled", "Internal", "Private")

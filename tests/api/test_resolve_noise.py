@@ -240,3 +240,41 @@ def test_rdp_replaces_pld_beyond_its_epsilon(job: Job) -> None:
     by_rdp = accounting.epsilon_of_events(events, 1e-5)
     assert by_rdp > accounting.PLD_EPSILON_LIMIT
     assert accounting.epsilon_of_events(events, 1e-5, "PLD") == by_rdp
+
+
+@pytest.fixture
+def cheap_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five for each step, by any accountant."""
+    monkeypatch.setattr(accounting, "epsilon", lambda *, steps, **_: 5.0 * steps)
+
+
+def test_noise_with_which_one_step_fits_the_budget_is_accepted(job: Job, cheap_epsilon: None) -> None:
+    assert resolve_job(job({"spec.privacy.targetEpsilon": "8"}))[1].affordable_steps(0, 9) == 1
+    with pytest.raises(ManifestError, match="the first step alone exceeds"):
+        resolve_job(job({"spec.privacy.targetEpsilon": "4.9"}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec.training": {"steps": 19_999}, "spec.privacy.reserveSteps": 1},
+        {"spec.privacy.noiseMultiplier": "0.3"},
+        {"spec.privacy.targetEpsilon": "20"},
+        {"spec.privacy.targetDelta": "1e-8"},
+    ],
+)
+def test_pld_is_accepted_up_to_its_limits(changes: Mapping[str, Any], job: Job, cheap_epsilon: None) -> None:
+    assert resolve_job(job({"spec.privacy.accountant": "PLD", **changes}))[1].accountant == "PLD"
+
+
+def test_share_of_exactly_64_grid_steps_is_accepted(job: Job, cheap_epsilon: None) -> None:
+    exact = {"spec.privacy.noiseMultiplier": f"{64 / 2**22:.22f}".rstrip("0"), "spec.cluster.workers": 1}
+    assert resolve_job(job(exact))[1].mechanism.share_sigma == MIN_SHARE_SIGMA
+
+
+def test_largest_number_of_steps_is_accepted(job: Job, cheap_epsilon: None) -> None:
+    most = 2**31 - 1
+    every_unit = {"expectedBatchSize": 5000, "epochs": str(most)}
+    assert resolve_job(job({"spec.training": every_unit}))[1].steps == most
+    with pytest.raises(ManifestError, match=f"more than {most} steps"):
+        resolve_job(job({"spec.training": {**every_unit, "epochs": str(most + 1)}}))

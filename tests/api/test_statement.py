@@ -275,3 +275,20 @@ def test_canonical_json_is_stable() -> None:
 def test_digest_names_its_hash_function() -> None:
     assert digest(b"abc") == "sha256:" + hashlib.sha256(b"abc").hexdigest()
     assert digest(b"abc") == "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_every_epsilon_is_that_of_the_job_s_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a formula in place of ε: the number of steps for RDP, a tenth of it for PLD."""
+    factors = {"RDP": 1.0, "PLD": 0.1}
+
+    def formula(*, steps: int, noise_multiplier: float, accountant: str = "RDP", **_: float) -> float:
+        return steps * factors[accountant] / noise_multiplier
+
+    monkeypatch.setattr(accounting, "epsilon", formula)
+    mechanism = MECHANISM.model_copy(update={"noise_multiplier": "1", "colluders": 0})
+    for accountant, factor, claimed in (("RDP", 1.0, 90), ("PLD", 0.1, 900)):
+        changes = {"mechanism": mechanism, "planned_steps": 1000, "steps_charged": 50, "target_epsilon": "90"}
+        document = build_statement(replace(INPUTS, **changes, accountant=accountant))
+        assert document["claim"]["steps"] == document["againstOutsider"]["steps"] == claimed
+        assert float(document["claim"]["epsilon"]) == float(document["againstOutsider"]["epsilon"]) == 90.0
+        assert float(document["spent"]["epsilon"]) == 50 * factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ def test_head_covers_the_entry_and_the_head_before_it() -> None:
     entry, other = {"kind": "charge", "steps": 1}, {"kind": "charge", "steps": 2}
     heads = {entry_hash("a", entry), entry_hash("b", entry), entry_hash("a", other)}
     assert len(heads) == 3 and all(len(head) == 64 for head in heads)
+    assert entry_hash("a", entry) == hashlib.sha256(b'["a",{"kind":"charge","steps":1}]').hexdigest()
     assert entry_hash("a", {"steps": 1, "kind": "charge"}) == entry_hash("a", entry)
 
 

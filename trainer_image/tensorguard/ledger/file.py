@@ -66,7 +66,7 @@ class FileLedger(LedgerWriter):
     def create(cls, directory: Path, spec: LedgerSpec) -> FileLedger:
         """Open a new ledger. Raises LedgerError if one exists already: charged steps stay charged."""
         ledger = cls(directory)
-        line = _line({"kind": "open", "spec": spec.model_dump(by_alias=True)}, _NO_HEAD, 0)
+        line = _line({"kind": "open", "spec": spec.model_dump()}, _NO_HEAD, 0)
         # Written under a temporary name and then linked, so that a ledger exists with its first entry or not at all.
         temporary = directory / f".{NAME}-{os.getpid()}"
         try:
