@@ -84,7 +84,7 @@ def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("run/job.yaml", "--to", "tensorboard"): "has no status: pass the output of `kubectl get tsj NAME -o yaml`",
         ("run/job.yaml", "--to", "tensorboard", "--follow"): "--follow needs the folder of a run",
         ("run", "--to", "tensorboard", "--output-dir", "x"): "--output-dir is for a job",
-        ("missing.yaml", "--to", "tensorboard"): "missing.yaml: cannot be read",
+        ("missing.yaml", "--to", "tensorboard"): "there is no missing.yaml: pass the --output-dir of `tensafe run`, or",
     }
     for arguments, sentence in mistakes.items():
         assert main(["export", *arguments]) == 2

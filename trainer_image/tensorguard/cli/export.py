@@ -107,6 +107,10 @@ def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
     from tensorguard.trackers.history import JobStatus, RunFolder
 
     source, output_dir = arguments.source, arguments.output_dir
+    if source != "-" and not Path(source).exists():
+        raise CommandError(
+            f"tensafe export: there is no {source}: pass the --output-dir of `tensafe run`, or the YAML file of a job"
+        )
     try:
         if Path(source).is_dir():
             if not (Path(source) / MANIFEST).exists():

@@ -19,7 +19,7 @@ from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.distributed._config import TenSafeTrainingConfig
-from tensorguard.training.run_log import LogRecord
+from tensorguard.training.run_log import LogRecord, Preparing
 
 LOGGER = logging.getLogger("tensorguard.distributed")
 
@@ -47,6 +47,9 @@ def report_plan(config: TenSafeTrainingConfig, job: TenSafeTrainingJob, plan: Pl
 
 def log_record(record: LogRecord) -> None:
     """Log a record of the run log."""
+    if isinstance(record, Preparing):
+        LOGGER.debug("preparing: %s", record.what)
+        return
     fields = {name: value for name, value in record.values().items() if name != "time"}
     LOGGER.debug("%s %s", record.kind, ", ".join(f"{name} {value}" for name, value in fields.items()))
 
