@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
+from tensorguard.checkpoint.optimizer_state import OPTIMIZER
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE
 from tensorguard.ledger.contract import PublishedCheckpoint
-from tensorguard.training.checkpointing import Checkpointer, checkpoint_name, latest_checkpoint
+from tensorguard.training import checkpointing
+from tensorguard.training.checkpointing import Checkpointer, checkpoint_name, latest_checkpoint, restore_checkpoint
 from tensorguard.training.rollback_check import check_checkpoint
 
 
@@ -19,10 +22,20 @@ def published(uri: str, *, final: bool = False) -> PublishedCheckpoint:
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://bucket/claims/step-4", "s3://bucket/claims/step-4/", "file:///runs/step-4//", "step-4"]
+    "uri",
+    [
+        "s3://bucket/claims/step-4",
+        "s3://bucket/claims/step-4/",
+        "file:///runs/step-4//",
+        "step-4",
+    ],
 )
 def test_name_of_a_checkpoint_is_the_last_part_of_its_uri(uri: str) -> None:
     assert checkpoint_name(published(uri)) == "step-4"
+
+
+def test_name_of_a_checkpoint_is_whole() -> None:
+    assert checkpoint_name(published("s3://bucket/X/step-4X/")) == "step-4X"
 
 
 class Store:
@@ -91,5 +104,15 @@ def test_state_that_cannot_be_read_is_named_by_its_uri(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path))
     store.write("step-4", {TRAINER_STATE: b"{}"})
     ledger: Any = None
-    with pytest.raises(CheckpointError, match="step-4"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/step-4"):
         check_checkpoint(store, "step-4", ledger, "uid")
+
+
+def test_state_that_cannot_be_restored_is_named_by_its_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(str(tmp_path))
+    digest = store.write("step-4", {TRAINER_STATE: b"{}", ADAPTER_WEIGHTS: b"", OPTIMIZER: b""})
+    for name in ("load_tensors", "load_adapter_state", "load_optimizer"):
+        monkeypatch.setattr(checkpointing, name, lambda *_: None)
+    nothing: Any = None
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/step-4"):
+        restore_checkpoint(store, "step-4", digest, nothing, nothing)

@@ -16,7 +16,7 @@ from tensorguard.ledger.contract import LedgerCorrupt, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import RUN_LOG
-from tensorguard.training.rollback_check import read_checked
+from tensorguard.training.rollback_check import check_same_job, read_checked
 from tensorguard.training.run_log import RunLog, Stepped, steps_charged_in
 from tensorguard.training.worker import Worker
 
@@ -107,3 +107,11 @@ def test_spending_under_a_lost_ledger_is_not_reported_as_zero(halted: Job) -> No
     assert status.privacy.epsilon_spent is None
     assert status.privacy.epsilon_claimed is None
     assert status.privacy.steps_charged is None
+
+
+def test_ledger_of_another_run_is_named_by_what_differs(alone: Job) -> None:
+    state, expected = alone.ledger(), ledger_spec(alone.job, alone.plan, "tiny-uid")
+    check_same_job(state, expected)
+    other = expected.model_copy(update={"job_uid": "other-uid", "planned_steps": 1})
+    with pytest.raises(LedgerCorrupt, match=r"they differ in job_uid, planned_steps; restore"):
+        check_same_job(state, other)
