@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,16 +53,18 @@ def test_every_field_of_the_state_is_read_again(empty: dict[str, Any]) -> None:
         {"kind": "charge", "steps": 2},
         claim(2, 1, step=4, pod="pod-2"),
         {"kind": "charge", "steps": 5},
+        checkpoint_entry(replace(PUBLISHED, uri="s3://b/final", final=True)),
         {"kind": "outcome", "outcome": "Suspended"},
     )
     assert state.charges == (Charge(1, 9, 2, f"pod-1/{WRITER}"), Charge(2, 5, 1, f"pod-2/{WRITER}"))
-    assert (state.steps_charged, state.steps_recharged, state.length) == (14, 5, 11)
+    assert (state.steps_charged, state.steps_recharged, state.length) == (14, 5, 12)
     assert decode(empty | {"status": written(state)}) == state
 
 
 def test_new_object_is_an_empty_ledger_of_its_uid(empty: dict[str, Any], spec: LedgerSpec) -> None:
     state = decode(empty)
     assert (state.steps_charged, state.length, state.spec) == (0, 1, spec)
+    assert state.head == hashlib.sha256(b'["",{"kind":"open","uid":"ledger-uid"}]').hexdigest()
     other = empty | {"metadata": {"uid": "another"}}
     assert decode(other).head != state.head
 
@@ -117,4 +120,16 @@ def test_object_with_an_unknown_field_is_refused(part: str, empty: dict[str, Any
     found = empty | {"status": written(after(decode(empty), claim(1, 1)))}
     found[part]["newer"] = 1
     with pytest.raises(LedgerCorrupt, match=r"(?s)this version of tensafe cannot read the ledger \(.*newer"):
+        decode(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "name"), [("spec", "keyDigest", "key_digest"), ("status", "chargedThrough", "charged_through")]
+)
+def test_fields_have_the_names_of_the_custom_resource_only(
+    part: str, field: str, name: str, empty: dict[str, Any]
+) -> None:
+    found = empty | {"status": written(after(decode(empty), claim(1, 1)))}
+    found[part][name] = found[part].pop(field)
+    with pytest.raises(LedgerCorrupt, match="cannot read the ledger"):
         decode(found)

@@ -267,6 +267,9 @@ def test_private_evaluation_is_masked_and_kept_for_its_owner_only(at: Setting) -
 def test_nothing_is_evaluated_without_a_set_or_a_reader(visibility: str | None, at: Setting) -> None:
     at.set(visibility=visibility)
     at.worker._evaluate()
+    at.set()
+    at.components.evaluation = None
+    at.worker._evaluate()
     assert at.evaluated == []
 
 

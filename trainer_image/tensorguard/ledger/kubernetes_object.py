@@ -32,12 +32,12 @@ def decode(found: dict[str, Any]) -> LedgerState:
         LedgerCorrupt: if this version cannot read it.
     """
     try:
-        spec = PrivacyLedgerSpec.model_validate(found["spec"], by_alias=True, by_name=False)
+        spec = PrivacyLedgerSpec.model_validate(found["spec"], by_name=False)
         frozen = LedgerSpec.model_validate({name: getattr(spec, name) for name in LedgerSpec.model_fields})
         opened = new_state(frozen, entry_hash("", {"kind": "open", "uid": found["metadata"]["uid"]}))
         if "status" not in found:
             return opened
-        status = LedgerStatus.model_validate(found["status"], by_alias=True, by_name=False)
+        status = LedgerStatus.model_validate(found["status"], by_name=False)
     except (ValueError, KeyError) as error:
         raise LedgerCorrupt(
             f"this version of tensafe cannot read the ledger ({error}); use the version that wrote it"
@@ -114,7 +114,7 @@ def encode(
         length=state.length,
         head=state.head,
     )
-    return status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return status.model_dump(mode="json", exclude_none=True)
 
 
 def holder_of(pod_uid: str, writer: str | None) -> str:
