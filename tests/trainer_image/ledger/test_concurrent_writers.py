@@ -2,77 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import Any
-
 import pytest
-from kubernetes.client import ApiException
-from urllib3.exceptions import ProtocolError
 
-from e2e.platform.fixtures.ledger_objects import SPEC
+from e2e.platform.fakes.ledger_server import LedgerServer
 from tensorguard.ledger import kubernetes
 from tensorguard.ledger.contract import Fenced
 from tensorguard.ledger.kubernetes import KubernetesLedger
 from tensorguard.ledger.kubernetes_object import decode
 
 
-class Server:
-    """One PrivacyLedger under optimistic concurrency, as the API server stores it.
-
-    Attributes:
-        before_write, after_write: what other processes do just before the next write is stored, and between the write
-            and its answer. Each is called once.
-        answers_lost: how many answers of writes are lost next.
-    """
-
-    def __init__(self) -> None:
-        self.object: dict[str, Any] = {"metadata": {"uid": "ledger-uid", "resourceVersion": "1"}, "spec": SPEC}
-        self.before_write: list[Callable[[], object]] = []
-        self.after_write: list[Callable[[], object]] = []
-        self.answers_lost = 0
-
-    def get_namespaced_custom_object(self, **arguments: Any) -> dict[str, Any]:
-        return copy.deepcopy(self.object)
-
-    def replace_namespaced_custom_object_status(self, body: dict[str, Any], **arguments: Any) -> dict[str, Any]:
-        if self.before_write:
-            self.before_write.pop()()
-        version = self.object["metadata"]["resourceVersion"]
-        if body["metadata"]["resourceVersion"] != version:
-            raise ApiException(409, "Conflict")
-        self.object = copy.deepcopy(body)
-        self.object["metadata"]["resourceVersion"] = str(int(version) + 1)
-        answer = copy.deepcopy(self.object)
-        lost, self.answers_lost = self.answers_lost > 0, max(0, self.answers_lost - 1)
-        if self.after_write:
-            self.after_write.pop()()
-        if lost:
-            raise ProtocolError("connection reset before the answer was read")
-        return answer
-
-    @property
-    def steps_charged(self) -> int:
-        return decode(self.object).steps_charged
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(monkeypatch: pytest.MonkeyPatch) -> LedgerServer:
     monkeypatch.setattr(kubernetes.time, "sleep", lambda seconds: None)
-    return Server()
+    return LedgerServer()
 
 
-def process(server: Server, pod: str = "pod-1") -> KubernetesLedger:
+def process(server: LedgerServer, pod: str = "pod-1") -> KubernetesLedger:
     """The ledger as one more process in `pod` opens it."""
     return KubernetesLedger(server, namespace="n", name="ledger", uid="ledger-uid", pod_uid=pod)  # type: ignore[arg-type]
 
 
-def holder(server: Server) -> str:
+def holder(server: LedgerServer) -> str:
     state = decode(server.object)
     return next(charge.holder for charge in state.charges if charge.attempt == state.attempt)
 
 
-def test_two_processes_of_one_pod_never_hold_the_same_acquisition(server: Server) -> None:
+def test_two_processes_of_one_pod_never_hold_the_same_acquisition(server: LedgerServer) -> None:
     first, second = process(server), process(server)
     server.before_write.append(lambda: second.acquire(attempt=1, from_step=0))
     assert first.acquire(attempt=1, from_step=0).incarnation == 2
@@ -81,7 +36,7 @@ def test_two_processes_of_one_pod_never_hold_the_same_acquisition(server: Server
     assert first.charge(7).steps_charged == server.steps_charged == 7
 
 
-def test_equal_charge_of_another_process_does_not_pay_for_this_one(server: Server) -> None:
+def test_equal_charge_of_another_process_does_not_pay_for_this_one(server: LedgerServer) -> None:
     """Both hold the ledger as attempt 1, incarnation 1: the second process after the ledger was restored from a copy
     that is older than the first one's acquisition.
     """
@@ -95,14 +50,14 @@ def test_equal_charge_of_another_process_does_not_pay_for_this_one(server: Serve
     assert second.charge(7).steps_charged == server.steps_charged
 
 
-def test_lost_answer_to_an_acquisition_is_recognised(server: Server) -> None:
+def test_lost_answer_to_an_acquisition_is_recognised(server: LedgerServer) -> None:
     ledger = process(server)
     server.answers_lost = 1
     assert ledger.acquire(attempt=1, from_step=0).incarnation == 1
     assert ledger.charge(3).steps_charged == 3
 
 
-def test_lost_answer_to_a_charge_is_recognised_and_charged_once(server: Server) -> None:
+def test_lost_answer_to_a_charge_is_recognised_and_charged_once(server: LedgerServer) -> None:
     ledger = process(server)
     ledger.acquire(attempt=1, from_step=0)
     server.answers_lost = 1
@@ -110,7 +65,7 @@ def test_lost_answer_to_a_charge_is_recognised_and_charged_once(server: Server) 
     assert ledger.charge(7).steps_charged == server.steps_charged == 14
 
 
-def test_acquisition_that_was_replaced_before_its_answer_is_acquired_again(server: Server) -> None:
+def test_acquisition_that_was_replaced_before_its_answer_is_acquired_again(server: LedgerServer) -> None:
     first, second = process(server), process(server)
     server.after_write.append(lambda: second.acquire(attempt=1, from_step=0))
     server.answers_lost = 1
@@ -119,7 +74,7 @@ def test_acquisition_that_was_replaced_before_its_answer_is_acquired_again(serve
         second.charge(1)
 
 
-def test_charge_whose_answer_was_lost_is_fenced_if_another_process_has_acquired_since(server: Server) -> None:
+def test_charge_whose_answer_was_lost_is_fenced_if_another_process_has_acquired_since(server: LedgerServer) -> None:
     first, second = process(server), process(server)
     first.acquire(attempt=1, from_step=0)
     server.after_write.append(lambda: second.acquire(attempt=1, from_step=0))
@@ -129,7 +84,7 @@ def test_charge_whose_answer_was_lost_is_fenced_if_another_process_has_acquired_
     assert server.steps_charged == 7, "the charge stays, although no step of it was taken"
 
 
-def test_processes_of_one_pod_have_different_numbers_in_the_ledger(server: Server) -> None:
+def test_processes_of_one_pod_have_different_numbers_in_the_ledger(server: LedgerServer) -> None:
     process(server).acquire(attempt=1, from_step=0)
     before = holder(server)
     process(server).acquire(attempt=1, from_step=0)
@@ -137,7 +92,7 @@ def test_processes_of_one_pod_have_different_numbers_in_the_ledger(server: Serve
     assert before.startswith("pod-1/") and holder(server).startswith("pod-1/")
 
 
-def test_ledger_of_an_earlier_version_without_numbers_is_read_and_acquired(server: Server) -> None:
+def test_ledger_of_an_earlier_version_without_numbers_is_read_and_acquired(server: LedgerServer) -> None:
     process(server).acquire(attempt=1, from_step=0)
     del server.object["status"]["charges"][0]["writer"]
     assert holder(server) == "pod-1"
