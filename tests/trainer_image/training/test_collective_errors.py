@@ -1,13 +1,17 @@
-"""What is reported of an error: its own sentence, the fix for a lack of memory, or its type alone."""
+"""What is reported of an error, on every rank: its own sentence, the fix for a lack of memory, or its type alone."""
 
 from __future__ import annotations
+
+import contextlib
+from typing import Any
 
 import pytest
 import torch
 from ray.exceptions import OutOfMemoryError
 
 from tensafe_api.reasons import Reason
-from tensorguard.training.collective_errors import describe_error
+from tensorguard.ledger.contract import LedgerBusy
+from tensorguard.training.collective_errors import AttemptFailed, describe_error, run_on_all_ranks
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,84 @@ def test_only_the_type_of_a_foreign_error_is_reported() -> None:
 def test_lack_of_memory_of_another_library_is_named() -> None:
     kind = type("OutOfMemoryError", (Exception,), {"__module__": "other.library"})
     assert describe_error(kind("patient 7")) == (Reason.WORKER_LOST, "there is too little memory")
+
+
+class Ranks:
+    """The channel of one rank. The others send the messages of `others`."""
+
+    def __init__(self, rank: int, *others: bytes) -> None:
+        self.rank, self.size, self.others = rank, len(others) + 1, list(others)
+        self.sent = b""
+
+    def all_gather(self, message: bytes) -> list[bytes]:
+        self.sent = message
+        return [*self.others[: self.rank], message, *self.others[self.rank :]]
+
+
+def fails(error: Exception) -> Any:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def sent_by(call: Any) -> bytes:
+    """The message of a rank whose peers have no failure."""
+    channel: Any = Ranks(0, b"\0" * 1024)
+    with contextlib.suppress(AttemptFailed):
+        run_on_all_ranks(channel, call)
+    return bytes(channel.sent)
+
+
+FAILURE = AttemptFailed(Reason.MODEL_UNSUPPORTED, "spec.model.name: no such layer")
+
+
+def test_result_is_returned_once_every_rank_has_succeeded() -> None:
+    channel: Any = Ranks(1, b"\0" * 1024, b"\0" * 1024)
+    assert run_on_all_ranks(channel, lambda: "result") == "result"
+    assert channel.sent == b"\0" * 1024
+
+
+def test_failure_of_another_rank_is_raised_on_this_one() -> None:
+    channel: Any = Ranks(0, b"\0" * 1024, sent_by(fails(FAILURE)))
+    with pytest.raises(AttemptFailed, match=r"^spec\.model\.name: no such layer \(worker 2\)$") as raised:
+        run_on_all_ranks(channel, lambda: "result")
+    assert raised.value.reason is Reason.MODEL_UNSUPPORTED
+    assert raised.value.__cause__ is None
+
+
+def test_failure_of_the_lowest_rank_is_raised() -> None:
+    channel: Any = Ranks(1, sent_by(fails(FAILURE)), b"\0" * 1024)
+    with pytest.raises(AttemptFailed, match=r"no such layer \(worker 0\)"):
+        run_on_all_ranks(channel, fails(KeyError("patient 7")))
+
+
+def test_failure_of_a_single_worker_names_no_worker() -> None:
+    channel: Any = Ranks(0)
+    with pytest.raises(AttemptFailed, match=r"^spec\.model\.name: no such layer$"):
+        run_on_all_ranks(channel, fails(FAILURE))
+
+
+def test_foreign_error_is_the_cause_on_its_own_rank_and_its_text_stays_there() -> None:
+    channel: Any = Ranks(0, b"\0" * 1024)
+    error = KeyError("patient 7")
+    with pytest.raises(AttemptFailed, match=r"^KeyError; .* \(worker 0\)$") as raised:
+        run_on_all_ranks(channel, fails(error))
+    assert raised.value.__cause__ is error and raised.value.reason is Reason.INTERNAL_ERROR
+    assert b"patient" not in channel.sent
+
+
+def test_error_of_this_project_needs_no_traceback() -> None:
+    channel: Any = Ranks(0)
+    with pytest.raises(AttemptFailed, match="the ledger is locked") as raised:
+        run_on_all_ranks(channel, fails(LedgerBusy("the ledger\n is locked")))
+    assert raised.value.__cause__ is None and raised.value.reason is Reason.LEDGER_LOCKED
+
+
+def test_messages_of_all_ranks_have_one_length() -> None:
+    long = AttemptFailed(Reason.MODEL_UNSUPPORTED, "é" * 4000)
+    messages = {len(sent_by(call)) for call in (lambda: "result", fails(FAILURE), fails(long))}
+    assert messages == {1024}
+    channel: Any = Ranks(0, sent_by(fails(long)))
+    with pytest.raises(AttemptFailed, match=r"^é+ \(worker 1\)$"):
+        run_on_all_ranks(channel, lambda: "result")
