@@ -21,6 +21,7 @@ from tensorguard.ledger.contract import (
     LedgerUnreachable,
 )
 from tensorguard.ledger.kubernetes import REQUEST_SECONDS, STARTING_SECONDS, KubernetesLedger
+from tensorguard.ledger.kubernetes_object import decode, entry_hash
 
 POLICY = 'ValidatingAdmissionPolicy "ledger" denied request: only the pod that acquired it may write'
 
@@ -229,6 +230,9 @@ def test_progress_and_evaluations_are_written_with_the_next_charge(
     ledger.charge(1)
     status = server.object["status"]
     assert (status["progress"]["step"], [each["step"] for each in status["evaluations"]]) == (4, [3])
+    ledger.charge(1)
+    status = server.object["status"]
+    assert (status["progress"]["step"], [each["step"] for each in status["evaluations"]]) == (4, [3])
     server.object["status"]["evaluations"] = []
     ledger.charge(1)
     assert server.object["status"]["evaluations"] == [], "an evaluation is written once"
@@ -236,6 +240,7 @@ def test_progress_and_evaluations_are_written_with_the_next_charge(
 
 def test_ledger_extends_what_it_was_before(server: LedgerServer, ledger: KubernetesLedger) -> None:
     before = ledger.read()
+    assert ledger.extends(decode(ledger_without_entries(server)).head, 1)
     assert ledger.extends(before.head, before.length)
     assert not ledger.extends("another", before.length)
     ledger.charge(1)
@@ -248,3 +253,18 @@ def test_ledger_extends_what_it_was_before(server: LedgerServer, ledger: Kuberne
 def test_nothing_waits_for_a_lock(server: LedgerServer, ledger: KubernetesLedger, clock: Clock) -> None:
     ledger.wait_until_free()
     assert server.requests == [] and clock.waits == []
+
+
+def ledger_without_entries(server: LedgerServer) -> dict[str, Any]:
+    """The object as the operator created it."""
+    return {name: value for name, value in server.object.items() if name != "status"}
+
+
+def test_heads_are_a_chain_over_the_entries_and_their_writer(server: LedgerServer, ledger: KubernetesLedger) -> None:
+    opened = decode(ledger_without_entries(server)).head
+    acquired = ledger.read()
+    (record,) = server.object["status"]["charges"]
+    entry = {"kind": "claim", "attempt": 1, "incarnation": 1, "fromStep": 0, "writer": record["writer"]}
+    assert acquired.head == entry_hash(opened, {**entry, "holder": f"pod-1/{record['writer']}"})
+    charge = {"kind": "charge", "steps": 5, "writer": record["writer"]}
+    assert ledger.charge(5).head == entry_hash(acquired.head, charge)

@@ -96,7 +96,7 @@ class Setting:
         monkeypatch.setattr(worker_module, "use_deterministic_kernels", lambda: None)
         monkeypatch.setattr(worker_module, "Checkpointer", self._checkpointer)
         monkeypatch.setattr(worker_module, "evaluate_on_all_ranks", self._evaluate)
-        monkeypatch.setattr(worker_module, "task_of", lambda spec: "task")
+        monkeypatch.setattr(worker_module, "task_of", lambda spec: "task" if spec is self.spec else None)
         self.worker = Worker(config, channel, torch.device("cpu"), self.heard.append)
         self.worker._acquired_as = (3, 1)
         steps: Any = self.steps
@@ -106,16 +106,15 @@ class Setting:
     def set(self, *, visibility: str | None = "Public", private_metrics: bool = False, fail: bool = False) -> None:
         evaluation = SimpleNamespace(visibility=visibility) if visibility else None
         metrics = SimpleNamespace(record_evaluation=lambda *figures: self.private.append(figures))
+        self.spec = SimpleNamespace(
+            evaluation=evaluation,
+            training=SimpleNamespace(micro_batch_size=16),
+            checkpoint=SimpleNamespace(keep=3),
+            privacy=SimpleNamespace(on_budget_exhausted="Fail" if fail else "Stop"),
+        )
         self.components: Any = SimpleNamespace(
             plan=SimpleNamespace(steps=9, evaluate_every=4, checkpoint_every=3, target_epsilon=8.0),
-            job=SimpleNamespace(
-                spec=SimpleNamespace(
-                    evaluation=evaluation,
-                    training=SimpleNamespace(micro_batch_size=16),
-                    checkpoint=SimpleNamespace(keep=3),
-                    privacy=SimpleNamespace(on_budget_exhausted="Fail" if fail else "Stop"),
-                )
-            ),
+            job=SimpleNamespace(spec=self.spec),
             evaluation="shard" if evaluation else None,
             private_metrics=metrics if private_metrics else None,
             records_at_once=16,
@@ -174,6 +173,7 @@ def test_all_planned_steps_run_and_the_last_checkpoint_is_final(at: Setting) -> 
     assert at.ledger.outcomes == ["Completed"]
     assert at.end == ("Completed", "all 9 steps are done")
     assert at.heard == at.log.records
+    assert all(isinstance(record.time, float) for record in at.log.records)
 
 
 def test_resumed_run_starts_at_its_step(at: Setting) -> None:
@@ -239,6 +239,7 @@ def test_public_evaluation_is_logged_and_shown_in_the_ledger(private_metrics: bo
     at.worker._step = 4
     at.worker._evaluate()
     (call,) = at.evaluated
+    assert call["channel"] is at.worker._channel and call["device"] == torch.device("cpu")
     assert (call["shard"], call["model"], call["task"], call["batch_size"], call["form"], call["aggregator"]) == (
         "shard",
         "model",
