@@ -6,17 +6,21 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import ledger_spec
+from tensorguard.checkpoint.store import CheckpointConflict
+from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 from tensorguard.ledger.contract import LedgerCorrupt, LedgerState
 from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.runners.local.status import fold_status
 from tensorguard.training.config import RUN_LOG
-from tensorguard.training.rollback_check import check_same_job, read_checked
+from tensorguard.training.rollback_check import check_charged, check_checkpoints, check_same_job, read_checked
 from tensorguard.training.run_log import RunLog, Stepped, steps_charged_in
 from tensorguard.training.worker import Worker
 
@@ -115,3 +119,64 @@ def test_ledger_of_another_run_is_named_by_what_differs(alone: Job) -> None:
     other = expected.model_copy(update={"job_uid": "other-uid", "planned_steps": 1})
     with pytest.raises(LedgerCorrupt, match=r"they differ in job_uid, planned_steps; restore"):
         check_same_job(state, other)
+
+
+def test_charges_without_a_run_log_cannot_be_checked(halted: Job) -> None:
+    path = halted.directory / RUN_LOG
+    assert read_checked(FileLedger(halted.directory), path).steps_charged == 6
+    path.unlink()
+    with pytest.raises(LedgerCorrupt, match=r"events\.jsonl is missing, and the ledger beside it cannot be checked"):
+        read_checked(FileLedger(halted.directory), path)
+
+
+def test_new_ledger_needs_no_run_log(alone: Job) -> None:
+    assert read_checked(FileLedger(alone.directory), alone.directory / RUN_LOG).steps_charged == 0
+
+
+def test_ledger_may_have_more_charges_than_were_logged_but_not_fewer(halted: Job) -> None:
+    state = halted.ledger()
+    for logged in (0, 5, 6):
+        check_charged(state, logged, Path("log"))
+    with pytest.raises(LedgerCorrupt, match="the ledger has 6 charged steps, but log records 7"):
+        check_charged(state, 7, Path("log"))
+
+
+class Checked:
+    """A store and a ledger for one checkpoint, which was written with a ledger of `length` entries."""
+
+    def __init__(self, length: int, uid: str = "uid") -> None:
+        self.length, self.uid = length, uid
+        self.asked: list[Any] = []
+
+    def names(self) -> list[str]:
+        return ["step-1", "step-2"]
+
+    def uri(self, name: str) -> str:
+        return f"s3://b/{name}"
+
+    def read(self, name: str = "", only: str | None = None) -> Any:
+        if not name:
+            return SimpleNamespace(spec=SimpleNamespace(job_uid="uid"))
+        self.asked.append((name, only))
+        return {TRAINER_STATE: TrainerState(self.uid, 1, 1, 1, f"head {name}", self.length).dump()}
+
+    def extends(self, head: str, length: int) -> bool:
+        self.asked.append(head)
+        return length <= 9
+
+
+def test_every_checkpoint_is_compared_with_the_ledger() -> None:
+    both: Any = Checked(9)
+    check_checkpoints(both, both)
+    assert both.asked == [
+        ("step-1", TRAINER_STATE),
+        "head step-1",
+        ("step-2", TRAINER_STATE),
+        "head step-2",
+    ]
+    shorter: Any = Checked(10)
+    with pytest.raises(LedgerCorrupt, match="the ledger is shorter than it was when s3://b/step-1 was written"):
+        check_checkpoints(shorter, shorter)
+    other: Any = Checked(9, uid="other")
+    with pytest.raises(CheckpointConflict, match="s3://b/step-1 is the checkpoint of another job"):
+        check_checkpoints(other, other)
