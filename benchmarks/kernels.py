@@ -5,6 +5,9 @@
 For MiniLM and a model of Llama's shape, in each precision: the largest relative change of a record's gradient when its
 slot or the other records change (the self-test of every run), and the time for each record. "0" means that all bits are
 equal. It uses the GPU where there is one. A run computes the largest number of records at once whose change is 0.
+
+Below the table is what deterministic kernels cost: their time divided by that of PyTorch's default kernels, in pairs,
+with the largest number of records at once in fp32.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from tensorguard.models.tasks import Task, task_named
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 
-LENGTH, GRID, REPEATS = 64, 1 << 21, 5
+LENGTH, GRID = 64, 1 << 21
 VOCABULARY = 1000
 
 
@@ -72,52 +75,85 @@ def llama(precision: str, device: torch.device) -> BaseModel:
 MODELS = {"MiniLM": (minilm, ["query", "value"]), "Llama's shape": (llama, ["q_proj", "v_proj"])}
 
 
-def measure(model: PeftModel, task: Task, gradients: PerExampleGradients, rows: int, device: torch.device) -> Measured:
-    """The self-test and the time of `rows` records at once."""
-    clipper = GridClipper(gradients.dimension, GRID, 1.0, device)
-    batches = dummy_batches(task, TokenRows(LENGTH, 0, VOCABULARY), rows=rows, length=LENGTH, device=device)
-    try:
-        change = self_test(model, gradients, clipper, batches).neighbour_error
-    except SelfTestError:
-        change = None
-    seconds = []
-    for seed in range(REPEATS):
-        batch = batches(seed)
+@dataclass
+class Bench:
+    """A model with its gradients, and micro-batches of `rows` records."""
+
+    model: PeftModel
+    task: Task
+    gradients: PerExampleGradients
+    rows: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._clipper = GridClipper(self.gradients.dimension, GRID, 1.0, self.device)
+        form = TokenRows(LENGTH, 0, VOCABULARY)
+        self._batches = dummy_batches(self.task, form, rows=self.rows, length=LENGTH, device=self.device)
+
+    def measure(self, repeats: int) -> Measured:
+        """The self-test, and the median time of a record."""
+        try:
+            change = self_test(self.model, self.gradients, self._clipper, self._batches).neighbour_error
+        except SelfTestError:
+            change = None
+        seconds = [self.seconds(seed) for seed in range(repeats)]
+        return Measured(change, 1000 * statistics.median(seconds) / self.rows)
+
+    def cost_of_determinism(self, repeats: int) -> float:
+        """The time with deterministic kernels divided by that with PyTorch's default ones: the median of pairs."""
+        ratios = []
+        for seed in range(repeats):
+            torch.use_deterministic_algorithms(False)
+            default = self.seconds(seed)
+            torch.use_deterministic_algorithms(True)
+            ratios.append(self.seconds(seed) / default)
+        return statistics.median(ratios)
+
+    def seconds(self, seed: int) -> float:
+        """The time of one micro-batch: forward and backward pass, clipping and rounding."""
+        batch, seeds = self._batches(seed), list(range(self.rows))
         started = time.perf_counter()
-        with record_seeds(model, list(range(rows))):
-            clipper.add(gradients.compute(batch, rows), list(range(rows)))
-        if device.type == "cuda":
+        with record_seeds(self.model, seeds):
+            self._clipper.add(self.gradients.compute(batch, self.rows), seeds)
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return Measured(change, 1000 * statistics.median(seconds) / rows)
+        return time.perf_counter() - started
 
 
-def table(sizes: list[int], device: torch.device) -> Iterator[str]:
-    """The lines of the table, as Markdown."""
+def table(sizes: list[int], precisions: list[str], device: torch.device, repeats: int) -> Iterator[str]:
+    """The lines of the table, as Markdown, and the cost of deterministic kernels for each model."""
+    costs = []
     yield "| model | precision | " + " | ".join(f"{rows} at once" for rows in sizes) + " |"
     yield "|---|---|" + "---|" * len(sizes)
     for name, (load, targets) in MODELS.items():
-        for precision in ("fp32", "tf32", "bf16", "fp16"):
-            if precision == "tf32" and device.type != "cuda":
-                continue
+        for precision in precisions:
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
             base = load("fp32" if precision == "tf32" else precision, device)
             model = attach_lora(base, rank=8, alpha=16, dropout=0.0, init_seed=7, target_modules=targets)
             scale = 1024.0 if precision == "fp16" else 1.0
             gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(base.task), scale)
-            found = (measure(model, base.task, gradients, rows, device) for rows in sizes)
+            benches = [Bench(model, base.task, gradients, rows, device) for rows in sizes]
+            found = (bench.measure(repeats) for bench in benches)
             cells = (
                 f"{'refused' if each.change is None else f'{each.change:.1g}'}, {each.milliseconds:.1f} ms"
                 for each in found
             )
             yield f"| {name} | {precision} | " + " | ".join(cells) + " |"
+            if precision == "fp32":
+                ratio = benches[-1].cost_of_determinism(repeats)
+                costs.append(
+                    f"deterministic kernels, {name}, fp32, {sizes[-1]} at once: {ratio:.2f} x the default ones"
+                )
             gradients.close()
+    yield from costs
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Bit-equality and cost of records at once.")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 8, 32])
+    parser.add_argument("--precisions", nargs="+", choices=("fp32", "tf32", "bf16", "fp16"), help="default: all")
+    parser.add_argument("--repeats", type=int, default=9, help="how often each micro-batch is timed")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of PyTorch")
     options = parser.parse_args()
     logging.set_verbosity_error()
@@ -126,7 +162,8 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {options.threads} threads"
     print(f"{name}, PyTorch {torch.__version__}, records of {LENGTH} tokens; change, and time for each record")
-    for line in table(options.rows, device):
+    known = ["fp32", *(["tf32"] if device.type == "cuda" else []), "bf16", "fp16"]
+    for line in table(options.rows, options.precisions or known, device, options.repeats):
         print(line, flush=True)
     return 0
 
