@@ -21,7 +21,10 @@ from tensorguard.training.config import RUN_LOG
 NAMED = Acquisition(3, 2**40, "step-000123-a64i2", "sha256:" + "f" * 64)
 
 
-@pytest.mark.parametrize("acquired", [NAMED, Acquisition(1, 0, "", ""), Acquisition(2, 9, "s" * 64, "d" * 71)])
+@pytest.mark.parametrize(
+    "acquired",
+    [NAMED, Acquisition(1, 0, "", ""), Acquisition(1, 1, "step-X", "digest X"), Acquisition(2, 9, "s" * 64, "d" * 71)],
+)
 def test_acquisition_is_unpacked_as_it_was_packed(acquired: Acquisition) -> None:
     message = acquired.pack()
     assert Acquisition.unpack(message) == acquired

@@ -61,35 +61,35 @@ def ledger_with(*names: str) -> Any:
     return State()
 
 
-def kept(exist: tuple[str, ...], recorded: tuple[str, ...], *, keep: int, newest: str) -> list[str]:
-    """The checkpoints that are left after `newest` was written."""
+def kept(exist: tuple[str, ...], recorded: tuple[str, ...], *, keep: int) -> list[str]:
+    """The checkpoints that are left of those that exist, after the last of those that are recorded was written."""
     store: Any = Store(*exist)
     others: Any = {"source": None, "model": None, "optimizer": None, "statement_inputs": None, "acquired_as": (1, 1)}
-    Checkpointer(store=store, ledger=ledger_with(*recorded), keep=keep, **others)._prune(newest)
+    Checkpointer(store=store, ledger=ledger_with(*recorded), keep=keep, **others)._prune()
     return list(store.names)
 
 
 def test_oldest_checkpoints_are_removed() -> None:
     names = ("step-1", "step-2", "step-3", "step-4")
-    assert kept(names, names, keep=2, newest="step-4") == ["step-3", "step-4"]
-    assert kept(names, names, keep=1, newest="step-4") == ["step-4"]
-    assert kept(names, names, keep=4, newest="step-4") == list(names)
-    assert kept(names, names, keep=9, newest="step-4") == list(names)
+    assert kept(names, names, keep=2) == ["step-3", "step-4"]
+    assert kept(names, names, keep=1) == ["step-4"]
+    assert kept(names, names, keep=4) == list(names)
+    assert kept(names, names, keep=9) == list(names)
 
 
 def test_final_checkpoint_and_those_of_other_jobs_are_never_removed() -> None:
     exist = ("other", "step-1", "step-2", "final")
-    assert kept(exist, ("step-1", "step-2", "final"), keep=1, newest="final") == ["other", "step-2", "final"]
+    assert kept(exist, ("step-1", "step-2", "final"), keep=1) == ["other", "step-2", "final"]
 
 
 def test_checkpoint_that_was_written_again_is_the_newest() -> None:
     """After a resume from an older checkpoint, the ledger records the same name a second time."""
-    assert kept(("step-1", "step-2"), ("step-1", "step-2", "step-1"), keep=1, newest="step-1") == ["step-1", "step-2"]
+    assert kept(("step-1", "step-2"), ("step-1", "step-2", "step-1"), keep=1) == ["step-1"]
 
 
 def test_missing_checkpoints_do_not_count() -> None:
     exist, recorded = ("step-1", "step-3"), ("step-1", "step-2", "step-3")
-    assert kept(exist, recorded, keep=2, newest="step-3") == ["step-1", "step-3"]
+    assert kept(exist, recorded, keep=2) == ["step-1", "step-3"]
 
 
 def test_newest_checkpoint_that_exists_is_resumed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tensorguard.training.budget_gate import Allowance, Verdict
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.stop_signal import StopSignal
 
-SHAPES = ((2, 3), (4,))
+SHAPES = ((2, 3), (1,), (3,))
 DIMENSION = 10
 
 
@@ -30,6 +31,8 @@ class Parts:
         self.parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
         self.optimizer = torch.optim.SGD(self.parameters, lr=1.0)
         self.drawn = 0
+        self.may_draw = threading.Event()
+        self.may_draw.set()
 
     def make(self, *, keeps: bool = False) -> PrivateStep:
         parts: Any = {"sampler": self, "gradients": self, "clipper": self, "noise": self, "noise_stream": "stream"}
@@ -49,6 +52,7 @@ class Parts:
     def draw(self, *noise: Any) -> Any:
         if noise:
             assert noise == (DIMENSION, "stream")
+            self.may_draw.wait()
             self.drawn += 1
             return f"noise {self.drawn}"
         self.order.append("sample")
@@ -175,9 +179,23 @@ def test_large_sums_are_decoded_exactly(parts: Parts, step_of: Callable[..., Pri
     assert parts.values[1:] == pytest.approx([-float(exact)] * (DIMENSION - 1), rel=1e-7)
 
 
-def test_closing_waits_for_the_thread(parts: Parts, step_of: Callable[..., PrivateStep]) -> None:
+def test_noise_is_drawn_by_one_thread(step_of: Callable[..., PrivateStep]) -> None:
+    """Two threads would share the secret stream."""
+    assert step_of()._pool._max_workers == 1
+
+
+def test_closing_waits_for_the_noise_that_is_being_drawn_and_starts_no_other(
+    parts: Parts, step_of: Callable[..., PrivateStep]
+) -> None:
     step = step_of()
+    step._prepare(0)
     step.run(0)
+    parts.may_draw.clear()
+    step._prepare(5)
+    step._prepare(6)
+    before = parts.drawn
+    threading.Timer(0.1, parts.may_draw.set).start()
     step.close()
+    assert before < parts.drawn <= before + 1
     with pytest.raises(RuntimeError, match="after shutdown"):
         step.run(5)

@@ -94,16 +94,15 @@ class Checkpointer:
             final=final,
         )
         self.ledger.record_checkpoint(published)
-        self._prune(name)
+        self._prune()
         return published
 
-    def _prune(self, newest: str) -> None:
+    def _prune(self) -> None:
         """Remove the oldest checkpoints that this ledger recorded: never the final one, never those of another job."""
-        recorded = [checkpoint_name(each) for each in self.ledger.read().checkpoints if not each.final]
-        steps = [name for name in dict.fromkeys(recorded) if self.store.exists(name)]
-        for name in steps[: -self.keep]:
-            if name != newest:
-                self.store.remove(name)
+        newest_first = reversed(self.ledger.read().checkpoints)
+        recorded = dict.fromkeys(checkpoint_name(each) for each in newest_first if not each.final)
+        for name in [each for each in recorded if self.store.exists(each)][self.keep :]:
+            self.store.remove(name)
 
 
 def checkpoint_name(published: PublishedCheckpoint) -> str:
