@@ -5,6 +5,7 @@ import json
 import pytest
 
 from e2e.platform.trainer.tokenising import tokeniser
+from tensorguard.data.chat import conversation
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 
@@ -78,6 +79,14 @@ def test_messages_as_json_text_and_with_nulls_of_arrow(make_tokenizer, chatml):
     learned = encode_with(make_tokenizer(template=chatml + "{% if messages[0].name is defined %}<s>{% endif %}"))
     with_nulls = [{**message, "name": None} for message in chat("a", "b")]
     assert learned(json.dumps(chat("a", "b")), with_nulls) == ["b <|im_end|>"] * 2
+
+
+def test_typed_messages_do_not_depend_on_the_types_of_others():
+    """Arrow orders the fields of objects by all records, and makes numbers floats where one record has a fraction."""
+    alone = [{"role": "assistant", "call": {"dose": 5, "age": 30}}]
+    beside_others = [{"call": {"age": 30.0, "dose": 5.0, "unit": None}, "role": "assistant"}]
+    assert json.dumps(conversation(alone)) == json.dumps(conversation(beside_others))
+    assert json.dumps(conversation(json.dumps(alone))) == json.dumps(alone), "JSON text is that of its record alone"
 
 
 def test_tools_are_passed_to_the_template(make_tokenizer, chatml):

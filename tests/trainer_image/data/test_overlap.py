@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -55,6 +56,20 @@ def test_other_data_and_small_overlaps_are_accepted() -> None:
         [{"text": "note 1", "label": 2}] * 9,
     ):
         assert not is_refused(public, private)
+
+
+def test_copy_is_recognised_in_any_types_and_white_space() -> None:
+    """A file with types adds nulls to all objects and makes whole numbers floats, if one record has more fields."""
+    plain = [[{"role": "user", "content": f"note {number}", "seen": number}] for number in range(20)]
+    typed = [[{**message, "seen": float(message["seen"]), "tool_calls": None} for message in each] for each in plain]
+    copies = (plain, typed, [json.dumps(each) for each in plain], [json.dumps(each, indent=2) for each in typed])
+    for private in copies:
+        for public in copies:
+            overlap = Overlap(content_digests({"messages": public}))
+            overlap.add({"messages": private})
+            assert len(overlap.found) == 20
+    texts = [f"[INST] note {number} [/INST]" for number in range(20)]
+    assert is_refused([{"text": f"{text} \n"} for text in texts], [{"text": text} for text in texts])
 
 
 def test_few_records_are_not_compared_so_that_no_one_can_ask_for_a_single_record() -> None:

@@ -1,7 +1,12 @@
 """Partitioning without Ray: keys, splitting and merging, in every order of rows and with any other records."""
 
+import enum
+import ipaddress
+import json
+import uuid
 from collections import Counter
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -233,12 +238,57 @@ def test_ids_that_python_cannot_hold_are_one_unit():
 
 def test_keys_equal_known_values():
     """Keys decide the shards of a resumed job, so they never change. (Reference values: openssl dgst -hmac.)"""
-    content = keys.content_of(["é", {"b": 1, "a": None}])
-    assert content == '["é",{"a":null,"b":1}]'.encode()
+    content = '["é",{"a":null,"b":1}]'.encode()
     unit = keys.unit_key(KEY, user=None, content=content)
     assert unit.hex() == "d798402b53239d083b535231172829cc4f3b181249a1146b6beb6f1f1b7a4e16"
     assert keys.record_key(KEY, content).hex() == "4fc10a44c283209b3b3e8bb692f821471546e032dc27591bf8c2ce9ea1bd49cc"
     assert [keys.shard_of(unit, workers) for workers in (1, 16, 1009)] == [0, 6, 377]
+
+
+def test_content_is_the_same_whatever_types_other_records_give_it():
+    """A file with types makes whole numbers floats where one record has a fraction, and fills objects with nulls."""
+    content = b'["7.0",1,{"b":[2,{"c":3}]},null,0.5]'
+    alike = (
+        ["7.0", 1, {"b": [2, {"c": 3}]}, None, 0.5],
+        ["7.0", 1.0, {"a": None, "b": [2.0, {"d": None, "c": Decimal("3.00")}]}, None, Decimal("0.5")],
+    )
+    assert {keys.content_of(values) for values in alike} == {content}
+    apart = (["7"], [7], [7.5], [None], [{}], [True], [[7]], [{"a": 7}])
+    assert len({keys.content_of(values) for values in apart}) == len(apart)
+
+
+class Id:
+    """An id that compares by its number, and whose text is its address."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_ids_without_a_text_of_their_own_are_one_user():
+    """As a unit for each record, they would split a user."""
+    without = [Id(1), Id(1), Id(2), object(), 10**5000]
+    assert {keys.user_of(value) for value in without} == {keys.UNREADABLE_USER.encode()}
+    assert keys.user_of("ward at 0x1f") == b"ward at 0x1f"
+
+
+def test_ids_that_are_objects_are_the_same_in_any_spelling():
+    same = [
+        {"id": 7, "site": uuid.UUID(int=5)},
+        {"site": str(uuid.UUID(int=5)), "id": 7.0},
+        {"site": str(uuid.UUID(int=5)), "id": Decimal(7), "ward": None},
+        json.dumps({"site": str(uuid.UUID(int=5)), "id": 7}),
+    ]
+    assert len({keys.user_of(value) for value in same}) == 1
+    assert keys.user_of(("h", 7)) == keys.user_of(["h", Decimal("7.0")]) == keys.user_of('["h", 7]')
+    assert keys.user_of(np.int64(7)) == keys.user_of(np.array(7.0)) == keys.user_of("7") == b"7"
+    assert keys.user_of(Colour.RED) == keys.user_of(1)
+    assert keys.user_of(Fraction(7)) == keys.user_of(7)
+    assert keys.user_of(ipaddress.ip_address("10.0.0.1")) == keys.user_of("10.0.0.1")
+    assert keys.user_of({"id": Id(1)}) == keys.user_of({"id": Id(1)}) != keys.user_of({"id": 1})
 
 
 def test_shard_on_disk_is_mapped_with_the_written_content(tmp_path, make_tokenizer):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorguard.data.errors import DataError
+from tensorguard.data.keys import canonical
 
 Render = Callable[[Sequence[Any], Any, bool], str]  # messages, tools, add generation prompt -> text
 
@@ -77,10 +78,11 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render) -> tupl
 def conversation(value: Any) -> list[Any]:
     """A record's messages (or tools) as a list of dicts, from a list or its JSON text, without keys that hold null.
 
-    Arrow gives every message all keys that any message has, and fills them with null. Raises ValueError or TypeError
-    for any other value.
+    Arrow gives every message all keys that any message has, fills them with null, orders them by all records, and makes
+    numbers floats where one record has a fraction. So what is not JSON text is made canonical: keys are sorted, and
+    whole numbers are integers. Raises ValueError or TypeError for any other value.
     """
-    parsed = json.loads(value) if isinstance(value, str | bytes) else value
+    parsed = json.loads(value) if isinstance(value, str | bytes) else canonical(value)
     if not isinstance(parsed, list) or not parsed or not all(isinstance(item, dict) for item in parsed):
         raise ValueError("not a list of objects")
     messages: list[Any] = _without_nulls(parsed)

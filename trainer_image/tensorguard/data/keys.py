@@ -8,12 +8,14 @@ longer be independent of it. Every hash is HMAC-SHA256 under the job's secret ke
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,32 @@ WIDTH = 32  # bytes of every hash here
 _NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|(?i:inf(inity)?))")
 _NULLS = frozenset(["nan", "NaN", "NaT", "<NA>"])
 """The texts of missing values in Python's libraries."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""What the text of a Python object has if its class defines none. It is another one for an equal object."""
+UNREADABLE_USER = "\ufffd"
+"""The id of all users whose ids have no such text. They are one unit: a unit for each record could split a user."""
+
+
+def canonical(value: Any) -> Any:
+    """A value as it is in every data set: whole numbers are integers, and fields of objects that hold null are absent.
+
+    A file or library with types chooses them from all its rows. So one record may turn the numbers of others into
+    floats, and give the objects of others a field with null. Text is not changed, not even JSON text.
+    """
+    if isinstance(value, Mapping):
+        return {str(name): canonical(each) for name, each in sorted(value.items(), key=str) if each is not None}
+    if isinstance(value, list | tuple):
+        return [canonical(each) for each in value]
+    if isinstance(value, Decimal) and value.is_finite():
+        value = int(value) if value == value.to_integral_value() else float(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def content_of(values: Sequence[Any]) -> bytes | None:
     """A record's values, in a fixed order of columns, as canonical JSON; None if JSON cannot hold them."""
     try:
-        text = json.dumps(values, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
-        return text.encode("utf-8", "surrogatepass")
-    except (TypeError, ValueError, RecursionError):
+        return _json(canonical(values)).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, ArithmeticError, RecursionError):
         return None
 
 
@@ -42,22 +62,23 @@ def user_of(value: Any) -> bytes | None:
 
     - White space around an id is ignored, and so are Unicode's compositions and variants of letters (NFKC), and
       invisible characters (control and format characters, and those that Unicode declares ignorable).
-    - An id that is an object is the same in any order of its fields.
+    - An id that is an object is the same in any order of its fields, and with or without those that hold null.
     - Ids that are decimal numbers are the same if the numbers are equal: 7, 7.0, "7", " 7 ", 7e0, and also "007", since
       libraries that parse ids as numbers drop leading zeros. They are compared as 64-bit floats, because pandas rounds
       ids above 2^53 in any file in which one id is missing. To keep long numbers apart that are close together, put a
       letter in front ("u9007199254740993").
     - "true", "True" and True are the same.
 
-    Any other difference, including upper and lower case, makes two ids.
+    Any other difference, including upper and lower case, makes two ids. All ids of types that have no such text are one
+    (`UNREADABLE_USER`).
     """
-    if value is None or (not isinstance(value, str) and str(value) in _NULLS):
+    text = _text_of_user(value)
+    if text is None:
         return None
-    text = value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
     text = unicodedata.normalize("NFKC", "".join(filter(_is_visible, text)))
     text = "".join(filter(_is_visible, text)).strip()
     if text.startswith(("{", "[")):
-        text = in_order(text)
+        text = in_order(text) or text
     if _NUMBER.fullmatch(text):
         number = float(text)
         text = str(int(number)) if number.is_integer() else repr(number)
@@ -66,12 +87,44 @@ def user_of(value: Any) -> bytes | None:
     return text.encode("utf-8", "replace") or None
 
 
-def in_order(text: str) -> str:
-    """JSON with the fields of its objects sorted; any other text unchanged."""
+def in_order(text: str) -> str | None:
+    """JSON text in canonical form, with the fields of its objects sorted; None for any other text."""
     try:
-        return json.dumps(json.loads(text), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return text
+        return _json(canonical(json.loads(text)))
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+def _text_of_user(value: Any) -> str | None:
+    """The text of an id; None for no id."""
+    try:
+        if hasattr(value, "tolist"):  # of numpy, or a tensor
+            value = value.tolist()
+        if isinstance(value, enum.Enum):
+            value = value.value
+        if isinstance(value, bytes | bytearray):
+            return value.decode("utf-8", "replace")
+        if value is None or (not isinstance(value, str) and str(value) in _NULLS):
+            return None
+        if isinstance(value, Mapping | list | tuple):
+            return _json(canonical(value))
+        return value if isinstance(value, str) else _text_of_object(value)
+    except Exception:  # such as an integer of thousands of digits: no record may stop a job
+        return UNREADABLE_USER
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_leaf)
+
+
+def _leaf(value: Any) -> Any:
+    """What stands for a value that JSON does not know."""
+    return canonical(value.tolist()) if hasattr(value, "tolist") else _text_of_object(value)
+
+
+def _text_of_object(value: object) -> str:
+    text = str(value)
+    return UNREADABLE_USER if _ADDRESS.search(text) else text
 
 
 def record_key(key: bytes, content: bytes) -> bytes:

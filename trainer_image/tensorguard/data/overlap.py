@@ -13,7 +13,6 @@ records in common. A smaller set is not compared: the answer would tell whether 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def _content(record: Sequence[Any]) -> bytes:
     """The content of one record; empty for a value that JSON cannot hold: no record may stop a job."""
     try:
         return keys.content_of([_text(value) for value in record]) or b""
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, ArithmeticError, RecursionError):
         return b""
 
 
@@ -101,7 +100,9 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        return keys.in_order(value) if value.startswith(("{", "[")) else " ".join(value.split())
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
+        in_order = keys.in_order(value) if value.startswith(("{", "[")) else None
+        return " ".join(value.split()) if in_order is None else in_order
+    content = keys.content_of([value])
+    if content is None:
+        raise ValueError("JSON cannot hold the value")
+    return content.decode("utf-8", "surrogatepass")[1:-1]

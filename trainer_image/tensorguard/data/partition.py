@@ -43,8 +43,6 @@ Split = Callable[[pa.Table], Partition]
 """From raw columns to tokenised records."""
 Row = tuple[bytes, bytes, bool, Example]
 """Keys of unit and record, whether the record is a unit by itself, and its example."""
-_UNREADABLE_USER = "\ufffd"
-"""The id of all users whose ids Python cannot hold. They are one unit: a unit for each record could split a user."""
 
 
 def split_by_unit(
@@ -64,7 +62,7 @@ def split_by_unit(
     tokenised, and the other tables are empty. All records are added to `overlap`.
     """
     values = {
-        role: _values(table.column(name), _UNREADABLE_USER if role == "user" else None)
+        role: _values(table.column(name), keys.UNREADABLE_USER if role == "user" else None)
         for role, name in columns.items()
     }
     users = values.pop("user", None)
