@@ -22,7 +22,7 @@ from PIL import Image, ImageFile
 from tensafe_api.tasks import tasks_for
 from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError
-from tensorguard.data.images import MAX_PIXELS, MAX_SCANS, ImageRecipe, decode, image_file, image_identity, image_text
+from tensorguard.data.images import MAX_SCANS, MAX_SIDE, ImageRecipe, decode, image_file, image_identity, image_text
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.read import _records_table
@@ -186,7 +186,14 @@ def test_decompression_bomb_is_refused_by_its_header(monkeypatch: pytest.MonkeyP
     decoded: list[object] = []
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: decoded.append(self))
     with warnings.catch_warnings(record=True) as shown:
-        for width, height in ((9000, 9000), (12_000, 12_000), (60_000, 60_000), (2**31 - 1, 2), (MAX_PIXELS + 1, 1)):
+        for width, height in (
+            (9000, 9000),
+            (12_000, 12_000),
+            (60_000, 60_000),
+            (2**31 - 1, 2),
+            (MAX_SIDE + 1, 1),
+            (1, MAX_SIDE + 1),
+        ):
             assert decode(png(width, height, b"\0" * 1000), SMALL) is None
             bomb = bytearray(file_of(noise(), "BMP"))
             bomb[18:26] = struct.pack("<ii", width, height)

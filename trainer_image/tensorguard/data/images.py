@@ -31,6 +31,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF")
 """Pillow's names of the formats that are decoded. Others have large decoders, and are not needed: convert them."""
 MAX_PIXELS = 1 << 26
 """Pixels of an image, before and after resizing: 67 million. Decoding one of this size takes about 300 MB."""
+MAX_SIDE = 1 << 15
+"""The longest side of an image in pixels. Resizing needs memory for the longer side of a thin image."""
 MAX_SCANS = 100
 """Scans of a JPEG file. Progressive files have about ten."""
 _SCAN = b"\xff\xda"
@@ -140,7 +142,7 @@ def _resized(height: int, width: int, size: tuple[int, int] | int) -> tuple[int,
 
 
 def _too_large(width: int, height: int) -> bool:
-    return width * height > MAX_PIXELS
+    return width * height > MAX_PIXELS or max(width, height) > MAX_SIDE
 
 
 def _upright(image: Image.Image) -> Image.Image:
