@@ -39,18 +39,21 @@ class Source:
     where: str = "spec.dataset"
     user: str | None = None
 
-    def file(self, path: str) -> DataFile:
+    def file(self, path: str, size: int | None = None) -> DataFile:
         """One file of the data set."""
-        return DataFile(fsspec.filesystem(self.protocol, **self.options), path, self.where, self.user)
+        return DataFile(fsspec.filesystem(self.protocol, **self.options), path, self.where, self.user, size)
 
-    def tables(self, path: str, part: int, parts: int) -> Iterator[pa.Table]:
+    def tables(self, path: str, part: int, parts: int, size: int | None = None) -> Iterator[pa.Table]:
         """The rows of share `part` of `parts` of one file, as tables of at most a few thousand rows.
+
+        Args:
+            size: of the file in bytes, when it was listed: if it grows, all shares are still those of the same bytes.
 
         Raises DataError, with nothing of the content, where the file cannot be read.
         """
         try:
             rows = 0
-            for table in self.format.rows(self.file(path), self.columns, part, parts):
+            for table in self.format.rows(self.file(path, size), self.columns, part, parts):
                 rows += table.num_rows
                 yield table
             if part == 0 and rows == 0:

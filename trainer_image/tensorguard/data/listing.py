@@ -182,4 +182,4 @@ def _check_compression(source: Source, files: Iterable[str]) -> None:
 def _fragments(source: Source, path: str, size: int) -> Iterable[dict[str, Any]]:
     splits = source.format.splittable and compression_of(path) is None
     parts = max(1, round(size / FRAGMENT_BYTES)) if splits else 1
-    return ({"path": path, "part": part, "parts": parts} for part in range(parts))
+    return ({"path": path, "part": part, "parts": parts, "size": size} for part in range(parts))

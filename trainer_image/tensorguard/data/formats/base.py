@@ -74,12 +74,14 @@ class DataFile:
         path: in that file system.
         where: the manifest's field that errors name, such as "spec.dataset".
         user: the column of the user id; None if a unit is one record.
+        size: in bytes, when the file was listed; None: as it is now.
     """
 
     filesystem: Any
     path: str
     where: str
     user: str | None = None
+    size: int | None = None
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -102,5 +104,5 @@ class DataFile:
         """The bytes [start, end) of share `part` of `parts`; (0, None) for one share, which is the whole file."""
         if parts == 1:
             return 0, None
-        size = self.filesystem.size(self.path)
+        size = self.filesystem.size(self.path) if self.size is None else self.size
         return size * part // parts, size * (part + 1) // parts
