@@ -27,7 +27,8 @@ from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
-from tensorguard.data.read import _records_table
+from tensorguard.data.packed import tables_in
+from tensorguard.data.read import _read_fragments, _records_table
 from tensorguard.data.records import records_of
 from tensorguard.storage import filesystem_options
 
@@ -183,6 +184,35 @@ def test_fragments_hold_every_row_once(tmp_path_factory, form, texts):
         row["text"] for part in range(5) for table in source.tables(str(path), part, 5) for row in table.to_pylist()
     ]
     assert sorted(found) == sorted(text.removeprefix("\ufeff") if form == "tsv" else text for text in texts)
+
+
+def test_tables_of_files_with_other_types_stay_apart(tmp_path):
+    """One task of Ray reads several files, and Ray would give all tables of a task one type."""
+    values = [pa.array([1, 2]), pa.array([1.5, 2.0]), pa.array(["1", "2"]), pa.array(["1", "2"]).dictionary_encode()]
+    for number, column in enumerate(values):
+        pq.write_table(pa.table({"text": ["a", "b"], "label": column}), tmp_path / f"{number}.parquet")
+    source, fragments = inspect(str(tmp_path), TEXT_LABEL, None, "file", {}, "w")
+    blocks = list(_read_fragments(pa.Table.from_pylist(fragments), source))
+    joined = pa.concat_tables(blocks)
+    tables = list(tables_in(joined))
+    assert [table.schema.field("label").type for table in tables] == [column.type for column in values]
+    assert [table.column("label").to_pylist() for table in tables] == [column.to_pylist() for column in values]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl"])
+def test_file_that_grows_while_it_is_read_is_read_as_it_was_listed(form, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "FRAGMENT_BYTES", 60)
+    path = tmp_path / f"d.{form}"
+    lines = [json.dumps({"text": f"n{i}"}) if form == "jsonl" else f"n{i}" for i in range(200)]
+    path.write_text("\n".join([*(["text"] if form == "tsv" else []), *lines[:100], ""]))
+    source, fragments = inspect(str(path), {"text": "text"}, None, "file", {}, "w")
+    assert len(fragments) > 3
+    found = []
+    for fragment in fragments:
+        found += [row["text"] for table in source.tables(**fragment) for row in table.to_pylist()]
+        with path.open("a") as file:
+            file.write("\n".join([*lines[100:], ""]))
+    assert found == [f"n{i}" for i in range(100)]
 
 
 def test_large_files_are_split_except_csv(tmp_path, monkeypatch):

@@ -14,7 +14,9 @@ import ray
 import torch
 
 from e2e.platform.trainer.tokenising import tokeniser
+from tensorguard.data import read as reading
 from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.packed import packed
 from tensorguard.data.read import from_memory, read
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import Shard
@@ -153,7 +155,7 @@ def test_process_that_dies_midway_neither_duplicates_nor_loses_a_record(spec, to
         if parts and not died.exists():
             died.write_text(str(len(parts)))
             os._exit(1)
-        return batch
+        return packed(batch)
 
     context = ray.data.DataContext.get_current().copy()
     context.target_max_block_size = 1000  # several blocks, hence parts, from one task
@@ -300,3 +302,45 @@ def test_words_and_tags_of_every_form_give_the_same_tokens(make_spec, tokenizer,
         shard = Shard.open(path)
         found = [(tokenizer.decode(shard.tokens(r)), shard.labels(r).tolist()) for r in range(len(shard))]
         assert found == [("a b c", [0, 1, 2]), ("d", [1])], name
+
+
+def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokenizer, key_file, tmp_path, monkeypatch):
+    """Where one task reads many files, Ray would join their tables, and give them all one type."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    ids = ([7, 8], pa.array([7.5, 9.0]), ["7", "x"], pa.array(["7", "y"]).dictionary_encode(), pa.nulls(2))
+    labels = ([0, 1], [0.0, 0.5], ["0", "1"], [0, 2], pa.array([1, 2], pa.int8()))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number, (users, values) in enumerate(zip(ids, labels)):
+        table = pa.table({"text": [f"{word} a" for word in "bc"], "label": values, "id": users})
+        pq.write_table(table, folder / f"{number}.parquet")
+
+    def prepared(tasks):
+        monkeypatch.setattr(reading, "MAX_TASKS", tasks)
+        dataset = read(str(folder), columns_of(spec))
+        return prepare(dataset, spec, tokenise, workers=2, key_file=key_file, directory=tmp_path / f"{tasks}")
+
+    apart, together = prepared(512), prepared(1)
+    assert together.digest == apart.digest
+    assert [path.read_bytes() for path in together.shards] == [path.read_bytes() for path in apart.shards]
+    assert len(rows_in(tokenizer, *apart.shards)) == 9, "all but the label 0.5"
+
+
+def test_data_set_of_ray_whose_blocks_lack_columns_is_read(make_spec, tokenizer, key_file, tmp_path):
+    """As in files: a record without the user's field is dropped, one without another field cannot be used."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    blocks = [
+        {"text": ["a", "b"], "label": [0, 1], "id": [1, 2]},
+        {"text": ["c"], "label": [2]},
+        {"text": ["d"], "id": [3]},
+    ]
+    made = prepare(
+        from_memory(ray.data.from_arrow([pa.table(block) for block in blocks]), columns_of(spec)),
+        spec,
+        tokeniser(tokenizer, Recipe.from_spec(spec)),
+        workers=1,
+        key_file=key_file,
+        directory=tmp_path,
+    )
+    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1)]

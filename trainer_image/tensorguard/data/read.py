@@ -1,8 +1,9 @@
-"""From an address, or from data in memory, to a Ray Data set of the raw columns that a job uses.
+"""From an address, or from data in memory, to a Ray Data set of tables with the raw columns that a job uses.
 
 `read` takes a URI: one Ray task lists the files and reads column names and types, never values. The resulting Ray Data
 set reads its fragments lazily, in the same tasks that tokenise them (Ray Data fuses the two), so that no record passes
-through the driver's process. `from_memory` takes a data set of the Python API. `shards.prepare` consumes either.
+through the driver's process. `from_memory` takes a data set of the Python API. Each row of the result is a table
+(`packed`). `shards.prepare` consumes it.
 
 A data set's columns are given as a mapping from role (prompt, completion, messages, tools, text, label, user) to the
 column's name, so that an error can name the manifest's field.
@@ -30,6 +31,7 @@ from tensorguard.data.formats.text import text_of, text_table
 from tensorguard.data.images import image_text
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
+from tensorguard.data.packed import packed
 from tensorguard.data.records import MEMORY_KINDS, records_of
 from tensorguard.data.tokenise import plain
 from tensorguard.storage import filesystem_options
@@ -48,7 +50,7 @@ def read(
     base_dir: Path | None = None,
     where: str = "spec.dataset",
 ) -> ray.data.Dataset:
-    """The named columns of the files at `uri`, lazily.
+    """Tables of the named columns of the files at `uri`, packed, lazily.
 
     Args:
         uri: a path (relative to base_dir), `file://`, or another scheme (`s3://`, `hf://datasets/...`); a file, a
@@ -81,7 +83,7 @@ def read(
 
 
 def from_memory(source: Any, columns: Mapping[str, str], *, where: str = "train_dataset") -> ray.data.Dataset:
-    """A data set in memory as a Ray Data set of the named columns.
+    """A data set in memory as a Ray Data set of tables of the named columns, packed.
 
     It is a Ray Data set, a Hugging Face `Dataset`, or what `records.records_of` takes.
 
@@ -110,7 +112,12 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
         types = dict(zip(schema.names, schema.types))
         check_text_columns(columns.values(), list(types), "the data set", _ADVICE, where)
         check_types(columns, {name: types[name] for name in columns.values()}, where)
-        return source.select_columns(list(dict.fromkeys(columns.values())))
+        return source.map_batches(
+            _pack_columns,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
+            fn_args=(list(dict.fromkeys(columns.values())), columns.get("user")),
+            batch_size=None,
+            batch_format="pyarrow",
+        )
     if all(hasattr(source, name) for name in ("with_format", "column_names", "__getitem__", "__len__")):
         table = source.with_format("arrow")[:]
         check_text_columns(columns.values(), table.column_names, "the data set", _ADVICE, where)
@@ -120,8 +127,8 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
         table = _records_table(records_of(source, where), columns, where)
     if not table.num_rows:
         raise DataError(f"{where}: it is empty: pass at least one record")
-    blocks = [table.slice(start, MEMORY_BLOCK_ROWS) for start in range(0, table.num_rows, MEMORY_BLOCK_ROWS)]
-    return ray.data.from_arrow(blocks)
+    starts = range(0, table.num_rows, MEMORY_BLOCK_ROWS)
+    return ray.data.from_arrow([packed(table.slice(start, MEMORY_BLOCK_ROWS)) for start in starts])
 
 
 def silence_ray_data() -> None:
@@ -161,7 +168,15 @@ def _inspect(
 
 def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
     for fragment in fragments.to_pylist():
-        yield from source.tables(**fragment)
+        yield from map(packed, source.tables(**fragment))
+
+
+def _pack_columns(block: pa.Table, names: list[str], user: str | None) -> pa.Table:
+    """The named columns of a block, packed. A record may lack a field, and then a block may lack its column."""
+    if user is not None and user not in block.column_names:
+        block = block.slice(0, 0)  # as in files: a record without the field could be anybody's
+    missing = pa.nulls(len(block))
+    return packed(pa.table({n: block.column(n) if n in block.column_names else missing for n in names}))
 
 
 def _records_table(records: Sequence[Mapping[str, Any]], columns: Mapping[str, str], where: str) -> pa.Table:
@@ -182,7 +197,7 @@ def _text(value: Any) -> str | None:
     """As `text_of`; a tensor or array becomes its number or list, and a value that JSON cannot hold becomes None."""
     try:
         return text_of(plain(value))
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # whatever a value raises, such as Decimal's signalling NaN: no record may stop a job
         return None
 
 

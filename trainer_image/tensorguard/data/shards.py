@@ -31,6 +31,7 @@ from tensafe_api.resources.job import Spec
 from tensorguard.data import keys
 from tensorguard.data.errors import DataError
 from tensorguard.data.overlap import Overlap, save_contents
+from tensorguard.data.packed import tables_in
 from tensorguard.data.partition import (
     Partition,
     Split,
@@ -161,9 +162,10 @@ def _written_parts(
 
 
 def _write_parts(block: pa.Table, split: Split, directory: Path, batch_rows: int) -> Iterator[pa.Table]:
-    for start in range(0, len(block), batch_rows):
+    pieces = (each.slice(at, batch_rows) for each in tables_in(block) for at in range(0, len(each), batch_rows))
+    for piece in pieces:
         name = secrets.token_hex(16)
-        partition = split(block.slice(start, batch_rows))
+        partition = split(piece)
         for worker, table in enumerate(partition.tables):
             path = _part(directory, name, worker)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
