@@ -122,7 +122,9 @@ def _leaves_device_out(before: str, after: str) -> bool:
     """Whether the mutant only omits a device, as in `torch.empty(d, device=None)` or `move(batch, None)`."""
     argument, moved = r"device=[\w.]*device", r"\.to\([\w.]*device"
     left_out = [re.sub(argument, with_it, before) for with_it in ("device=None", "")]
-    left_out.append(re.sub(r", device\)", ", None)", before))
+    left_out.append(re.sub(r", (self\._)?device\)", ", None)", before))
+    if re.fullmatch(argument + ",", before):
+        left_out.append("")
     left_out += [re.sub(argument + ", ", "", before), re.sub(moved, ".to(None", before)]
     return after != before and after in left_out
 

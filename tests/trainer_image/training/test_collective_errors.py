@@ -120,3 +120,10 @@ def test_messages_of_all_ranks_have_one_length() -> None:
     channel: Any = Ranks(0, sent_by(fails(long)))
     with pytest.raises(AttemptFailed, match=r"^é+ \(worker 1\)$"):
         run_on_all_ranks(channel, lambda: "result")
+
+
+def test_sentence_is_received_as_it_was_written() -> None:
+    written = AttemptFailed(Reason.MODEL_UNSUPPORTED, "two\nlines with X")
+    channel: Any = Ranks(0, sent_by(fails(written)))
+    with pytest.raises(AttemptFailed, match=r"^two\nlines with X \(worker 1\)$"):
+        run_on_all_ranks(channel, lambda: "result")

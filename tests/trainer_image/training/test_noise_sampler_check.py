@@ -51,7 +51,19 @@ def test_statement_has_a_remark_where_no_sampler_could_be_precise_enough(tmp_pat
     plan = Job.make(tmp_path / "run", "spec.privacy.noiseMultiplier=0.1", "spec.privacy.targetEpsilon=1000000").plan
     assert plan.epsilon(plan.max_steps) > 100
     (remark,) = _check_noise_sampler(plan, DiscreteGaussian(plan.mechanism.share_sigma), 578)
-    assert "such an ε hides nothing" in remark
+    assert remark.endswith(" to δ: such an ε hides nothing.")
+
+
+def test_sampler_has_to_be_precise_enough_up_to_an_epsilon_of_30(job: Job) -> None:
+    noisy = job.plan.mechanism.model_copy(update={"noise_multiplier": "0.1"})
+    for target, refused in ((30.0, True), (30.001, False)):
+        plan = replace(job.plan, mechanism=noisy, target_epsilon=target)
+        assert plan.epsilon(plan.max_steps) > 31
+        if refused:
+            with pytest.raises(AttemptFailed):
+                _check_noise_sampler(plan, sampler(1e-9), 578)
+        else:
+            assert len(_check_noise_sampler(plan, sampler(1e-9), 578)) == 1
 
 
 def test_run_whose_sampler_is_not_precise_enough_spends_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

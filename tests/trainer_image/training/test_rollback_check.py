@@ -57,8 +57,9 @@ def test_a_ledger_can_be_read_while_its_job_charges_steps(halted: Job) -> None:
             log.close()
             return state
 
-    assert read_checked(Charging(halted.directory), halted.directory / RUN_LOG) == halted.ledger()
-    with pytest.raises(LedgerCorrupt, match=r"has 6 charged steps, but .* records 7: entries were removed"):
+    log = halted.directory / RUN_LOG
+    assert read_checked(Charging(halted.directory), log) == halted.ledger()
+    with pytest.raises(LedgerCorrupt, match=f"has 6 charged steps, but {log} records 7: entries were removed"):
         read_checked(FileLedger(halted.directory), halted.directory / RUN_LOG)
 
 

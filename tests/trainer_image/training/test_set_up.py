@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,3 +235,48 @@ def test_fewer_records_at_once_are_used_where_gradients_are_not_bit_equal(
     _, parts = made(tmp_path)
     assert asked == [(8, CPU)]
     assert parts.records_at_once == parts.unit_gradients._size == 3
+
+
+def test_checkpoints_on_a_mounted_volume_have_its_address(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "mounts" / "claim")
+    parts = set_up(replace(job.config(), mounts=str(tmp_path / "mounts")), 0, CPU)
+    assert parts.store.uri("final") == "pvc://claim/checkpoints/final"
+
+
+def test_model_is_loaded_and_adapted_as_the_manifest_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A revision and code of the hub cannot be tried here, so the calls are recorded."""
+    called: dict[str, Any] = {}
+
+    def recording(name: str) -> Any:
+        real = getattr(setup, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            called[name] = (arguments, named)
+            return real(*arguments[:1], None) if name == "resolve_model" else real(*arguments, **named)
+
+        return call
+
+    for name in ("resolve_model", "load_model", "attach_lora", "_check_length", "_check_vocabulary"):
+        monkeypatch.setattr(setup, name, recording(name))
+    changes = ("spec.model.revision=abc", "spec.model.trustRemoteCode=true", "spec.lora.modulesToSave=[classifier]")
+    job, _ = made(tmp_path, *changes)
+    assert called["resolve_model"][0] == (job.job.spec.model.name, "abc")
+    named = called["load_model"][1]
+    assert (named["trust_remote_code"], named["pad_token_id"], named["precision"]) == (True, 0, "fp32")
+    assert named["init_seed"] == job.job.spec.lora.init_seed and named["device"] == CPU
+    named = called["attach_lora"][1]
+    assert (tuple(named["modules_to_save"]), named["target_modules"]) == (("classifier",), ("query", "value"))
+    assert named["init_seed"] == job.job.spec.lora.init_seed and named["alpha"] == 2 * named["rank"] == 4
+    for name in ("_check_length", "_check_vocabulary"):
+        assert called[name][0][0].metadata.name == "tiny"
+    assert called["_check_length"][0][2] == 16
+
+
+def test_model_chooses_its_own_layers_where_the_manifest_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: dict[str, Any] = {}
+    attach = setup.attach_lora
+    monkeypatch.setattr(setup, "attach_lora", lambda base, **given: named.update(given) or attach(base, **given))
+    made(tmp_path, "spec.lora.targetModules=[]")
+    assert named["target_modules"] is None and not named["layers"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tensorguard.ledger.backends import LedgerLocation
-from tensorguard.training.config import WorkerConfig, append_traceback
+from tensorguard.training.config import COUNTED_RECORDS_REMARK, WorkerConfig, append_traceback, counted_records_remark
 
 CONFIG = WorkerConfig(
     job="{}",
@@ -59,3 +61,9 @@ def test_tracebacks_are_appended_for_their_owner_only(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert "attempt 1\n" in text and "attempt 2\n" in text
     assert "KeyError: 'patient 1'" in text and "KeyError: 'patient 2'" in text
+
+
+@pytest.mark.parametrize(("adjacency", "remarks"), [("ZeroOut", 1), ("AddOrRemoveOne", 0)])
+def test_counted_records_are_a_remark_where_their_number_is_public(adjacency: str, remarks: int) -> None:
+    mechanism: Any = SimpleNamespace(adjacency=adjacency)
+    assert counted_records_remark(mechanism, 77) == (COUNTED_RECORDS_REMARK.format(count=77),) * remarks
