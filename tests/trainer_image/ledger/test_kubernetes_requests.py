@@ -10,6 +10,7 @@ import pytest
 from kubernetes.client import ApiException
 from urllib3.exceptions import ProtocolError
 
+from e2e.platform.fakes.clock import Clock
 from e2e.platform.fakes.ledger_server import LedgerServer
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensorguard.ledger import kubernetes
@@ -24,21 +25,6 @@ from tensorguard.ledger.kubernetes import REQUEST_SECONDS, STARTING_SECONDS, Kub
 from tensorguard.ledger.kubernetes_object import decode, entry_hash
 
 POLICY = 'ValidatingAdmissionPolicy "ledger" denied request: only the pod that acquired it may write'
-
-
-class Clock:
-    """A clock that only sleeping advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.waits: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.waits.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from e2e.platform.fakes.clock import Clock
 from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.resolve import Plan
 from tensorguard.aggregation.channel import AggregationError
@@ -20,19 +21,9 @@ from tensorguard.training.budget_gate import Allowance, BudgetGate, Verdict
 Stop = Callable[[], bool]
 
 
-class Clock:
-    """The time that the gate reads."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    made = Clock(now=100.0)
     monkeypatch.setattr(budget_gate, "time", made)
     return made
 
