@@ -39,13 +39,22 @@ def made(directory: Path, *overrides: str, rank: int = 0) -> tuple[Job, StepComp
 
 
 @pytest.fixture(scope="module")
-def unusual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, StepComponents]:
-    return made(tmp_path_factory.mktemp("unusual"), *UNUSUAL, rank=1)
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """A job with unusual values, and one with the defaults."""
+    folder = tmp_path_factory.mktemp("jobs")
+    return {"unusual": Job.make(folder / "unusual", *UNUSUAL), "plain": Job.make(folder / "plain")}
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, StepComponents]:
-    return made(tmp_path_factory.mktemp("plain"))
+@pytest.fixture
+def unusual(jobs: dict[str, Job]) -> tuple[Job, StepComponents]:
+    """Rank 1 of the unusual job."""
+    return jobs["unusual"], set_up(jobs["unusual"].config(), 1, CPU)
+
+
+@pytest.fixture
+def plain(jobs: dict[str, Job]) -> tuple[Job, StepComponents]:
+    """Rank 0 of the job with the defaults."""
+    return jobs["plain"], set_up(jobs["plain"].config(), 0, CPU)
 
 
 def test_optimizer_and_learning_rate_are_those_of_the_manifest(unusual: tuple[Job, StepComponents]) -> None:
