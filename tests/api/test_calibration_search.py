@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tensafe_api import accounting
@@ -142,3 +143,17 @@ def test_claim_counts_the_affordable_steps_by_its_own_accountant(formula: Formul
             0,
             0,
         ]
+
+
+def test_orders_without_a_usable_figure_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero is a figure: from some σ on, one step of few records costs nothing that a float can hold."""
+
+    class Accountant:
+        orders = np.array([2.0, 3.0, 4.0, 5.0])
+        rdp = np.array([0.0, -1e-9, math.nan, 0.5])
+
+        def compose(self, event: object) -> None: ...
+
+    monkeypatch.setattr(accounting.rdp, "RdpAccountant", Accountant)
+    orders, curve = accounting._one_step_curve(0.123456789, 9.87654321)
+    assert orders is Accountant.orders and curve.tolist() == [0.0, math.inf, math.inf, 0.5]
