@@ -159,7 +159,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
     if accountant == "PLD" and (steps + reserve > MAX_PLD_STEPS or target > MAX_PLD_EPSILON):
         raise _exceeds_pld_limits()
-    sigma = spec.privacy.noise_multiplier or _calibrated(job, target, sample_rate, steps + reserve, delta, accountant)
+    sigma = spec.privacy.noise_multiplier or _calibrated(target, sample_rate, steps + reserve, delta, accountant)
     if accountant == "PLD" and float(sigma) < MIN_PLD_SIGMA:
         raise _exceeds_pld_limits()
 
@@ -252,14 +252,7 @@ def _exceeds_pld_limits() -> ManifestError:
     )
 
 
-def _calibrated(
-    job: TenSafeTrainingJob,
-    target: float,
-    sample_rate: str,
-    steps: int,
-    delta: str,
-    accountant: accounting.AccountantName,
-) -> str:
+def _calibrated(target: float, sample_rate: str, steps: int, delta: str, accountant: accounting.AccountantName) -> str:
     try:
         return accounting.calibrate(
             target_epsilon=target,

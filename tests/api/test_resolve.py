@@ -226,7 +226,8 @@ def test_counted_number_of_units_is_the_bound_of_the_job(job: Job) -> None:
 
 def test_every_default_is_written_into_the_completed_manifest(job: Job) -> None:
     public = {"uri": "s3://e/", "visibility": "Public"}
-    completed, plan = resolve_job(job({"spec.evaluation": public, "spec.lora": {"rank": 5}}))
+    changes = {"spec.evaluation": public, "spec.lora": {"rank": 5}, "spec.training.epochs": "3"}
+    completed, plan = resolve_job(job(changes))
     spec = completed.spec
     assert (spec.training.steps, spec.training.epochs, spec.training.expected_batch_size) == (60, None, 250)
     assert (spec.training.max_length, spec.dataset.over_length, spec.dataset.loss_on) == (512, "Truncate", "Assistant")

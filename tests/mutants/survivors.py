@@ -123,6 +123,7 @@ def _leaves_device_out(before: str, after: str) -> bool:
     argument, moved = r"device=[\w.]*device", r"\.to\([\w.]*device"
     left_out = [re.sub(argument, with_it, before) for with_it in ("device=None", "")]
     left_out.append(re.sub(r", (self\._)?device\)", ", None)", before))
+    left_out.append(re.sub(r"(_device =) device$", r"\1 None", before))
     if re.fullmatch(argument + ",", before):
         left_out.append("")
     left_out += [re.sub(argument + ", ", "", before), re.sub(moved, ".to(None", before)]

@@ -146,5 +146,9 @@ def test_mutant_that_leaves_out_a_device_may_survive(after: str, explained: bool
         "x_f__mutmut_1", "a/b.py", "f", "survived", "x = empty(3, dtype=uint8, device=self._device)", after
     )
     assert (reason_of(found, []) is not None) == explained
-    for before, without in (("f(batch, self._device)", "f(batch, None)"), ("device=self._device,", "")):
+    for before, without in (
+        ("f(batch, self._device)", "f(batch, None)"),
+        ("device=self._device,", ""),
+        ("self._device = device", "self._device = None"),
+    ):
         assert reason_of(Survivor("x_f__mutmut_1", "a/b.py", "f", "survived", before, without), []) is not None

@@ -72,7 +72,7 @@ def gradients_of(parts: Parts, *, size: int = 4, keep_losses: bool = False) -> S
         micro_batch_size=size,
         form=TokenRows(LENGTH, 0, WORDS),
         device=CPU,
-        keep_losses=keep_losses,
+        **({"keep_losses": True} if keep_losses else {}),
     )
 
 
