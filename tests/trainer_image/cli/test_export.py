@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from e2e.platform.fakes.clock import Clock
 from e2e.platform.trainer.recorded_run import RecordedRun, crashed_and_finished
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
@@ -74,6 +75,28 @@ def test_later_export_of_a_job_sends_only_new_evaluations(tmp_path: Path) -> Non
     Path("job.yaml").write_text(job_with_status(run))
     assert main(["export", "job.yaml", "--to", "tensorboard", "--output-dir", "kept"]) == 0
     assert scalars("kept/tensorboard", "eval/loss") == [(5, 0.69), (10, 0.6)]
+
+
+def test_follow_waits_for_a_run_that_is_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            crashed_and_finished(tmp_path / "run")
+
+    monkeypatch.setattr("tensorguard.cli.export.time.sleep", sleep)
+    assert main(["export", "run", "--to", "tensorboard", "--follow"]) == 0
+    assert len(waits) >= 3
+    assert scalars("run/tensorboard", "eval/loss")
+
+
+def test_follow_of_no_run_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    monkeypatch.setattr("tensorguard.cli.export.time", clock)
+    assert main(["export", "none", "--to", "tensorboard", "--follow"]) == 2
+    assert "there is no none: pass the --output-dir" in capsys.readouterr().err
+    assert 60 <= clock.now < 61
 
 
 def test_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

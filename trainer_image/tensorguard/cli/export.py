@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ The tracker is configured by the environment variables of Hugging Face's callbac
 
 Exit codes: 0 exported, 1 the tracker failed or the ledger was edited (run the command again), 2 there is no such run.
 """
+_APPEARS_SECONDS = 60.0
+"""How long `--follow` waits for the folder of a run that is starting."""
 _NICENESS = 10
 """The export that runs beside a training gives way to it."""
 
@@ -59,7 +62,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="the run's folder (its --output-dir), or the file of a job with its status; - reads standard input",
     )
     parser.add_argument("--to", dest="tracker", choices=tuple(TRACKERS), required=True, help="the tracker")
-    parser.add_argument("--follow", action="store_true", help="continue until the run in this folder has ended")
+    parser.add_argument(
+        "--follow", action="store_true", help="wait for the run in this folder, and continue until it has ended"
+    )
     parser.add_argument(
         "--output-dir",
         metavar="DIR",
@@ -107,6 +112,8 @@ def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
     from tensorguard.trackers.history import JobStatus, RunFolder
 
     source, output_dir = arguments.source, arguments.output_dir
+    if arguments.follow:
+        _wait_for(Path(source) / MANIFEST)
     if source != "-" and not Path(source).exists():
         raise CommandError(
             f"tensafe export: there is no {source}: pass the --output-dir of `tensafe run`, or the YAML file of a job"
@@ -130,6 +137,13 @@ def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
         raise CommandError(f"tensafe export: {error}") from error
     except ValueError as error:
         raise CommandError(f"tensafe export: {source}: {error}") from error
+
+
+def _wait_for(manifest: Path) -> None:
+    """Wait until the run, which may have been started at the same time, has created its folder."""
+    deadline = time.monotonic() + _APPEARS_SECONDS
+    while not manifest.exists() and not manifest.parent.is_file() and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def _report(line: str) -> None:
