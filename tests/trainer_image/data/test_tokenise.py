@@ -95,7 +95,8 @@ def test_tokens_of_a_record_depend_on_no_other_record(make_tokenizer, texts, at)
     ("value", "label"),
     [
         (0, 0), (2, 2), ("1", 1), (" 1 ", 1), (1.0, 1), (True, 1), ("red", 0), (b"blue", 2), ("2", 1),
-        (3, None), (-1, None), ("-1", None), ("1.0", None), ("grey", None), (None, None), (1.5, None), ("", None),
+        (3, None), (-1, None), ("-1", None), ("1.0", 1), (" 1. ", 1), ("1.5", None), ("1.0.", None),
+        ("grey", None), (None, None), (1.5, None), ("", None),
         (float("nan"), None), (float("inf"), None), ("9" * 400, None), ([1], None), ("²", None), (10**400, None),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ there for speed alone: an example depends on its own record and on nothing else,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import TEXT, Input, Target
 
+_WHOLE = re.compile(r"(\d+)\.0*")
+"""A whole number with a decimal point, as pandas writes all numbers of a column with a missing value."""
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 4096, 64 << 20
 
 
@@ -95,6 +98,8 @@ def label_or_none(value: Any, recipe: Recipe) -> int | None:
         if value in recipe.label_names:
             return recipe.label_names.index(value)
         value = value.strip()
+        if whole := _WHOLE.fullmatch(value):
+            value = whole[1]
         if not (value.isascii() and value.isdecimal() and len(value) < 10):
             return None
     elif not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):

@@ -85,7 +85,7 @@ def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
 def _columns(first: list[str], by_position: bool) -> FileColumns:
     if by_position:
         return FileColumns([str(i) for i in range(len(first))])
-    advice = f'it has {len(first)}; if the file has no header row, name columns by position ("0", "1")'
+    advice = f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
     return FileColumns(first, advice=advice)
 
 
