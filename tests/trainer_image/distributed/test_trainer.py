@@ -266,6 +266,14 @@ def test_fault_before_the_first_step_is_one_of_the_configuration(
         TenSafeTrainer(config()).fit(RECORDS)
 
 
+def test_missing_data_and_model_are_named(config: Make) -> None:
+    with pytest.raises(ConfigurationError, match=r"^train_dataset: missing"):
+        TenSafeTrainer(config()).fit(None)
+    for name in (None, "", 7):
+        with pytest.raises(ConfigurationError, match=r"^model_name: must be a hub id"):
+            config(model_name=name)
+
+
 def test_trainer_needs_a_configuration() -> None:
     with pytest.raises(ConfigurationError, match=r"config: a NoneType.*TenSafeTrainer\(TenSafeTrainingConfig\("):
         TenSafeTrainer(None)
@@ -362,6 +370,18 @@ def test_audit_log_has_a_step_that_was_charged_and_not_taken(
     assert [line["event"] for line in lines] == ["started", *["charged"] * 4, "ended"]
     assert lines[-2]["stepsCharged"] == 4
     assert lines[-2]["epsilonSpent"] == failed.value.job.status.privacy.epsilon_spent
+
+
+def test_audit_log_of_a_resume_tells_earlier_charges_from_new_ones(
+    fake: Any, config: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    trainer = TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop() if step == 4 else None)])
+    trainer.fit(RECORDS)
+    with caplog.at_level(logging.INFO, "tensafe.audit"):
+        TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints")
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
+    assert [line["event"] for line in lines] == ["resumed", "started", *["charged"] * 6, "ended"]
+    assert [line["stepsCharged"] for line in lines if "stepsCharged" in line] == [4, 5, 6, 7, 8, 9, 10]
 
 
 def test_audit_log_can_be_disabled(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:

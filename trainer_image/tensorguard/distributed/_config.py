@@ -174,6 +174,10 @@ class TenSafeTrainingConfig(_Fields):
     output_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model_name, str | Path) or not str(self.model_name):
+            raise ConfigurationError(
+                f"model_name: must be a hub id, a path, or an installed package with a model, not {self.model_name!r}"
+            )
         for name in ("gradient_checkpointing", "enable_audit_logging"):
             require_bool(name, getattr(self, name))
         if self.use_gpu is not None:

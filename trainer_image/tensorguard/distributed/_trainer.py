@@ -137,6 +137,8 @@ class TenSafeTrainer:
             KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
             Exception: whatever a callback or a logging handler raised, once a checkpoint is saved.
         """
+        if train_dataset is None:
+            raise ConfigurationError("train_dataset: missing: pass the private data, or the path or URI of its files")
         if eval_dataset is train_dataset:
             raise ConfigurationError(
                 "eval_dataset: it is train_dataset, so exact losses of the private data would be shown: "
