@@ -245,7 +245,10 @@ def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
         (tmp_path / name).write_text(
             "Jane Doe has HIV,1,text: HIV\nx,0,y\n".replace(",", "," if "csv" in name else "\t")
         )
-        expected = 'has no column \'text\'; it has 3 columns; if the file has no header row, name columns by position ("0", "1")'
+        expected = (
+            "has no column 'text'; it has 3 columns; if the file has no header row, "
+            'name columns by position ("0", "1")'
+        )
         assert refusal(tmp_path / name).endswith(expected)
         with pytest.raises(DataError) as error:
             list(Source("file", {}, format_named(name[2:]), ("text",)).tables(str(tmp_path / name), 0, 1))
