@@ -372,7 +372,7 @@ def test_audit_log_has_a_step_that_was_charged_and_not_taken(
     assert lines[-2]["epsilonSpent"] == failed.value.job.status.privacy.epsilon_spent
 
 
-def test_audit_log_of_a_resume_tells_earlier_charges_from_new_ones(
+def test_audit_log_of_a_resume_shows_which_charges_are_new(
     fake: Any, config: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     trainer = TenSafeTrainer(config(), [Recorder(lambda trainer, step: trainer.stop() if step == 4 else None)])
