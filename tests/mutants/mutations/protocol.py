@@ -56,7 +56,7 @@ PROTOCOL: tuple[Mutation, ...] = (
                 'raise OSError("only a part of the entry was written")',
             ),
         ),
-        (LEDGER_TESTS + "test_file.py::test_charge_is_on_the_disk_when_it_returns",),
+        (LEDGER_TESTS + "test_file_holder.py::test_charge_is_on_the_disk_when_it_returns",),
     ),
     Mutation(
         "all steps use the same mask",

@@ -1,0 +1,73 @@
+"""Mistakes in reading records and assigning them to units."""
+
+from __future__ import annotations
+
+from mutations.mutation import TRAINER, Edit, Mutation
+
+DATA: tuple[Mutation, ...] = (
+    Mutation(
+        "Ray gives the tables of several files one type",
+        (
+            Edit(
+                TRAINER + "data/read.py",
+                "    for fragment in fragments.to_pylist():\n"
+                "        yield from map(packed, source.tables(**fragment))\n",
+                "    tables = [table for each in fragments.to_pylist() for table in source.tables(**each)]\n"
+                '    yield packed(pa.concat_tables(tables, promote_options="permissive"))\n',
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_tables_of_files_with_other_types_stay_apart",),
+    ),
+    Mutation(
+        "the id of a user is the address of an object",
+        (
+            Edit(
+                TRAINER + "data/keys.py",
+                "return UNREADABLE_USER if _ADDRESS.search(text) else text",
+                "return text",
+            ),
+        ),
+        ("tests/trainer_image/data/test_shards.py::test_ids_without_a_text_of_their_own_are_one_user",),
+    ),
+    Mutation(
+        "the types of other records change which records of a user are kept",
+        (
+            Edit(
+                TRAINER + "data/keys.py",
+                "    return int(value) if isinstance(value, float) and value.is_integer() else value\n",
+                "    return value\n",
+            ),
+        ),
+        ("tests/trainer_image/data/test_shards.py::test_content_is_the_same_whatever_types_other_records_give_it",),
+    ),
+    Mutation(
+        "a wrong quote makes one record of several users' records",
+        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(text, strict=True)", "csv.reader(text)"),),
+        (
+            "tests/trainer_image/data/test_csv.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
+            "tests/trainer_image/data/test_csv.py::test_csv_whose_stray_quotes_pair_up_is_refused",
+        ),
+    ),
+    Mutation(
+        "a record without the field of the user is a unit by itself",
+        (
+            Edit(
+                TRAINER + "data/formats/text.py",
+                "if not record or (user is not None and user not in record):",
+                "if not record:",
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_record_that_lacks_the_column_of_the_user_is_dropped",),
+    ),
+    Mutation(
+        "one row of a DataFrame changes the text of all others",
+        (
+            Edit(
+                TRAINER + "data/records.py",
+                "return int(value) if isinstance(value, float) and value.is_integer() else value",
+                "return value",
+            ),
+        ),
+        ("tests/trainer_image/data/test_records.py::test_row_of_a_data_frame_does_not_change_other_rows",),
+    ),
+)
