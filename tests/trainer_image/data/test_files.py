@@ -1,8 +1,6 @@
-"""Listing and reading without Ray: every format and its special cases, and the errors that refuse a data set."""
+"""Listing and reading without Ray: every format, any file system, and the errors that refuse a data set."""
 
-import csv
 import gzip
-import io
 import json
 import uuid
 from decimal import Decimal
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 from s3fs import S3FileSystem
 
 from e2e.platform.s3 import BUCKET
-from e2e.platform.trainer.data_files import TEXT_LABEL, rows_at
+from e2e.platform.trainer.data_files import TEXT_LABEL, refusal, rows_at
 from tensafe_api.resources.training import Storage
 from tensorguard.data import listing
 from tensorguard.data.errors import DataError, UnreadableDataError
@@ -31,101 +29,6 @@ from tensorguard.data.packed import tables_in
 from tensorguard.data.read import _read_fragments, _records_table
 from tensorguard.data.records import records_of
 from tensorguard.storage import filesystem_options
-
-BY_POSITION = {"text": "0", "label": "1"}
-
-
-def refusal(path, columns=TEXT_LABEL, form=None, protocol="file"):
-    with pytest.raises(DataError) as error:
-        inspect(str(path), columns, form, protocol, {}, "spec.dataset")
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
-def test_csv_reads_quoted_newlines_and_commas(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text('label,other,text\n1,x,"one, ""two""\nthree"\n0,y,four\n', encoding="utf-8-sig")
-    assert rows_at(path) == [{"text": 'one, "two"\nthree', "label": "1"}, {"text": "four", "label": "0"}]
-
-
-@pytest.mark.parametrize("end", ["\n", ""])
-def test_csv_with_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path, end):
-    path = tmp_path / "d.csv"
-    rows = ['"two\nlines",1', "Jane Doe,0", '"never closed,1', *["next,0"] * 5000]
-    path.write_text("\n".join(["text,label", *rows]) + end)
-    with pytest.raises(UnreadableDataError, match=r"d\.csv: the row that begins in line 5 has a quote") as error:
-        rows_at(path)
-    assert "Doe" not in str(error.value) and "\n" not in str(error.value)
-
-
-def test_csv_header_with_a_quote_that_is_never_closed_is_refused(tmp_path):
-    (tmp_path / "d.csv").write_text('text,"label\na,1\nb,0\n')
-    assert "the row that begins in line 1 has a quote that is never closed" in refusal(tmp_path / "d.csv")
-
-
-def test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line(tmp_path):
-    """Otherwise the first value would hold the record of another user."""
-    path = tmp_path / "d.csv"
-    path.write_text('text,label\nfirst,0\n"said \\"",0\nsecret of another user,1\n"\\" x",1\n')
-    with pytest.raises(UnreadableDataError, match=r"d\.csv: the row that begins in line 3 has text after a") as error:
-        rows_at(path)
-    assert "secret" not in str(error.value)
-
-
-def test_csv_whose_stray_quotes_pair_up_is_refused(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text('text,label\n"first,0\nof another user,1\n"third,0\n')
-    with pytest.raises(UnreadableDataError, match="the row that begins in line 2 has text after a closing quote"):
-        rows_at(path)
-
-
-def test_quote_inside_an_unquoted_csv_value_is_a_character(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text("text,label\n5'11\" tall,0\nb,1\n")
-    assert rows_at(path) == [{"text": "5'11\" tall", "label": "0"}, {"text": "b", "label": "1"}]
-
-
-@pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
-def test_row_with_more_values_than_names_is_not_used(tmp_path, name, separator):
-    path = tmp_path / name
-    rows = ["text,label", "hello, world,0", "a,1,", "b,0"]
-    path.write_text("\n".join(rows).replace(",", separator))
-    assert rows_at(path) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
-
-
-def test_csv_value_of_extreme_length_is_refused_as_a_quote_that_is_never_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tensorguard.data.formats.csv.MAX_VALUE_CHARACTERS", 1000)
-    (tmp_path / "d.csv").write_text('text,label\na,1\n"b,0\n' + "c,1\n" * 1000)
-    with pytest.raises(UnreadableDataError, match="begins in line 3"):
-        rows_at(tmp_path / "d.csv")
-
-
-VALUES = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(['"', '""', "a\nb", "\r", ',"', ' "a"'])
-
-
-@given(
-    rows=st.lists(st.tuples(VALUES, VALUES)), last=st.sampled_from(["", "\n", "\r\n", "\n\n"]), all_quoted=st.booleans()
-)
-@settings(max_examples=60)
-def test_csv_whose_quotes_are_closed_is_read_to_its_last_row(tmp_path_factory, rows, last, all_quoted):
-    path = tmp_path_factory.mktemp("closed") / "d.csv"
-    buffer = io.StringIO()
-    csv.writer(buffer, quoting=csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL).writerows([("text", "label"), *rows])
-    path.write_text(buffer.getvalue().removesuffix("\r\n") + last, encoding="utf-8", newline="")
-    assert [(row["text"], row["label"]) for row in rows_at(path)] == rows
-
-
-def test_tsv_has_no_quoting_and_may_lack_a_header(tmp_path):
-    path = tmp_path / "d.tsv"
-    path.write_text('an "odd quote\t1\nand "another"\t0\r\n')
-    assert rows_at(path, BY_POSITION) == [{"0": 'an "odd quote', "1": "1"}, {"0": 'and "another"', "1": "0"}]
-
-
-def test_csv_without_header_is_read_by_position(tmp_path):
-    path = tmp_path / "d.csv"
-    path.write_text('"a, b",1\nc,0\n')
-    assert rows_at(path, BY_POSITION) == [{"0": "a, b", "1": "1"}, {"0": "c", "1": "0"}]
 
 
 def test_jsonl_keeps_other_values_as_json_and_drops_lines_that_are_not_objects(tmp_path):
