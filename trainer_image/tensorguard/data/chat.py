@@ -82,10 +82,9 @@ def conversation(value: Any) -> list[Any]:
     numbers floats where one record has a fraction. So what is not JSON text is made canonical: keys are sorted, and
     whole numbers are integers. Raises ValueError or TypeError for any other value.
     """
-    parsed = json.loads(value) if isinstance(value, str | bytes) else canonical(value)
-    if not isinstance(parsed, list) or not parsed or not all(isinstance(item, dict) for item in parsed):
+    messages = _without_nulls(json.loads(value)) if isinstance(value, str | bytes) else canonical(value)
+    if not isinstance(messages, list) or not messages or not all(isinstance(item, dict) for item in messages):
         raise ValueError("not a list of objects")
-    messages: list[Any] = _without_nulls(parsed)
     return messages
 
 

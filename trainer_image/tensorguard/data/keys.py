@@ -35,8 +35,13 @@ def canonical(value: Any) -> Any:
     """A value as it is in every data set: whole numbers are integers, and fields of objects that hold null are absent.
 
     A file or library with types chooses them from all its rows. So one record may turn the numbers of others into
-    floats, and give the objects of others a field with null. Text is not changed, not even JSON text.
+    floats, and give the objects of others a field with null. Text is not changed, not even JSON text. Arrays and
+    tensors become lists.
     """
+    if value is None or isinstance(value, str):
+        return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, Mapping):
         return {str(name): canonical(each) for name, each in sorted(value.items(), key=str) if each is not None}
     if isinstance(value, list | tuple):
@@ -46,10 +51,19 @@ def canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def canonical_json(value: Any) -> str:
+    """JSON text of the canonical value, with the fields of objects sorted.
+
+    Raises TypeError, ValueError, ArithmeticError or RecursionError for a value that JSON cannot hold.
+    """
+    found = canonical(value)
+    return json.dumps(found, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_text_of_object)
+
+
 def content_of(values: Sequence[Any]) -> bytes | None:
     """A record's values, in a fixed order of columns, as canonical JSON; None if JSON cannot hold them."""
     try:
-        return _json(canonical(values)).encode("utf-8", "surrogatepass")
+        return canonical_json(values).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, ArithmeticError, RecursionError):
         return None
 
@@ -90,7 +104,7 @@ def user_of(value: Any) -> bytes | None:
 def in_order(text: str) -> str | None:
     """JSON text in canonical form, with the fields of its objects sorted; None for any other text."""
     try:
-        return _json(canonical(json.loads(text)))
+        return canonical_json(json.loads(text))
     except (ValueError, ArithmeticError, RecursionError):
         return None
 
@@ -98,31 +112,20 @@ def in_order(text: str) -> str | None:
 def _text_of_user(value: Any) -> str | None:
     """The text of an id; None for no id."""
     try:
-        if hasattr(value, "tolist"):  # of numpy, or a tensor
-            value = value.tolist()
-        if isinstance(value, enum.Enum):
-            value = value.value
+        value = canonical(value.value if isinstance(value, enum.Enum) else value)
         if isinstance(value, bytes | bytearray):
             return value.decode("utf-8", "replace")
         if value is None or (not isinstance(value, str) and str(value) in _NULLS):
             return None
-        if isinstance(value, Mapping | list | tuple):
-            return _json(canonical(value))
+        if isinstance(value, dict | list):
+            return canonical_json(value)
         return value if isinstance(value, str) else _text_of_object(value)
     except Exception:  # such as an integer of thousands of digits: no record may stop a job
         return UNREADABLE_USER
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_leaf)
-
-
-def _leaf(value: Any) -> Any:
-    """What stands for a value that JSON does not know."""
-    return canonical(value.tolist()) if hasattr(value, "tolist") else _text_of_object(value)
-
-
 def _text_of_object(value: object) -> str:
+    """The text of a value that JSON does not know."""
     text = str(value)
     return UNREADABLE_USER if _ADDRESS.search(text) else text
 

@@ -102,7 +102,4 @@ def _text(value: Any) -> str | None:
     if isinstance(value, str):
         in_order = keys.in_order(value) if value.startswith(("{", "[")) else None
         return " ".join(value.split()) if in_order is None else in_order
-    content = keys.content_of([value])
-    if content is None:
-        raise ValueError("JSON cannot hold the value")
-    return content.decode("utf-8", "surrogatepass")[1:-1]
+    return keys.canonical_json(value)
