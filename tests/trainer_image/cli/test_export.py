@@ -94,6 +94,8 @@ def test_follow_waits_for_a_run_that_is_starting(tmp_path: Path, monkeypatch: py
 def test_follow_of_no_run_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     monkeypatch.setattr("tensorguard.cli.export.time", clock)
+    assert main(["export", "-", "--to", "tensorboard", "--follow"]) == 2
+    assert "--follow needs the folder of a run" in capsys.readouterr().err and clock.now == 0
     assert main(["export", "none", "--to", "tensorboard", "--follow"]) == 2
     assert "there is no none: pass the --output-dir" in capsys.readouterr().err
     assert 60 <= clock.now < 61

@@ -112,7 +112,7 @@ def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
     from tensorguard.trackers.history import JobStatus, RunFolder
 
     source, output_dir = arguments.source, arguments.output_dir
-    if arguments.follow:
+    if arguments.follow and source != "-":
         _wait_for(Path(source) / MANIFEST)
     if source != "-" and not Path(source).exists():
         raise CommandError(
@@ -141,8 +141,11 @@ def _history(arguments: argparse.Namespace) -> tuple[History, Path]:
 
 def _wait_for(manifest: Path) -> None:
     """Wait until the run, which may have been started at the same time, has created its folder."""
+    if manifest.exists() or manifest.parent.is_file():
+        return
+    _report(f"waiting for the run in {manifest.parent}")
     deadline = time.monotonic() + _APPEARS_SECONDS
-    while not manifest.exists() and not manifest.parent.is_file() and time.monotonic() < deadline:
+    while not manifest.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
