@@ -5,7 +5,7 @@ import json
 import pytest
 
 from e2e.platform.trainer.tokenising import tokeniser
-from tensorguard.data.chat import conversation
+from tensorguard.data.chat import assistant_turns, conversation, renderer
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 
@@ -120,6 +120,22 @@ def test_long_conversation_is_truncated_or_dropped(make_tokenizer, chatml):
     tokenizer = make_tokenizer(template=chatml)
     assert encode_with(tokenizer, max_length=7)(chat("a", "b c d")) == ["b"]
     assert encode_with(tokenizer, max_length=7, truncate=False)(chat("a", "b c d")) == [None]
+    assert encode_with(tokenizer, max_length=15)(chat(*"abcdef")) == ["b <|im_end|> d"]
+
+
+def test_rendering_stops_where_the_tokens_do(make_tokenizer, chatml):
+    render = renderer(make_tokenizer(template=chatml), None)
+    rendered = []
+
+    def counted(messages, tools, generation_prompt):
+        rendered.append(len(messages))
+        return render(messages, tools, generation_prompt)
+
+    messages = chat(*["a"] * 1000)
+    whole = render(messages, None, False)
+    first = whole.index("<|im_start|>user", 1)
+    assert assistant_turns(messages, None, counted, whole, first + 5) == [(first - len("a<|im_end|>\n"), first)]
+    assert rendered == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
         return text
 
     try:
-        _, spans = assistant_turns(GREETING, None, render)
+        whole = render(GREETING, None, False)
+        spans = assistant_turns(GREETING, None, render, whole, len(whole))
     except Exception as error:
         raise DataError(
             f"spec.model.chatTemplate: it cannot render a greeting and its answer ({error}): correct the template"
@@ -58,21 +59,31 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
     return render
 
 
-def assistant_turns(messages: Sequence[Any], tools: Any, render: Render) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation's whole text, and the character ranges [start, end) of the assistant's turns that can be located.
+def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: str, end: int) -> list[tuple[int, int]]:
+    """The character ranges [start, end) in `whole` of the assistant's turns that can be located.
+
+    Rendering starts again for each turn, so turns that start at or after `end` are not located.
+
+    Args:
+        messages: the conversation.
+        tools: its tools, or None.
+        render: the result of `renderer`.
+        whole: the rendering of the whole conversation, without a generation prompt.
+        end: how many characters of `whole` a model will read.
 
     Raises whatever the template raises for this conversation.
     """
-    whole = render(messages, tools, False)
     spans = []
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         before = render(messages[:i], tools, True)
+        if len(before) >= end and before[:end] == whole[:end]:
+            break
         after = render(messages[: i + 1], tools, False) if i + 1 < len(messages) else whole
         if after.startswith(before) and whole.startswith(after):
             spans.append((len(before), len(after)))
-    return whole, spans
+    return spans
 
 
 def conversation(value: Any) -> list[Any]:

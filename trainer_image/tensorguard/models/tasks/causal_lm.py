@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.data.chat import assistant_turns, conversation, renderer
+from tensorguard.data.chat import Render, assistant_turns, conversation, renderer
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
@@ -101,35 +101,57 @@ class _Messages:
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         render = renderer(self.tokenizer, self.recipe.chat_template)
-        special = special_ids(self.tokenizer)
         tools = records.get("tools") or [None] * len(records["messages"])
-        rendered = [
-            self._render(messages, its_tools, render) for messages, its_tools in zip(records["messages"], tools)
-        ]
+        rendered = [self._render(*record, render) for record in zip(records["messages"], tools)]
         usable = [(i, item) for i, item in enumerate(rendered) if item is not None]
         found: list[Example | None] = [None] * len(rendered)
         if not usable:
             return found
+        special = special_ids(self.tokenizer)
         encoded = self.tokenizer(
-            [text for _, (text, _, _) in usable], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            [text_or_none(whole) for _, (*_, whole) in usable],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            verbose=False,
         )
-        for (i, (text, spans, closes)), ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
-            learned = self._learned(ids, offsets, spans)
-            if closes and self.tokenizer.eos_token_id is not None and not _ends_special(text, ids, offsets, special):
-                learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(text)) else 0)
-                ids = [*ids, self.tokenizer.eos_token_id]
-            found[i] = cut(ids, learned, self.recipe)
+        for (i, item), ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
+            found[i] = self._example(*item, render, ids, offsets, special)
         return found
 
-    def _render(self, messages: Any, tools: Any, render: Any) -> tuple[str, list[tuple[int, int]], bool] | None:
-        """The text, its learned spans, and whether the assistant has the last turn; None for an unusable record."""
+    def _render(self, messages: Any, tools: Any, render: Render) -> tuple[list[Any], Any, str] | None:
+        """A record's messages, its tools, and the text of both; None for an unusable record."""
         try:
             messages = conversation(messages)
-            rendered, spans = assistant_turns(messages, conversation(tools) if tools else None, render)
-            text = text_or_none(rendered)
-            return None if text is None else (text, spans, messages[-1]["role"] == "assistant")
+            tools = conversation(tools) if tools else None
+            return (messages, tools, render(messages, tools, False)) if all("role" in m for m in messages) else None
         except Exception:  # a template can raise anything for odd messages: only this record is dropped
             return None
+
+    def _example(
+        self,
+        messages: list[Any],
+        tools: Any,
+        whole: str,
+        render: Render,
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+        special: frozenset[int],
+    ) -> Example | None:
+        """An example of the text `whole` and its tokens; None for an unusable record."""
+        spans: list[tuple[int, int]] = []
+        if self.recipe.loss_on != "All":
+            read = max((end for _, end in offsets[: self.recipe.max_length]), default=0)
+            try:
+                spans = assistant_turns(messages, tools, render, whole, read)
+            except Exception:  # as in `_render`
+                return None
+        learned = self._learned(ids, offsets, spans)
+        ends = self.tokenizer.eos_token_id
+        closes = messages[-1]["role"] == "assistant" and ends is not None
+        if closes and not _ends_special(whole, ids, offsets, special):
+            learned.append(1 if self.recipe.loss_on == "All" or (spans and spans[-1][1] == len(whole)) else 0)
+            ids = [*ids, ends]
+        return cut(ids, learned, self.recipe)
 
     def _learned(self, ids: list[int], offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[int]:
         """1 for each token that ends inside one of the spans."""
