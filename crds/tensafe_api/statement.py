@@ -70,6 +70,10 @@ _NOT_COVERED = (
     "Other runs on the same data or on data of the same people, unless they were charged to this ledger.",
     "The number of steps charged beyond the planned ones: it is assumed to depend on crashes and not on results.",
 )
+_PRIVATE_METRICS = (
+    "Readers of the private metrics (training loss, gradient norms, batch sizes): these are exact figures of the "
+    "private data. They are in the run's private folder, and go to callbacks that ask for them."
+)
 _BOUND = {
     "AddOrRemoveOne": "A true number of units far above `unit.atLeast`: it makes batches larger and does not change "
     "the claim.",
@@ -201,7 +205,12 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             *_on_evaluation(inputs.evaluation),
             *inputs.aggregation.assumed,
         ],
-        "notCovered": [*_NOT_COVERED, _BOUND[mechanism.adjacency], *inputs.aggregation.not_covered],
+        "notCovered": [
+            *_NOT_COVERED,
+            *((_PRIVATE_METRICS,) if inputs.private_metrics == "Internal" else ()),
+            _BOUND[mechanism.adjacency],
+            *inputs.aggregation.not_covered,
+        ],
         "remarks": list(inputs.remarks),
     }
 

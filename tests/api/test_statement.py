@@ -255,6 +255,14 @@ def test_publicness_of_the_evaluation_set_is_stated_as_the_word_of_the_author() 
     assert not stated("Private: s3://clinic/eval.jsonl") and not stated(None)
 
 
+def test_readers_of_private_metrics_are_not_covered_by_the_claim() -> None:
+    def stated(metrics: str) -> bool:
+        document = build_statement(replace(INPUTS, private_metrics=metrics))
+        return any("Readers of the private metrics" in sentence for sentence in document["notCovered"])
+
+    assert stated("Internal") and not stated("Hidden")
+
+
 def test_definition_of_user_covers_records_without_a_user() -> None:
     assert build_statement(INPUTS)["claim"]["unitDefinition"].endswith(
         "each record without a user id (null) is a separate unit"
