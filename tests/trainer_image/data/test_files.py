@@ -156,6 +156,10 @@ def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
         with pytest.raises(DataError) as error:
             list(Source("file", {}, format_named(name[2:]), ("text",)).tables(str(tmp_path / name), 0, 1))
         assert str(error.value).endswith(expected)
+    (tmp_path / "one.csv").write_text("Jane Doe has HIV;1;text: HIV\nx;0;y\n")
+    assert refusal(tmp_path / "one.csv").endswith(
+        "has no column 'text'; it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
+    )
     (tmp_path / "d.jsonl").write_text('{"Jane Doe": "HIV", "t\u00e9xt": 1, "text\\n": 2}\n')
     message = refusal(tmp_path / "d.jsonl")
     assert message.endswith("has no column 'text'; write the name as the records spell it")

@@ -85,7 +85,11 @@ def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
 def _columns(first: list[str], by_position: bool) -> FileColumns:
     if by_position:
         return FileColumns([str(i) for i in range(len(first))])
-    advice = f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
+    advice = (
+        f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
+        if len(first) > 1
+        else "it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
+    )
     return FileColumns(first, advice=advice)
 
 
