@@ -81,13 +81,19 @@ def test_hub_name_is_pinned_to_its_current_commit(offline):
     assert (source.location, source.revision, source.identity()) == ("some/model", commit, f"commit:{commit}")
 
 
-@pytest.mark.parametrize("name", ("some/model", "no-such-model", "./no/such/folder", "pytest"))
+@pytest.mark.parametrize("name", ("some/model", "no-such-model", "no/such/folder", "pytest"))
 def test_unknown_name_is_reported_with_all_attempts_in_one_sentence(offline, name):
     with pytest.raises(ModelNotFoundError) as raised:
         resolve_model(name)
     message = str(raised.value)
     assert message.startswith(f"spec.model.name: '{name}' is not a folder, not an installed package")
     assert "the hub" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("name", ("./no-model", "/no/model", "~/no-such-model"))
+def test_missing_folder_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(ModelNotFoundError, match=f"^spec.model.name: there is no folder {name}: check the path.$"):
+        resolve_model(name)
 
 
 @pytest.mark.model

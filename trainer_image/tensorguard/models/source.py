@@ -57,9 +57,13 @@ class ModelSource:
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
     """Find a model by path, else as an installed package, else on the hub. Only the last one uses the network.
 
+    A name that begins with ".", "/" or "~" can only be a path.
+
     Raises ModelNotFoundError if none of them has it, or if `revision` is given for files without revisions.
     """
     folder = _folder(name) or _package_folder(name)
+    if folder is None and name.startswith((".", "/", "~")):
+        raise ModelNotFoundError(f"spec.model.name: there is no folder {name}: check the path.")
     if folder is None:
         return _on_hub(name, revision)
     if revision is not None:
