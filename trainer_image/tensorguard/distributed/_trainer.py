@@ -262,7 +262,8 @@ def _raise_failure(job: TenSafeTrainingJob, output_dir: Path) -> None:
     if attempt.reason in _CONFIGURATION_FAULTS and status.privacy.steps_charged == 0:
         raise ConfigurationError(message)
     failure = TrainingFailed(f"{attempt.reason}: {message}", job)
-    failure.add_note(f"the run's private folder is {PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path}")
+    if (private := PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path).exists():
+        failure.add_note(f"the run's private folder is {private}")
     raise failure
 
 
