@@ -92,6 +92,7 @@ def draw_report(history: History, plan: Plan, name: str, path: Path) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = 2 if history.evaluations else 1
     figure = Figure(figsize=(8, 1.2 + 2.8 * panels), dpi=150)
@@ -106,6 +107,7 @@ def draw_report(history: History, plan: Plan, name: str, path: Path) -> None:
     again = " (steps that ran again count again)" if history.restarts else ""
     axes[-1].set_xlabel(f"steps charged{again}", color=_INK)
     axes[-1].set_xlim(0, max(plan.steps, history.charged))
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     run = plan.mechanism
     figures = (
         f"σ {run.noise_multiplier}   q {run.sample_rate}   δ {plan.delta}   {plan.accountant}   {run.workers} workers"
