@@ -176,8 +176,8 @@ def open_mutants(modules: list[str]) -> list[str]:
             raise SystemExit(f"no module is named {module}")
         for file in files:
             path = file.relative_to(STAGE)
-            meta = STAGE / "mutants" / f"{path}.meta"
-            if meta.exists() and meta.stat().st_mtime > file.stat().st_mtime:
+            mutated, meta = STAGE / "mutants" / path, STAGE / "mutants" / f"{path}.meta"
+            if meta.exists() and mutated.stat().st_mtime > file.stat().st_mtime:
                 codes = json.loads(meta.read_text())["exit_code_by_key"]
                 found += [name for name, code in codes.items() if code is None]
             else:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
 from fastest_first import order
-from generate import BESIDE, MUTATED, PACKAGES, TESTS, prepare
+from generate import BESIDE, MUTATED, PACKAGES, TESTS, open_mutants, prepare
 from survivors import Equivalent, Survivor, equivalents, reason_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,18 @@ def test_decorators_are_called_after_the_function_in_the_copy() -> None:
     assert isinstance(square.area, property)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="-1 is negative"):
         checked(-1)  # type: ignore[operator]
+
+
+def test_all_mutants_of_a_changed_module_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generate.STAGE", tmp_path)
+    source, mutated = tmp_path / "tensorguard/step.py", tmp_path / "mutants/tensorguard/step.py"
+    for time, file in enumerate((source, mutated, mutated.with_suffix(".py.meta"))):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"exit_code_by_key": {"step.a": 1, "step.b": None}}))
+        os.utime(file, (time, time))
+    assert open_mutants(["step.py"]) == ["step.b"]
+    os.utime(source, (1.5, 1.5))
+    assert open_mutants(["step.py"]) == ["tensorguard.step.*"]
 
 
 def test_errors_are_not_mutated() -> None:
