@@ -328,7 +328,7 @@ def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokeni
 
 
 def test_data_set_of_ray_whose_blocks_lack_columns_is_read(make_spec, tokenizer, key_file, tmp_path):
-    """As in files: a record without the user's field is dropped, one without another field cannot be used."""
+    """What a block lacks is null: a record without a user is a unit, and one without another field cannot be used."""
     spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
     blocks = [
         {"text": ["a", "b"], "label": [0, 1], "id": [1, 2]},
@@ -343,4 +343,40 @@ def test_data_set_of_ray_whose_blocks_lack_columns_is_read(make_spec, tokenizer,
         key_file=key_file,
         directory=tmp_path,
     )
-    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1)]
+    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_record_with_a_user_does_not_decide_on_records_without_one(make_spec, tokenizer, key_file, tmp_path):
+    """Ray makes the users of a block null where one record has one."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    others = [{"text": "a b"[: 1 + 2 * (i % 2)], "label": i % 3} for i in range(6)]
+
+    def units(name, records):
+        blocks = [ray.data.from_items([{"text": "f", "label": 0, "id": 7}]), ray.data.from_items(records)]
+        dataset = from_memory(blocks[0].union(blocks[1]), columns_of(spec))
+        tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+        made = prepare(dataset, spec, tokenise, workers=1, key_file=key_file, directory=tmp_path / name)
+        return rows_in(tokenizer, *made.shards)
+
+    without = units("without", others)
+    with_one = units("with", [*others, {"text": "e", "label": 2, "id": 8}])
+    assert len(without) == 7 and sorted([*without, ("e", 2)]) == sorted(with_one)
+
+
+def test_record_of_another_type_does_not_stop_a_job(make_spec, tokenizer, key_file, tmp_path):
+    """Ray cannot unite the types of these blocks."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    blocks = [
+        pa.table({"text": ["a", "b"], "label": [0, 1], "id": ["x", "y"]}),
+        pa.table({"text": ["c"], "label": [2], "id": [{"number": 7}]}),
+        pa.table({"text": [["d"]], "label": ["none"], "id": [7.5]}),
+    ]
+    made = prepare(
+        from_memory(ray.data.from_arrow(blocks), columns_of(spec)),
+        spec,
+        tokeniser(tokenizer, Recipe.from_spec(spec)),
+        workers=1,
+        key_file=key_file,
+        directory=tmp_path,
+    )
+    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1), ("c", 2)]

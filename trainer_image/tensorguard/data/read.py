@@ -106,15 +106,10 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
     if isinstance(source, str | bytes | Mapping):
         raise DataError(f"{where}: must be {MEMORY_KINDS}, not {type(source).__name__}")
     if isinstance(source, ray.data.Dataset):
-        schema = source.schema()
-        if schema is None:
-            raise DataError(f"{where}: it is empty: pass at least one record")
-        types = dict(zip(schema.names, schema.types))
-        check_text_columns(columns.values(), list(types), "the data set", _ADVICE, where)
-        check_types(columns, {name: types[name] for name in columns.values()}, where)
+        _check_ray(source, columns, where)
         return source.map_batches(
             _pack_columns,  # type: ignore[arg-type] # Ray's types do not allow for fn_args
-            fn_args=(list(dict.fromkeys(columns.values())), columns.get("user")),
+            fn_args=(list(dict.fromkeys(columns.values())),),
             batch_size=None,
             batch_format="pyarrow",
         )
@@ -129,6 +124,27 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
         raise DataError(f"{where}: it is empty: pass at least one record")
     starts = range(0, table.num_rows, MEMORY_BLOCK_ROWS)
     return ray.data.from_arrow([packed(table.slice(start, MEMORY_BLOCK_ROWS)) for start in starts])
+
+
+def _check_ray(source: ray.data.Dataset, columns: Mapping[str, str], where: str) -> None:
+    """Raise DataError if a Ray Data set is empty, lacks a column, or has a column of an impossible type.
+
+    Types that one record can decide are not checked: those of lists and objects, and types that Ray cannot unite.
+    """
+    try:
+        schema = source.schema()
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return
+    if schema is None:
+        raise DataError(f"{where}: it is empty: pass at least one record")
+    types = dict(zip(schema.names, schema.types))
+    check_text_columns(columns.values(), list(types), "the data set", _ADVICE, where)
+    flat = {
+        role: name
+        for role, name in columns.items()
+        if isinstance(types[name], pa.DataType) and not pa.types.is_nested(types[name])
+    }
+    check_types(flat, types, where)
 
 
 def silence_ray_data() -> None:
@@ -171,10 +187,12 @@ def _read_fragments(fragments: pa.Table, source: Source) -> Iterable[pa.Table]:
         yield from map(packed, source.tables(**fragment))
 
 
-def _pack_columns(block: pa.Table, names: list[str], user: str | None) -> pa.Table:
-    """The named columns of a block, packed. A record may lack a field, and then a block may lack its column."""
-    if user is not None and user not in block.column_names:
-        block = block.slice(0, 0)  # as in files: a record without the field could be anybody's
+def _pack_columns(block: pa.Table, names: list[str]) -> pa.Table:
+    """The named columns of a block, packed.
+
+    A field that a record lacks is null, also that of the user: Ray makes it null if another record of the block has the
+    field, and what becomes of a record must not depend on others.
+    """
     missing = pa.nulls(len(block))
     return packed(pa.table({n: block.column(n) if n in block.column_names else missing for n in names}))
 

@@ -97,7 +97,10 @@ def length_of(dataset: Any) -> int:
 def _names(dataset: Any) -> list[str]:
     if _is_ray(dataset):
         _silence_ray()
-        return list(dataset.columns() or ())
+        try:
+            return list(dataset.columns() or ())
+        except Exception:  # Ray cannot unite the types of its blocks, and its message names columns
+            return []
     if is_data_frame(dataset):
         return list(map(str, dataset.columns))
     names = getattr(dataset, "column_names", None)
