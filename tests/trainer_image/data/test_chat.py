@@ -138,6 +138,20 @@ def test_rendering_stops_where_the_tokens_do(make_tokenizer, chatml):
     assert rendered == [1, 2, 3]
 
 
+def test_rendering_ends_where_it_would_take_too_long(make_tokenizer, chatml):
+    """The template changes the first turns when others follow, so none of them shows that the last ones are cut."""
+    render = renderer(make_tokenizer(template=chatml), None)
+    rendered = []
+
+    def changing(messages, tools, generation_prompt):
+        rendered.append(len(messages))
+        return f"{len(messages)}" + render(messages, tools, generation_prompt)
+
+    messages = chat(*["a"] * 2000)
+    assert assistant_turns(messages, None, changing, changing(messages, None, False), 100) == []
+    assert sum(rendered[1:]) < 100_000
+
+
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [

@@ -19,6 +19,9 @@ from tensorguard.data.keys import canonical
 
 Render = Callable[[Sequence[Any], Any, bool], str]  # messages, tools, add generation prompt -> text
 
+RENDERED_CHARACTERS, MESSAGE_CHARACTERS = 1_000_000_000, 10_000
+"""How much is rendered to locate the turns of one conversation: enough for those of 400 messages, in a few seconds. To
+render a message takes about as long as to copy 10,000 characters."""
 GREETING = ({"role": "user", "content": "Good morning."}, {"role": "assistant", "content": "Good morning to you."})
 
 
@@ -62,7 +65,8 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
 def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: str, end: int) -> list[tuple[int, int]]:
     """The character ranges [start, end) in `whole` of the assistant's turns that can be located.
 
-    Rendering starts again for each turn, so turns that start at or after `end` are not located.
+    Rendering starts again for each turn, so the time grows with the square of their number. So turns that start at or
+    after `end` are not located, and none after RENDERED_CHARACTERS.
 
     Args:
         messages: the conversation.
@@ -74,12 +78,16 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: 
     Raises whatever the template raises for this conversation.
     """
     spans = []
+    cost = 0
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         before = render(messages[:i], tools, True)
-        if len(before) >= end and before[:end] == whole[:end]:
+        cost += 2 * (len(before) + MESSAGE_CHARACTERS * (i + 1))
+        if cost > RENDERED_CHARACTERS or (len(before) >= end and before[:end] == whole[:end]):
             break
+        if not whole.startswith(before):
+            continue
         after = render(messages[: i + 1], tools, False) if i + 1 < len(messages) else whole
         if after.startswith(before) and whole.startswith(after):
             spans.append((len(before), len(after)))
