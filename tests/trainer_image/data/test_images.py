@@ -208,6 +208,18 @@ def test_thin_image_cannot_become_huge_when_it_is_resized() -> None:
     assert decode(file_of(Image.new("L", (1, 100))), recipe) is not None
 
 
+def test_compressed_bmp_cannot_be_used() -> None:
+    """Pillow decodes it pixel by pixel: seconds for a file of a few kilobytes."""
+    content = bytearray(file_of(noise().convert("P"), "BMP"))
+    assert decode(bytes(content), SMALL) is not None
+    content[30:34] = struct.pack("<i", 1)
+    rows = b"\x10\7\0\0" * 16  # in each: 16 pixels of the colour 7, end of the row
+    compressed = bytes(content[: int.from_bytes(content[10:14], "little")]) + rows + b"\0\1"
+    with Image.open(io.BytesIO(compressed)) as image:
+        assert set(image.getdata()) == {7}
+    assert decode(compressed, SMALL) is None
+
+
 def test_jpeg_with_very_many_scans_cannot_be_used() -> None:
     content = file_of(noise(), "JPEG", progressive=True)
     assert 1 < content.count(b"\xff\xda") < MAX_SCANS and decode(content, SMALL) is not None

@@ -6,8 +6,8 @@ used. A path in a record is never followed: the author of a record could read th
 
 Image files come from many hands, so decoding has limits that the file's header decides before any pixel is decoded:
 four formats with small decoders, and a number of pixels. A JPEG file has a limit of scans as well, because each scan
-costs the time of a whole image. An animation counts as its first image. What Pillow warns of is not shown, because it
-can quote the file.
+costs the time of a whole image. A BMP file must not be compressed. An animation counts as its first image. What
+Pillow warns of is not shown, because it can quote the file.
 
 The result is a function of the value and of the model's `ImageRecipe` alone. No value makes these functions raise.
 """
@@ -30,11 +30,13 @@ from tensorguard.data.shard import Pixels
 FORMATS = ("PNG", "JPEG", "BMP", "GIF")
 """Pillow's names of the formats that are decoded. Others have large decoders, and are not needed: convert them."""
 MAX_PIXELS = 1 << 26
-"""Pixels of an image, before and after resizing: 67 million. Decoding one of this size takes about 300 MB."""
+"""Pixels of an image, before and after resizing: 67 million. Decoding one of this size takes up to 800 MB."""
 MAX_SIDE = 1 << 15
 """The longest side of an image in pixels. Resizing needs memory for the longer side of a thin image."""
 MAX_SCANS = 100
 """Scans of a JPEG file. Progressive files have about ten."""
+_BMP_COMPRESSION, _RUN_LENGTHS = slice(30, 34), (b"\1\0\0\0", b"\2\0\0\0")
+"""Where a BMP file states its compression, and the ones that Pillow decodes pixel by pixel in Python."""
 _SCAN = b"\xff\xda"
 _DEEP = "I;16"
 """How the names of Pillow's modes with 16 bits begin."""
@@ -106,6 +108,8 @@ def image_text(value: Any) -> str | None:
 def decode(content: bytes, recipe: ImageRecipe) -> bytes | None:
     """The pixels of an image file (`recipe.pixels`); None if it is not an image, too large, or damaged."""
     if content.startswith(b"\xff\xd8") and content.count(_SCAN) > MAX_SCANS:
+        return None
+    if content.startswith(b"BM") and content[_BMP_COMPRESSION] in _RUN_LENGTHS:
         return None
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # it is global, and other libraries change it
     with warnings.catch_warnings():
