@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from e2e.platform.trainer.data_files import TEXT_LABEL, rows_at
+from tensorguard.data.errors import DataError
 from tensorguard.data.listing import inspect
 
 ROWS = "text,label\na,1\nb,0\n"
@@ -46,6 +47,20 @@ KINDS = ["hard link", "symbolic link", "two symbolic links to a file elsewhere",
 def test_file_with_two_names_is_read_once(named_twice, kind, uri):
     folder = named_twice(kind)
     assert rows_at(folder / uri if uri else folder) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
+
+
+def test_link_to_a_folder_is_refused(tmp_path):
+    """fsspec does not follow it: the job would read a part of the data."""
+    for name in ("data/sub", "other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "d.csv").write_text(ROWS)
+    (tmp_path / "data/.hidden").symlink_to(tmp_path / "other")
+    assert len(rows_at(tmp_path / "data")) == 2
+    (tmp_path / "data/sub/more").symlink_to(tmp_path / "other")
+    with pytest.raises(
+        DataError, match=r"^spec.dataset.uri: .*/data/sub/more is a link to a folder, which is not followed"
+    ):
+        rows_at(tmp_path / "data")
 
 
 def test_chain_of_names_is_one_file(tmp_path):

@@ -52,6 +52,8 @@ def inspect(
     try:
         filesystem = fsspec.filesystem(protocol, **options)
         files = _files(filesystem, uri, format)
+    except DataError as error:
+        raise DataError(f"{where}.uri: {error}") from None
     except ImportError as error:
         raise UnreadableDataError(
             f"{where}.uri: cannot read {uri}: a package is not installed ({error}); install it"
@@ -149,6 +151,7 @@ def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int
     if any(character in path for character in "*?[") and not filesystem.exists(path):
         found = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
+        _refuse_linked_folders(filesystem, path)
         found = filesystem.find(path, detail=True)
         inside = {name: name.removeprefix(path).lstrip("/").split("/") for name in found}
         found = {n: i for n, i in found.items() if not any(step.startswith((".", "_")) for step in inside[n])}
@@ -157,6 +160,17 @@ def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int
         info = filesystem.info(path)
         found = {info["name"]: info}
     return {name: found[name]["size"] for name in sorted(found) if found[name]["size"] and _is_file(found[name])}
+
+
+def _refuse_linked_folders(filesystem: Any, path: str) -> None:
+    """Refuse a folder with a link to a folder: fsspec does not follow it, and the job would read a part of the data."""
+    if not isinstance(filesystem, LocalFileSystem):
+        return
+    for folder, names, _ in os.walk(path):
+        names[:] = [name for name in names if not name.startswith((".", "_"))]
+        for name in names:
+            if os.path.islink(link := os.path.join(folder, name)):  # noqa: PTH114, PTH118
+                raise DataError(f"{link} is a link to a folder, which is not followed: copy or move the folder itself")
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:
