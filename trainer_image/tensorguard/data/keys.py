@@ -29,6 +29,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """What the text of a Python object has if its class defines none. It is another one for an equal object."""
 UNREADABLE_USER = "\ufffd"
 """The id of all users whose ids have no such text. They are one unit: a unit for each record could split a user."""
+MAX_ID_CHARACTERS = 4096
+"""A longer id has no such text either: to find the canonical form of a text takes time that grows with its square."""
 
 
 def canonical(value: Any) -> Any:
@@ -84,11 +86,14 @@ def user_of(value: Any) -> bytes | None:
     - "true", "True" and True are the same.
 
     Any other difference, including upper and lower case, makes two ids. All ids of types that have no such text are one
-    (`UNREADABLE_USER`).
+    (`UNREADABLE_USER`), together with those of more than 4,096 characters.
     """
     text = _text_of_user(value)
     if text is None:
         return None
+    text = text.strip()
+    if len(text) > MAX_ID_CHARACTERS:
+        text = UNREADABLE_USER
     text = unicodedata.normalize("NFKC", "".join(filter(_is_visible, text)))
     text = "".join(filter(_is_visible, text)).strip()
     if text.startswith(("{", "[")):
