@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.tokenise import label_or_none
+from tensorguard.data.tokenise import label_or_none, token_ids, token_spans
 
 PAIR = {"prompt": "p", "completion": "c"}
 
@@ -55,6 +55,69 @@ def test_text_is_learned_except_its_first_token(make_tokenizer):
     first, ended = encode({"text": ["a b", "a </s>"]})
     assert (words(tokenizer, first.inputs), first.target) == ("a b </s>", [0, 1, 1])
     assert words(tokenizer, ended.inputs) == "a </s>"
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_tokenizer_receives_a_bounded_part_of_a_long_text(make_tokenizer, chatml, truncate):
+    received = []
+
+    class Recorded:
+        def __init__(self, tokenizer):
+            self.tokenizer = tokenizer
+
+        def __getattr__(self, name):
+            return getattr(self.tokenizer, name)
+
+        def __call__(self, texts, **options):
+            received.extend([texts] if isinstance(texts, str) else texts)
+            return self.tokenizer(texts, **options)
+
+    tokenizer = Recorded(make_tokenizer(template=chatml))
+    long = "a " * 1_000_000
+    turns = [{"role": "user", "content": "b"}, {"role": "assistant", "content": long}]
+    for columns, loss, record in (
+        (PAIR, "Completion", {"prompt": "b", "completion": long}),
+        ({"text": "t"}, "All", {"text": long}),
+        ({"messages": "m"}, "Assistant", {"messages": turns}),
+        ({"text": "t", "label": "l"}, None, {"text": long, "label": 1}),
+        ({"tokens": "t", "tags": "l"}, None, {"tokens": ["a"] * 100_000, "tags": [1] * 100_000}),
+    ):
+        encode = tokeniser(tokenizer, Recipe(columns, 16, truncate, loss, labels=2))
+        [example] = encode({role: [value] for role, value in record.items()})
+        assert max(map(len, received)) <= 64 * 16
+        if truncate:
+            assert len(example.inputs) == 16 and "a" in words(tokenizer, example.inputs)
+        else:
+            assert example is None
+
+
+def test_texts_are_tokenised_in_groups_of_bounded_size(make_tokenizer, monkeypatch):
+    tokenizer = make_tokenizer()
+    texts = ["a b", "c", "", "d e f", "a " * 50, "b"]
+    whole = list(token_spans(tokenizer, texts))
+    sizes = []
+
+    def counted(texts, **options):
+        sizes.append([len(text) for text in texts])
+        return tokenizer(texts, **options)
+
+    monkeypatch.setattr("tensorguard.data.tokenise._CHARACTERS_AT_ONCE", 8)
+    assert list(token_spans(counted, texts)) == whole
+    assert list(token_ids(counted, texts)) == [ids for ids, _ in whole]
+    assert sizes == [[3, 1, 0], [5], [100], [1]] * 2
+    assert list(token_ids(counted, [])) == []
+
+
+def test_record_without_text_is_dropped(make_tokenizer):
+    tokenizer = make_tokenizer(template=None)
+    for columns, loss, kept, dropped in (
+        ({"text": "t"}, "All", {"text": "a"}, {"text": " \n"}),
+        ({"text": "t", "label": "l"}, None, {"text": "a", "label": 1}, {"text": "", "label": 1}),
+        (PAIR, "Completion", {"prompt": "", "completion": "a"}, {"prompt": "a", "completion": " "}),
+    ):
+        encode = tokeniser(tokenizer, Recipe(columns, 16, True, loss, labels=2))
+        found = encode({role: [kept[role], dropped[role]] for role in kept})
+        assert found[0] is not None and found[1] is None
 
 
 def test_over_length_record_is_truncated_or_dropped(make_tokenizer):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,11 @@ from tensorguard.data.shard import TEXT, Input, Target
 _WHOLE = re.compile(r"(\d+)\.0*")
 """A whole number with a decimal point, as pandas writes all numbers of a column with a missing value."""
 MAX_BATCH_ROWS, MAX_BATCH_BYTES = 4096, 64 << 20
+CHARACTERS_PER_TOKEN = 64
+"""A tokenizer receives at most this many characters of a text for each token of maxLength; usual texts have about four.
+It needs some 300 bytes of memory for each character, so that a long text would take that of the whole worker."""
+_CHARACTERS_AT_ONCE = 1 << 20
+"""How many characters a tokenizer receives in one call, or one text."""
 
 
 class Example(NamedTuple):
@@ -80,6 +85,17 @@ def text_or_none(value: Any) -> str | None:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
+def text_to_read(value: Any, recipe: Recipe) -> str | None:
+    """As `text_or_none`, cut to what maxLength tokens can need (CHARACTERS_PER_TOKEN).
+
+    None also for a longer text where the job drops records that are too long.
+    """
+    text, limit = text_or_none(value), CHARACTERS_PER_TOKEN * recipe.max_length
+    if text is None or len(text) <= limit:
+        return text
+    return text[:limit] if recipe.truncate else None
+
+
 def list_or_none(value: Any) -> list[Any] | None:
     """A value as a list: a list, or JSON text that holds one; else None."""
     if isinstance(value, str | bytes):
@@ -121,12 +137,32 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
-def token_ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+def token_ids(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[list[int]]:
     """The tokens of each text; `options` go to the tokenizer."""
-    if not texts:
-        return []
-    found: list[list[int]] = tokenizer(texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
-    return found
+    for found in _tokenised(tokenizer, texts, options):
+        yield from found["input_ids"]
+
+
+def token_spans(
+    tokenizer: Any, texts: Sequence[str], **options: Any
+) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """The tokens of each text, and the characters [start, end) of each token; `options` go to the tokenizer."""
+    for found in _tokenised(tokenizer, texts, {"return_offsets_mapping": True, **options}):
+        yield from zip(found["input_ids"], found["offset_mapping"])
+
+
+def _tokenised(tokenizer: Any, texts: Sequence[str], options: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What the tokenizer returns for all texts, in their order, for _CHARACTERS_AT_ONCE at a time."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > _CHARACTERS_AT_ONCE:
+            yield tokenizer(group, return_attention_mask=False, verbose=False, **options)
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield tokenizer(group, return_attention_mask=False, verbose=False, **options)
 
 
 def cut(ids: list[int], target: list[int], recipe: Recipe) -> Example | None:

@@ -22,7 +22,16 @@ from tensorguard.data.chat import Render, assistant_turns, conversation, rendere
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
-from tensorguard.data.tokenise import Encode, Example, cut, prefix_ids, special_ids, text_or_none, token_ids
+from tensorguard.data.tokenise import (
+    Encode,
+    Example,
+    cut,
+    prefix_ids,
+    special_ids,
+    text_to_read,
+    token_ids,
+    token_spans,
+)
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -74,9 +83,9 @@ class _Texts:
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         roles = ("prompt", "completion") if "prompt" in self.recipe.columns else ("text",)
-        pieces = [[text_or_none(value) for value in records[role]] for role in roles]
+        pieces = [[text_to_read(value, self.recipe) for value in records[role]] for role in roles]
         whole = [[text for text in values if text is not None] for values in zip(*pieces)]
-        usable = [i for i, texts in enumerate(whole) if len(texts) == len(roles)]
+        usable = [i for i, texts in enumerate(whole) if len(texts) == len(roles) and texts[-1].strip()]
         tokens = [
             token_ids(self.tokenizer, [whole[i][part] for i in usable], add_special_tokens=False)
             for part in range(len(roles))
@@ -101,20 +110,17 @@ class _Messages:
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         render = renderer(self.tokenizer, self.recipe.chat_template)
+        special = special_ids(self.tokenizer)
         tools = records.get("tools") or [None] * len(records["messages"])
         rendered = [self._render(*record, render) for record in zip(records["messages"], tools)]
-        usable = [(i, item) for i, item in enumerate(rendered) if item is not None]
+        usable = [
+            (i, item, text)
+            for i, item in enumerate(rendered)
+            if item is not None and (text := text_to_read(item[-1], self.recipe)) is not None
+        ]
         found: list[Example | None] = [None] * len(rendered)
-        if not usable:
-            return found
-        special = special_ids(self.tokenizer)
-        encoded = self.tokenizer(
-            [text_or_none(whole) for _, (*_, whole) in usable],
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        for (i, item), ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
+        tokens = token_spans(self.tokenizer, [text for *_, text in usable], add_special_tokens=False)
+        for (i, item, _), (ids, offsets) in zip(usable, tokens):
             found[i] = self._example(*item, render, ids, offsets, special)
         return found
 

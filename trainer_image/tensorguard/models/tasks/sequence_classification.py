@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import Target
-from tensorguard.data.tokenise import Encode, Example, label_or_none, text_or_none, token_ids
+from tensorguard.data.tokenise import Encode, Example, label_or_none, text_to_read, token_ids
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class _LabelledTexts:
     recipe: Recipe
 
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
-        texts = [text_or_none(value) for value in records["text"]]
+        texts = [text_to_read(value, self.recipe) for value in records["text"]]
         labels = [label_or_none(value, self.recipe) for value in records["label"]]
         usable = [
             (i, text, label)
             for i, (text, label) in enumerate(zip(texts, labels))
-            if text is not None and label is not None
+            if text is not None and text.strip() and label is not None
         ]
         limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
         found: list[Example | None] = [None] * len(texts)

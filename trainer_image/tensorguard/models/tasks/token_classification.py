@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
-from tensorguard.data.tokenise import Encode, Example, label_or_none, list_or_none, text_or_none
+from tensorguard.data.tokenise import (
+    Encode,
+    Example,
+    label_or_none,
+    list_or_none,
+    text_or_none,
+    text_to_read,
+    token_spans,
+)
 from tensorguard.models.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -90,18 +98,14 @@ class _TaggedWords:
     def __call__(self, records: Mapping[str, Sequence[Any]]) -> list[Example | None]:
         tagged = [self._tagged(words, tags) for words, tags in zip(records["tokens"], records["tags"])]
         found: list[Example | None] = [None] * len(tagged)
-        usable = [(i, *record) for i, record in enumerate(tagged) if record is not None]
-        if not usable:
-            return found
+        usable = [
+            (i, *record, text)
+            for i, record in enumerate(tagged)
+            if record is not None and (text := text_to_read(" ".join(record[0]), self.recipe)) is not None
+        ]
         limit = {"truncation": True, "max_length": self.recipe.max_length} if self.recipe.truncate else {}
-        encoded = self.tokenizer(
-            [" ".join(words) for _, words, _ in usable],
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-            **limit,
-        )
-        for (i, words, tags), ids, offsets in zip(usable, encoded["input_ids"], encoded["offset_mapping"]):
+        encoded = token_spans(self.tokenizer, [text for *_, text in usable], **limit)
+        for (i, words, tags, _), (ids, offsets) in zip(usable, encoded):
             if 0 < len(ids) <= self.recipe.max_length:
                 found[i] = Example(ids, first_token_labels(words, tags, offsets))
         return found
