@@ -117,7 +117,9 @@ class Dataset(Block):
         "them. A file with several names is read once: a link, or notes.jsonl beside notes.jsonl.gz, of which the "
         "uncompressed file is read."
     )
-    format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
+    format: FileFormat | None = Field(
+        None, description="Format of the files; text is UTF-8. Default: from the file names."
+    )
     columns: Columns = Field(description="The columns that hold the records.")
     loss_on: LossOn | None = Field(
         None,
@@ -161,7 +163,9 @@ class Evaluation(Block):
     """Data to evaluate the model on during training. It has the same columns as the data set."""
 
     uri: URI = Field(description="Location of the data, in the form of dataset.uri.")
-    format: FileFormat | None = Field(None, description="Format of the files. Default: from the file names.")
+    format: FileFormat | None = Field(
+        None, description="Format of the files; text is UTF-8. Default: from the file names."
+    )
     visibility: Literal["Public", "Private"] = Field(
         description="Your attestation about the data. Public: the status shows the results; a set that shares a file "
         "with the data set, or most of whose records are in it, is refused. Private: the status does not show them, "

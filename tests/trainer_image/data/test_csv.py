@@ -50,10 +50,20 @@ def test_csv_whose_stray_quotes_pair_up_is_refused(tmp_path):
         rows_at(path)
 
 
-def test_quote_inside_an_unquoted_csv_value_is_a_character(tmp_path):
+@pytest.mark.parametrize("value", ["5'11\" tall", 'said "no"', "5'11\""])
+def test_csv_whose_writer_does_not_quote_is_refused(tmp_path, value):
+    """In such a file a value that begins with a quote swallows the records up to the next quote."""
     path = tmp_path / "d.csv"
-    path.write_text("text,label\n5'11\" tall,0\nb,1\n")
-    assert rows_at(path) == [{"text": "5'11\" tall", "label": "0"}, {"text": "b", "label": "1"}]
+    path.write_text(f"text,label\na,0\nb,1\n{value},0\nc,1\n")
+    with pytest.raises(UnreadableDataError, match="line 4 has a quote in a value that is not quoted: write") as error:
+        rows_at(path)
+    assert value not in str(error.value)
+
+
+def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('text,label\n"5\'11"" tall",0\n"""b""","1"\n"",0\n"c,\nd""\n","2"\n')
+    assert [row["text"] for row in rows_at(path)] == ["5'11\" tall", '"b"', "", 'c,\nd"\n']
 
 
 @pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])

@@ -26,7 +26,7 @@ from tensorguard.data.formats import format_named
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.packed import tables_in
-from tensorguard.data.read import _read_fragments, _records_table
+from tensorguard.data.read import _pack_columns, _read_fragments, _records_table
 from tensorguard.data.records import records_of
 from tensorguard.storage import filesystem_options
 
@@ -40,6 +40,57 @@ def test_jsonl_keeps_other_values_as_json_and_drops_lines_that_are_not_objects(t
         {"m": json.dumps(chat, ensure_ascii=False), "u": "7"},
         {"m": "?", "u": None},
     ]
+
+
+@pytest.mark.parametrize("first", ['{"text": "%s"}', '{"note": "%s"}', "%s"])
+def test_long_first_record_does_not_hide_the_columns_of_others(tmp_path, first):
+    path = tmp_path / "d.jsonl"
+    path.write_text(first % ("a" * 1_100_000) + "\n" + '{"text": "b", "label": 1}\n' * 3)
+    assert [row["label"] for row in rows_at(path) if row["text"] == "b"] == ["1"] * 3
+
+
+def test_field_that_a_block_of_ray_lacks_is_null():
+    """Ray makes it null where another record of the block has it, and no record may decide on others."""
+    lacking, with_null = pa.table({"text": ["a", "b"]}), pa.table({"text": ["a", "b"], "id": pa.nulls(2)})
+    [one], [other] = (list(tables_in(_pack_columns(block, ["text", "id"]))) for block in (lacking, with_null))
+    assert one.to_pylist() == other.to_pylist() == [{"text": "a", "id": None}, {"text": "b", "id": None}]
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.jsonl", "d.csv.gz"])
+def test_file_in_another_encoding_is_refused(tmp_path, name):
+    """Otherwise all accents would be lost without a word. One record can have bytes of any kind."""
+
+    def written(rows, encoding):
+        if "jsonl" in name:
+            lines = [json.dumps({"text": text, "label": "1"}, ensure_ascii=False) for text in rows]
+        else:
+            lines = [f"{text},1".replace(",", "\t" if "tsv" in name else ",") for text in ["text", *rows]]
+            lines[0] = lines[0].replace("1", "label")
+        content = "".join(line + "\n" for line in lines).encode(encoding)
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        return tmp_path / name
+
+    notes = [f"fi\u00e8vre {i}" for i in range(20)]
+    for encoding in ("latin-1", "utf-16"):
+        assert f"{name} is not UTF-8: save it as UTF-8" in refusal(written(notes, encoding))
+    assert rows_at(written(notes, "utf-8"))[0]["text"] == "fi\u00e8vre 0"
+    assert rows_at(written(["fever", *notes[:9]], "latin-1"))[1]["text"] == "fi\ufffdvre 0"
+    mixed = written([*notes[:9], *["fever"] * 100], "latin-1").read_bytes()
+    if not name.endswith("gz"):
+        (tmp_path / name).write_bytes(mixed + written(notes, "utf-8").read_bytes())
+        assert len(rows_at(tmp_path / name)) > 100
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7])
+def test_line_that_is_too_long_is_dropped_alone(tmp_path, monkeypatch, parts):
+    monkeypatch.setattr("tensorguard.data.formats.text.MAX_LINE_BYTES", 40)
+    monkeypatch.setattr("tensorguard.data.formats.text.BUFFER_BYTES", 16)
+    texts = ["a", "b" * 26, "c" * 27, "d" * 28, "e" * 500, "f", "g" * 100]
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source = Source("file", {}, format_named("jsonl"), ("text",))
+    tables = [table for part in range(parts) for table in source.tables(str(path), part, parts)]
+    assert [row["text"] for table in tables for row in table.to_pylist()] == ["a", "b" * 26, "c" * 27, "f"]
 
 
 def test_parquet_reads_only_the_named_columns_and_keeps_types(tmp_path):
@@ -158,7 +209,7 @@ def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
         assert str(error.value).endswith(expected)
     (tmp_path / "one.csv").write_text("Jane Doe has HIV;1;text: HIV\nx;0;y\n")
     assert refusal(tmp_path / "one.csv").endswith(
-        "has no column 'text'; it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
+        "it has one column: separate the values by commas in a .csv file, and by tabs in a .tsv file"
     )
     (tmp_path / "d.jsonl").write_text('{"Jane Doe": "HIV", "t\u00e9xt": 1, "text\\n": 2}\n')
     message = refusal(tmp_path / "d.jsonl")

@@ -1,8 +1,9 @@
 """Comma-separated and tab-separated values, with or without a header row.
 
 - csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A wrong quote would make one
-  value of several records, of several users. So a file is refused if a quote is never closed, or if text follows a
-  closing quote, as where quotes are escaped by backslashes. A quote inside an unquoted value is a character.
+  value of several records, of several users. So a file is refused if a quote is never closed, if text follows a closing
+  quote, as where quotes are escaped by backslashes, or if a value that is not quoted has a quote: its writer does not
+  quote, so a value that begins with a quote would swallow those up to the next quote.
 - tsv: no quoting at all: a quote is a character like any other, and one record is one line.
 
 The first row names the columns. A row with more values than names cannot be used: one of its values holds a separator.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -21,8 +23,16 @@ import pyarrow as pa
 from tensorguard.data.columns import FileColumns
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import lines, text_tables
+from tensorguard.data.formats.text import check_encoding, lines, text_tables
 
+_VALUE = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
+_QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
+"""The text of a row in which each quote belongs to a quoted value."""
+_FAULTS = {
+    "expected after": "text after a closing quote (or an earlier quote is not closed)",
+    "not quoted": "a quote in a value that is not quoted",
+}
+_NEVER_CLOSED = "a quote that is never closed"
 MAX_VALUE_CHARACTERS = 1 << 27
 """A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
 
@@ -37,6 +47,7 @@ class Csv:
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The fields of the first row, or their positions."""
+        check_encoding(file)
         with file.open() as handle:
             return _columns(next(_csv_rows(handle, file), []), _by_position(self.name, wanted, file))
 
@@ -58,6 +69,7 @@ class Tsv:
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The fields of the first row, or their positions."""
+        check_encoding(file)
         with file.open() as handle:
             return _columns(_tsv_row(handle.readline()), _by_position(self.name, wanted, file))
 
@@ -119,25 +131,36 @@ def _values(
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
 
-    Raises UnreadableDataError, with the line, if a quote is never closed, or if text follows a closing quote.
+    Raises UnreadableDataError, with the line, if a quote is never closed, if text follows a closing
+    quote, or if a value that is not quoted has a quote.
     """
     csv.field_size_limit(MAX_VALUE_CHARACTERS)
     text = io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline="")
-    reader = csv.reader(text, strict=True)
+    read: list[str] = []
+    reader = csv.reader(_noted(text, read), strict=True)
     while True:
         line = reader.line_num + 1
+        read.clear()
         try:
             row = next(reader)
+            if any('"' in part for part in read) and not _QUOTED_ROW.fullmatch("".join(read)):
+                raise csv.Error("a quote in a value that is not quoted")
         except StopIteration:
             return
         except csv.Error as error:  # also where the value is too long
-            after = "text after a closing quote (or an earlier quote is not closed)"
-            found = after if "expected after" in str(error) else "a quote that is never closed"
+            found = next((text for part, text in _FAULTS.items() if part in str(error)), _NEVER_CLOSED)
             raise UnreadableDataError(
                 f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}: "
                 'write a quote inside a quoted value as two (""), and not as \\"'
             ) from None
         yield row
+
+
+def _noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
+    """The same lines, each of which is appended to `notes` when it is read."""
+    for line in lines:
+        notes.append(line)
+        yield line
 
 
 def _tsv_row(line: bytes) -> list[str]:

@@ -7,6 +7,8 @@ record can neither stop a job nor appear in an error message.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +17,18 @@ from typing import Any, BinaryIO, ClassVar
 import pyarrow as pa
 
 from tensorguard.data.columns import FileColumns
+from tensorguard.data.compression import BUFFER_BYTES
+from tensorguard.data.errors import UnreadableDataError
 from tensorguard.data.formats.base import DataFile
 
 TABLE_ROWS = 4096
 TABLE_BYTES = 16 << 20
-PROBE_BYTES = 1 << 20
-"""How much of a file `LineFormat` searches for column names."""
+PROBE_BYTES, PROBE_LINES = 1 << 20, 100
+"""How much of a file `LineFormat` searches for column names: at least both. One record cannot hide the others."""
+MANY_LINES = 10
+"""A file with fewer lines that are not UTF-8 is read: one record must not stop a job."""
+MAX_LINE_BYTES = 32 << 20
+"""A longer line is dropped unread, so that one record cannot take the memory of a worker."""
 
 
 class LineFormat(ABC):
@@ -42,11 +50,16 @@ class LineFormat(ABC):
         """
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The names that occur in the file's first mebibyte."""
+        """The names that occur at the beginning of the file."""
         names: dict[str, None] = {}
+        size = 0
+        check_encoding(file)
         with file.open() as handle:
-            for line in lines(handle, 0, PROBE_BYTES):
+            for number, line in enumerate(lines(handle, 0, None), start=1):
                 names.update(dict.fromkeys(self._record(line)))
+                size += len(line)
+                if names.keys() >= set(wanted) or (size >= PROBE_BYTES and number >= PROBE_LINES):
+                    break
         return FileColumns(list(names), advice="write the name as the records spell it")
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
@@ -78,17 +91,63 @@ class LineFormat(ABC):
 def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0) -> Iterator[bytes]:
     """The lines whose first byte lies in [start, end), with their newlines: ranges that tile a file tile its lines.
 
+    Lines of more than MAX_LINE_BYTES are left out.
+
     at: the position of `handle`, where a line starts. end: None for the end of the file. Seeks only where start > at.
     """
     if start > at:
         handle.seek(start - 1)
-        at = start - 1 + len(handle.readline())
-    while end is None or at < end:
-        line = handle.readline()
-        if not line:
-            return
-        yield line
-        at += len(line)
+    reader = io.BufferedReader(handle, BUFFER_BYTES)  # type: ignore[type-var] # readline of fsspec has no limit
+    try:
+        if start > at:
+            at = start - 1 + _rest_of_line(reader)
+        while end is None or at < end:
+            line = reader.readline(MAX_LINE_BYTES)
+            if not line:
+                return
+            at += len(line)
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                at += _rest_of_line(reader)
+            else:
+                yield line
+    finally:
+        reader.detach()
+
+
+def _rest_of_line(reader: BinaryIO) -> int:
+    """Read up to the end of the line. Returns the number of bytes."""
+    size = 0
+    while part := reader.readline(BUFFER_BYTES):
+        size += len(part)
+        if part.endswith(b"\n"):
+            break
+    return size
+
+
+def check_encoding(file: DataFile) -> None:
+    """Raise UnreadableDataError for a file whose text is not UTF-8, such as Latin-1 or UTF-16.
+
+    The first mebibyte decides: at least MANY_LINES lines of it are not UTF-8, and half of those with other characters
+    than ASCII. A single record can have bytes of any kind: they become the replacement character.
+    """
+    with file.open() as handle:
+        found = handle.read(PROBE_BYTES)
+    others = [line for line in found.split(b"\n")[:-1] if not line.isascii()]
+    wrong = sum(not _is_utf8(line) for line in others)
+    if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (
+        wrong >= MANY_LINES and 2 * wrong > len(others)
+    ):
+        raise UnreadableDataError(
+            f"{file.where}.uri: the text of {file.path} is not UTF-8: save it as UTF-8 (in Excel: CSV UTF-8)"
+        )
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def text_of(value: object) -> str | None:
