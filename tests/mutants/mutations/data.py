@@ -42,11 +42,28 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a wrong quote makes one record of several users' records",
-        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(text, strict=True)", "csv.reader(text)"),),
+        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(_noted(text, read), strict=True)", "csv.reader(text)"),),
         (
             "tests/trainer_image/data/test_csv.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
             "tests/trainer_image/data/test_csv.py::test_csv_whose_stray_quotes_pair_up_is_refused",
         ),
+    ),
+    Mutation(
+        "a csv file whose writer does not quote is read",
+        (Edit(TRAINER + "data/formats/csv.py", """if any('"' in part for part in read) and""", "if False and"),),
+        ("tests/trainer_image/data/test_csv.py::test_csv_whose_writer_does_not_quote_is_refused",),
+    ),
+    Mutation(
+        "one record decides whether Ray's records without a user are used",
+        (
+            Edit(
+                TRAINER + "data/read.py",
+                "    missing = pa.nulls(len(block))\n",
+                "    block = block if set(names) <= set(block.column_names) else block.slice(0, 0)\n"
+                "    missing = pa.nulls(len(block))\n",
+            ),
+        ),
+        ("tests/trainer_image/data/test_files.py::test_field_that_a_block_of_ray_lacks_is_null",),
     ),
     Mutation(
         "a record without the field of the user is a unit by itself",
