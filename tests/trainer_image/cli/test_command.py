@@ -119,8 +119,9 @@ def test_validate_prints_the_completed_manifest(write_manifest: Write, capsys: p
             {},
             (
                 "steps 100 24 in each epoch, 3 for warm-up",
-                "checkpoint every 2 steps and at the end",
-                "charged in advance 1 step at a time; a crash charges at most this number again",
+                "checkpoint every 2 steps and at the end; after a crash the steps since the last one are charged again",
+                "charged in advance 1 step at a time; so many at most are lost in a crash",
+                "reserve 9 steps that can be charged again; then the run ends before its last step",
             ),
         ),
         ({"privacy__reserveSteps": 1}, ("if the reserved step is charged as well",)),

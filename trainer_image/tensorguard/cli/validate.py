@@ -113,9 +113,18 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
     return [
         ("steps", f"{plan.steps:,}", f"{plan.steps_per_epoch:,} in each epoch, {plan.warmup_steps:,} for warm-up"),
         ("expected batch", f"{plan.mechanism.expected_batch_size:,}", "units in a step, on average"),
-        ("checkpoint", _every(plan.checkpoint_every), "and at the end"),
+        (
+            "checkpoint",
+            _every(plan.checkpoint_every),
+            "and at the end; after a crash the steps since the last one are charged again",
+        ),
         *evaluation,
-        ("charged in advance", steps_text(plan.chunk_steps), "at a time; a crash charges at most this number again"),
+        ("charged in advance", steps_text(plan.chunk_steps), "at a time; so many at most are lost in a crash"),
+        (
+            "reserve",
+            steps_text(plan.reserve_steps),
+            "that can be charged again; then the run ends before its last step",
+        ),
         ("workers", f"{plan.mechanism.workers:,}", ""),
     ]
 
