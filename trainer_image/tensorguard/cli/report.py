@@ -34,8 +34,6 @@ _RDP_FIGURES = 200
 _INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
 _LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "fontweight": "bold"}
 """The style of the figure at the end of a line."""
-_OVER_LINES: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
-"""The background of a label that may lie on a line."""
 
 
 @dataclass
@@ -141,8 +139,11 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         color=_TARGET,
         fontsize=9,
     )
-    label = f"ε {format_epsilon(epsilon)} of {steps_text(history.charged)}"
-    panel.annotate(label, (history.charged, epsilon), (-8, -30), color=_SPENT, bbox=_OVER_LINES, **_LAST)
+    figures = [f"ε {format_epsilon(epsilon)} spent, of {steps_text(history.charged, 'charged')}"]
+    if (claimed := plan.claimed_steps(history.charged)) > history.charged:
+        figures.append(f"ε {format_epsilon(plan.epsilon(claimed))} claimed, of {steps_text(claimed)}")
+    # The curve is above its chord, so this corner is free.
+    panel.annotate("\n".join(figures), (1, 0), (-8, 10), xycoords="axes fraction", color=_SPENT, **_LAST)
     panel.set_ylabel("ε spent", color=_INK)
 
 
