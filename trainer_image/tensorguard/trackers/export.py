@@ -59,8 +59,11 @@ class Export:
             while follow and self._is_running():
                 self._try_to_send(sent)
             self._send(sent)
-            if (closing := self.history.closing_point()) is not None:
+            closing = self.history.closing_point()
+            if closing is not None and not closing.figures.items() <= sent.latest.items():
                 self.tracker.send([closing])
+                sent.latest |= closing.figures
+                self.file.save(sent)
             self.tracker.close(self.history.outcome())
 
     def _is_running(self) -> bool:
@@ -82,6 +85,8 @@ class Export:
         if self._points:
             self.tracker.send(self._points)
             sent.points = self._points[-1].number
+            for point in self._points:
+                sent.latest |= point.figures
             self.file.save(sent)
             self._points = []
         self._checkpoints += self.history.new_checkpoints()

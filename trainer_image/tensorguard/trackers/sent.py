@@ -30,6 +30,7 @@ class Sent:
         run: id of the tracker's run; None before it was started.
         points: number of the last point.
         attachments: names of the attachments.
+        latest: the last value of each figure, by its key.
     """
 
     job: str
@@ -37,6 +38,7 @@ class Sent:
     run: str | None = None
     points: int = 0
     attachments: list[str] = field(default_factory=list)
+    latest: dict[str, float] = field(default_factory=dict)
 
 
 class SentFile:
