@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_nodes_without_cpus_run_no_worker(monkeypatch: pytest.MonkeyPatch) -> No
     cluster.cpus = {"a": 0, "b": 1, "c": 4}
     assert nodes_with({"CPU": 2}) == [Node("c", "10.0.0.c")]
     assert nodes_with({"CPU": 1, "GPU": 1}) == []
+
+
+def test_cluster_that_does_not_answer_is_refused_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch)
+    released = threading.Event()
+    monkeypatch.setattr(ray, "init", lambda **settings: released.wait(60))
+    monkeypatch.setattr(cluster_module, "_ANSWER_SECONDS", 0.0)
+    with pytest.raises(RunRefused, match="--address is auto, and the Ray cluster at it does not answer: start it"):
+        joined_cluster("auto").__enter__()
+    monkeypatch.setattr(cluster_module, "_ANSWER_SECONDS", 60.0)
+    with pytest.raises(KeyboardInterrupt):
+        joined_cluster("auto", lambda: True).__enter__()
+    released.set()
 
 
 def test_address_at_which_nothing_listens_is_refused_at_once() -> None:

@@ -119,7 +119,7 @@ def run(
     data = data or InMemoryData()
     if data.train is None and data.evaluation is None:
         check_evaluation_is_public(completed)
-    with joined_cluster(address):
+    with joined_cluster(address, lambda: stop.requested):
         check_local_resources(completed)
         on_nodes = has_other_nodes()
         if on_nodes:

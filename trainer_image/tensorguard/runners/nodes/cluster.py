@@ -52,13 +52,18 @@ class Node:
 
 
 @contextmanager
-def joined_cluster(address: str | None) -> Iterator[None]:
+def joined_cluster(address: str | None, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Join the Ray cluster at `address`, or else the one that RAY_ADDRESS names, for the with block.
 
     Does nothing without an address, for "local", and in a process that has joined a cluster already.
 
+    Args:
+        address: of the cluster.
+        stopped: whether joining is to be given up.
+
     Raises:
         RunRefused: the cluster cannot be joined, or the connection is one of a Ray client.
+        KeyboardInterrupt: `stopped` while joining.
     """
     wanted = address or os.environ.get(ADDRESS_VARIABLE) or NEW_CLUSTER
     if is_joined():
@@ -71,7 +76,7 @@ def joined_cluster(address: str | None) -> Iterator[None]:
     name = "--address" if address else ADDRESS_VARIABLE
     if wanted.startswith("ray://"):
         raise RunRefused("", f"{name} is {wanted}: {_NO_CLIENT}")
-    _join(name, wanted)
+    _join(name, wanted, stopped)
     import ray
 
     try:
@@ -126,25 +131,39 @@ def call_on_nodes(nodes: Sequence[Node], task: Callable[..., Any], *arguments: A
     return results
 
 
-def _join(name: str, address: str) -> None:
+def _join(name: str, address: str, stopped: Callable[[], bool]) -> None:
     """Join on a background thread: on the main one, Ray would replace the handler of SIGTERM."""
     configure_ray()
     failures: list[tuple[Exception, str]] = []
+    ended = False
+    deadline = time.monotonic() + _ANSWER_SECONDS
 
     def join() -> None:
+        nonlocal ended
         import ray
 
+        fix = ""
         try:
             _connect(address)
-        except OSError as error:
-            failures.append((error, ""))
-            return
-        try:
+            fix = _WANTS_TOKEN
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            failures.append((error, _WANTS_TOKEN))
+            failures.append((error, fix))
+        ended = True
 
-    run_in_background(join, meanwhile=lambda: None)
+    def check() -> None:
+        if ended:
+            return
+        if stopped():
+            raise KeyboardInterrupt
+        if time.monotonic() > deadline:
+            raise RunRefused(
+                "",
+                f"{name} is {address}, and the Ray cluster at it does not answer: start it again, or train on this "
+                f"machine alone with --address {NEW_CLUSTER}",
+            )
+
+    run_in_background(join, meanwhile=check)
     if failures:
         error, fix = failures[0]
         raise RunRefused(
