@@ -9,6 +9,7 @@ ignores, nothing is changed.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -39,9 +40,14 @@ class StopOnSignal:
         self._restore()
 
     def pass_on(self, note: str) -> None:
-        """Send the received signal, if any, to the handlers from before `fit`. `note` is added to what they raise."""
+        """Send the received signal, if any, to the handlers from before `fit`.
+
+        `note` is added to what they raise. It is printed where there is no handler, and the signal ends the program.
+        """
         if self._received is None:
             return
+        if signal.getsignal(self._received) is signal.SIG_DFL:
+            print(note, file=sys.stderr, flush=True)
         try:
             signal.raise_signal(self._received)
         except BaseException as error:
