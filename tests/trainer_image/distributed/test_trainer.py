@@ -211,6 +211,19 @@ def test_signal_saves_a_checkpoint_before_its_usual_effect(
     assert "stopped after step 2" in raised.value.__notes__[0]
 
 
+def test_sigterm_without_a_handler_prints_how_to_resume(
+    fake: Any, config: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    received: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", received.append)  # it would end this process
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    recorder = Recorder(lambda trainer, step: os.kill(os.getpid(), signal.SIGTERM) if step == 2 else None)
+    TenSafeTrainer(config(), [recorder]).fit(RECORDS)
+    assert received == [signal.SIGTERM]
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "stopped after step 2 and saved a checkpoint; resume with fit(..., resume_from_checkpoint=" in last
+
+
 def test_second_ctrl_c_takes_effect_immediately(fake: Any, config: Make, tmp_path: Path) -> None:
     def twice(step: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -300,13 +313,15 @@ def test_refusal_has_names_of_the_configuration(fake: Any, config: Make) -> None
         TenSafeTrainer(config()).fit(RECORDS)
 
 
-@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/run", "checkpoints/step-3", "checkpoints/step-3/"])
-def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/run", "checkpoints/step-3", "checkpoints/step-3/", None])
+def test_resume_accepts_every_address_of_the_run(fake: Any, config: Make, tmp_path: Path, place: str | None) -> None:
     stopper = Recorder(lambda trainer, step: trainer.stop() if step == 3 else None)
     trainer = TenSafeTrainer(config(), [stopper])
     trainer.fit(RECORDS)
     recorder = Recorder()
-    result = TenSafeTrainer(config(), [recorder]).fit(RECORDS, resume_from_checkpoint=f"{tmp_path}/{place}")
+    result = TenSafeTrainer(config(), [recorder]).fit(
+        RECORDS, resume_from_checkpoint=True if place is None else f"{tmp_path}/{place}"
+    )
     assert fake.calls[1]["resume"] is True
     assert [step for name, step in recorder.calls if name == "step"] == list(range(4, 11))
     assert recorder.epsilons[0] > stopper.epsilons[-1]

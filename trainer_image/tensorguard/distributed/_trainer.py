@@ -116,7 +116,7 @@ class TenSafeTrainer:
         self._stop: StopSignal | None = None
 
     def fit(
-        self, train_dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | None = None
+        self, train_dataset: Any, eval_dataset: Any = None, resume_from_checkpoint: str | Path | bool | None = None
     ) -> TenSafeResult:
         """Train, and return when the training has ended.
 
@@ -126,8 +126,9 @@ class TenSafeTrainer:
                 manifest; then `columns` and `unit_at_least` must be set.
             eval_dataset: a *public* data set with the same columns. What is measured on it is shown, and costs no ε.
                 That it is public is your word. A set is refused if most of its records are in train_dataset.
-            resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, or its newest
-                checkpoint. The configuration and the data must be those of that run.
+            resume_from_checkpoint: resume an earlier run: its checkpoint_dir, its output_dir, its newest checkpoint, or
+                True for the run in this configuration's folders. The configuration and the data must be those of that
+                run.
 
         Raises:
             ConfigurationError: the training cannot start with this configuration; nothing was spent.
@@ -148,7 +149,8 @@ class TenSafeTrainer:
         eval_uri = uri_of(eval_dataset)
         job = build_job(self.config, train_dataset, evaluates=eval_dataset is not None, eval_uri=eval_uri)
         output_dir = run_folder(self.config)
-        if resume_from_checkpoint is not None:
+        resume = resume_from_checkpoint is not None and resume_from_checkpoint is not False
+        if resume and resume_from_checkpoint is not True:
             check_resumes(job, output_dir, str(resume_from_checkpoint))
         try:
             completed, plan = resolve_job(job)
@@ -182,7 +184,7 @@ class TenSafeTrainer:
                     job,
                     output_dir=output_dir,
                     base_dir=Path.cwd(),
-                    resume=resume_from_checkpoint is not None,
+                    resume=resume,
                     listener=listen,
                     stop=self._stop,
                     data=InMemoryData(in_memory(train_dataset), in_memory(eval_dataset)),
