@@ -66,6 +66,13 @@ def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):
     assert [row["text"] for row in rows_at(path)] == ["5'11\" tall", '"b"', "", 'c,\nd"\n']
 
 
+def test_spaces_around_the_name_of_a_csv_column_are_named_as_the_fault(tmp_path):
+    (tmp_path / "d.csv").write_text("text, label\na,1\n")
+    assert refusal(tmp_path / "d.csv").endswith(
+        "no column 'label'; the header has spaces around this name: remove them"
+    )
+
+
 @pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
 def test_row_with_more_values_than_names_is_not_used(tmp_path, name, separator):
     path = tmp_path / name

@@ -144,13 +144,16 @@ def _base(job: TenSafeTrainingJob) -> str:
 
 
 def _places(job: TenSafeTrainingJob, status: Status, output_dir: Path, picture: Path | None) -> list[tuple[str, str]]:
-    final, private = status.final_model, PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
+    final, private = status.final_model, PrivateFolder.of(output_dir, job.spec.checkpoint.uri)
+    holds = (
+        "key, tracebacks, private metrics" if private.key_file(job.metadata.uid or "").exists() else "private metrics"
+    )
     places: list[tuple[str, str | None]] = [
         ("adapter", final.uri if final else None),
         ("statement", final.statement_uri if final else None),
         ("ledger", _existing(output_dir / LEDGER)),
         ("report", str(picture) if picture else None),
-        ("private", f"{private} (key, tracebacks, private metrics: never publish it)" if private.exists() else None),
+        ("private", f"{private.path} ({holds}: never publish it)" if private.path.exists() else None),
     ]
     return [(name, _path(place)) for name, place in places if place]
 

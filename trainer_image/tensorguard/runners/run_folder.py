@@ -35,6 +35,8 @@ def lock_run_folder(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = _open(directory)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunFolderError(f"{directory} is not a folder; choose another --output-dir") from error
     except OSError as error:
         raise RunFolderError(
             f"{directory} is not writable: {error.strerror}; choose another --output-dir, or fix its permissions"
