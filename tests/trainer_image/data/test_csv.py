@@ -3,6 +3,7 @@
 import csv
 import io
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,37 @@ def test_csv_whose_writer_does_not_quote_is_refused(tmp_path, value):
     assert value not in str(error.value)
 
 
+def test_csv_of_pandas_with_a_carriage_return_in_a_value_is_refused(tmp_path):
+    """pandas does not quote it, and one record would be several: also records of other users."""
+    frame = pd.DataFrame({"text": ["a", "hi\rother text\rx", "b"], "label": [0, 1, 0]})
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    assert b"hi\rother" in (tmp_path / "d.csv").read_bytes()
+    with pytest.raises(
+        UnreadableDataError, match="line 3 has a carriage return in a value that is not quoted"
+    ) as error:
+        rows_at(tmp_path / "d.csv")
+    assert "hi" not in str(error.value).removeprefix("spec.dataset.uri")
+    frame.to_csv(tmp_path / "d.csv", index=False, lineterminator="\r\n", quoting=csv.QUOTE_NONNUMERIC)
+    assert [row["text"] for row in rows_at(tmp_path / "d.csv")] == list(frame["text"])
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_rows_of_a_csv_file_end_in_one_way(tmp_path, end):
+    path = tmp_path / "d.csv"
+    path.write_bytes(end.join(["text,label", "a,1", "b,0"]).encode())
+    assert [row["text"] for row in rows_at(path)] == ["a", "b"]
+    path.write_bytes((end.join(["text,label", "a,1", "b,0"]) + ("\n" if end == "\r" else "\r") + "c,1").encode())
+    with pytest.raises(UnreadableDataError, match="a carriage return in a value that is not quoted, or another end"):
+        rows_at(path)
+
+
+def test_csv_row_that_is_too_long_is_dropped_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorguard.data.formats.csv.MAX_ROW_CHARACTERS", 30)
+    path = tmp_path / "d.csv"
+    path.write_text('text,label\na,1\n"b\n' + "b\n" * 50 + '",1\nc,0\n')
+    assert [row["text"] for row in rows_at(path)] == ["a", "c"]
+
+
 def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text('text,label\n"5\'11"" tall",0\n"""b""","1"\n"",0\n"c,\nd""\n","2"\n')
@@ -69,7 +101,7 @@ def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):
 def test_spaces_around_the_name_of_a_csv_column_are_named_as_the_fault(tmp_path):
     (tmp_path / "d.csv").write_text("text, label\na,1\n")
     assert refusal(tmp_path / "d.csv").endswith(
-        "no column 'label'; the header has spaces around this name: remove them"
+        "no column 'label'; there are spaces around this name in the data: remove them"
     )
 
 

@@ -75,10 +75,32 @@ def test_file_in_another_encoding_is_refused(tmp_path, name):
         assert f"{name} is not UTF-8: save it as UTF-8" in refusal(written(notes, encoding))
     assert rows_at(written(notes, "utf-8"))[0]["text"] == "fi\u00e8vre 0"
     assert rows_at(written(["fever", *notes[:9]], "latin-1"))[1]["text"] == "fi\ufffdvre 0"
-    mixed = written([*notes[:9], *["fever"] * 100], "latin-1").read_bytes()
-    if not name.endswith("gz"):
-        (tmp_path / name).write_bytes(mixed + written(notes, "utf-8").read_bytes())
-        assert len(rows_at(tmp_path / name)) > 100
+    if name == "d.jsonl":
+        for first, encoding in (("f\xe8" * 3, "latin-1"), ("fever", "utf-16")):
+            record = written([first], encoding).read_bytes()
+            path = written(["fever"] * 100, "utf-8")
+            path.write_bytes(record + path.read_bytes())
+            assert len(rows_at(path)) >= 99, "one record must not stop a job"
+
+
+def test_csv_record_of_many_lines_counts_once_for_the_encoding(tmp_path):
+    lines = "".join(f"fi\u00e8vre {i}\n" for i in range(20))
+    (tmp_path / "d.csv").write_bytes(f'text,label\n"{lines}",1\nfever,0\n'.encode("latin-1"))
+    assert len(rows_at(tmp_path / "d.csv")) == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_encoding_of_each_file_is_checked(tmp_path, kind):
+    for name, encoding in (("a", "utf-8"), ("b", "latin-1")):
+        texts = [f"fi\u00e8vre {i}" for i in range(20)]
+        lines = (
+            [f'{{"text": "{text}", "label": 1}}' for text in texts]
+            if kind == "jsonl"
+            else ["text,label", *(f"{text},1" for text in texts)]
+        )
+        (tmp_path / f"{name}.{kind}").write_bytes("".join(line + "\n" for line in lines).encode(encoding))
+    with pytest.raises(UnreadableDataError, match=rf"b\.{kind} is not UTF-8"):
+        rows_at(tmp_path)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7])

@@ -3,7 +3,8 @@
 - csv: RFC 4180 quoting; a quoted value may hold newlines, so a csv file cannot be split. A wrong quote would make one
   value of several records, of several users. So a file is refused if a quote is never closed, if text follows a closing
   quote, as where quotes are escaped by backslashes, or if a value that is not quoted has a quote: its writer does not
-  quote, so a value that begins with a quote would swallow those up to the next quote.
+  quote, so a value that begins with a quote would swallow those up to the next quote. Nor may a row end in a carriage
+  return where the first one does not: pandas writes it into a value without quotes, and one record would be several.
 - tsv: no quoting at all: a quote is a character like any other, and one record is one line.
 
 The first row names the columns. A row with more values than names cannot be used: one of its values holds a separator.
@@ -16,6 +17,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -30,9 +32,12 @@ _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 """The text of a row in which each quote belongs to a quoted value."""
 _FAULTS = {
     "expected after": "text after a closing quote (or an earlier quote is not closed)",
-    "not quoted": "a quote in a value that is not quoted",
+    "a quote in": "a quote in a value that is not quoted",
+    "carriage return": "a carriage return in a value that is not quoted, or another end than the first row",
 }
 _NEVER_CLOSED = "a quote that is never closed"
+MAX_ROW_CHARACTERS = 32 << 20
+"""A longer row is dropped, so that one record cannot take the memory of a worker."""
 MAX_VALUE_CHARACTERS = 1 << 27
 """A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
 
@@ -47,12 +52,13 @@ class Csv:
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The fields of the first row, or their positions."""
-        check_encoding(file)
+        check_encoding(file, _csv_records)
         with file.open() as handle:
             return _columns(next(_csv_rows(handle, file), []), _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """All rows: there is one part."""
+        check_encoding(file, _csv_records)
         with file.open() as handle:
             rows = _csv_rows(handle, file)
             header = None if _by_position(self.name, wanted, file) else next(rows, [])
@@ -75,6 +81,8 @@ class Tsv:
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The rows of the lines that start in the share's byte range."""
+        if part == 0:
+            check_encoding(file)
         with file.open() as handle:
             by_position = _by_position(self.name, wanted, file)
             first = b"" if by_position else handle.readline()
@@ -128,23 +136,35 @@ def _values(
             yield [row[i] if i < len(row) else None for i in positions]
 
 
+def _csv_records(found: bytes) -> list[bytes]:
+    """The rows of the beginning of a csv file, as bytes: a quoted value may hold any number of lines."""
+    rows: list[bytes] = []
+    reader = csv.reader(io.StringIO(found.decode("latin-1"), newline=""))
+    with suppress(csv.Error):
+        rows += (",".join(row).encode("latin-1") for row in reader)
+    return rows[:-1]  # the last one may be cut
+
+
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
 
     Raises UnreadableDataError, with the line, if a quote is never closed, if text follows a closing
-    quote, or if a value that is not quoted has a quote.
+    quote, or if a value that is not quoted has a quote or a carriage return.
     """
     csv.field_size_limit(MAX_VALUE_CHARACTERS)
-    text = io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline="")
-    read: list[str] = []
-    reader = csv.reader(_noted(text, read), strict=True)
+    rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
+    reader = csv.reader(rows, strict=True)
     while True:
         line = reader.line_num + 1
-        read.clear()
         try:
             row = next(reader)
-            if any('"' in part for part in read) and not _QUOTED_ROW.fullmatch("".join(read)):
+            text = rows.take()
+            if text is None:
+                continue
+            if '"' in text and not _QUOTED_ROW.fullmatch(text):
                 raise csv.Error("a quote in a value that is not quoted")
+            if not rows.ends_as_before(text):
+                raise csv.Error("a carriage return in a value that is not quoted")
         except StopIteration:
             return
         except csv.Error as error:  # also where the value is too long
@@ -156,11 +176,36 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
         yield row
 
 
-def _noted(lines: Iterable[str], notes: list[str]) -> Iterator[str]:
-    """The same lines, each of which is appended to `notes` when it is read."""
-    for line in lines:
-        notes.append(line)
-        yield line
+class _TextOfRows:
+    """The lines of a csv file, with the text of the row to which the last ones belong."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self._text = io.StringIO()
+        self._by_return: bool | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            if self._text.tell() <= MAX_ROW_CHARACTERS:
+                self._text.write(line)
+            yield line
+
+    def take(self) -> str | None:
+        """The text of the lines that were read since the last call; None if it is too long."""
+        text, self._text = self._text.getvalue(), io.StringIO()
+        return text if len(text) <= MAX_ROW_CHARACTERS else None
+
+    def ends_as_before(self, text: str) -> bool:
+        """Whether a row ends in a carriage return alone if the first one does, and only then.
+
+        The last row of a file may have no end.
+        """
+        if not text.endswith(("\r", "\n")):
+            return True
+        by_return = text.endswith("\r")
+        if self._by_return is None:
+            self._by_return = by_return
+        return self._by_return == by_return
 
 
 def _tsv_row(line: bytes) -> list[str]:

@@ -11,7 +11,8 @@ import codecs
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO, ClassVar
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ TABLE_BYTES = 16 << 20
 PROBE_BYTES, PROBE_LINES = 1 << 20, 100
 """How much of a file `LineFormat` searches for column names: at least both. One record cannot hide the others."""
 MANY_LINES = 10
-"""A file with fewer lines that are not UTF-8 is read: one record must not stop a job."""
+"""A file with fewer records that are not UTF-8 is read: one record must not stop a job."""
 MAX_LINE_BYTES = 32 << 20
 """A longer line is dropped unread, so that one record cannot take the memory of a worker."""
 
@@ -64,6 +65,8 @@ class LineFormat(ABC):
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The records of the lines that start in the share's byte range."""
+        if part == 0:
+            check_encoding(file)
         with file.open() as handle:
             found = self._rows(lines(handle, *file.byte_range(part, parts)), wanted, file.user)
             yield from text_tables(found, wanted)
@@ -111,7 +114,8 @@ def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0) -> Iterato
             else:
                 yield line
     finally:
-        reader.detach()
+        with suppress(ValueError):  # `handle` was closed before this generator
+            reader.detach()
 
 
 def _rest_of_line(reader: BinaryIO) -> int:
@@ -124,19 +128,29 @@ def _rest_of_line(reader: BinaryIO) -> int:
     return size
 
 
-def check_encoding(file: DataFile) -> None:
+def lines_in(found: bytes) -> list[bytes]:
+    """The lines of the beginning of a file, without the last one, which may be cut."""
+    return found.split(b"\n")[:-1]
+
+
+def check_encoding(file: DataFile, records_in: Callable[[bytes], list[bytes]] = lines_in) -> None:
     """Raise UnreadableDataError for a file whose text is not UTF-8, such as Latin-1 or UTF-16.
 
-    The first mebibyte decides: at least MANY_LINES lines of it are not UTF-8, and half of those with other characters
+    The first mebibyte decides: at least MANY_LINES records of it are not UTF-8, and half of those with other characters
     than ASCII. A single record can have bytes of any kind: they become the replacement character.
+
+    Args:
+        file: the file.
+        records_in: the records of the beginning of a file.
     """
     with file.open() as handle:
         found = handle.read(PROBE_BYTES)
-    others = [line for line in found.split(b"\n")[:-1] if not line.isascii()]
-    wrong = sum(not _is_utf8(line) for line in others)
-    if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (
-        wrong >= MANY_LINES and 2 * wrong > len(others)
-    ):
+    records = records_in(found)
+    others = [record for record in records if not record.isascii()]
+    wrong = sum(not _is_utf8(record) for record in others)
+    wide = found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    wide = wide and sum(b"\0" in record for record in records) >= MANY_LINES
+    if wide or (wrong >= MANY_LINES and 2 * wrong > len(others)):
         raise UnreadableDataError(
             f"{file.where}.uri: the text of {file.path} is not UTF-8: save it as UTF-8 (in Excel: CSV UTF-8)"
         )
