@@ -209,7 +209,7 @@ def test_every_kind_of_data_in_memory_gives_the_same_shards(spec, tokenizer, key
         (Dataset.from_dict({"text": [], "label": []}), "is empty"),
         ([{"texts": "a", "label": 1}], "did you mean 'texts'"),
         (Dataset.from_dict({"text": [1], "label": [1]}), "it needs strings"),
-        (ray.data.from_items([{"text": 1, "label": 1}]), "it needs strings"),
+        (ray.data.from_items([{"texts": 1, "label": 1}]), "did you mean 'texts'"),
     ):
         with pytest.raises(DataError, match=rf"^train_dataset.*{sentence}"):
             from_memory(data, columns)
@@ -361,6 +361,19 @@ def test_record_with_a_user_does_not_decide_on_records_without_one(make_spec, to
     without = units("without", others)
     with_one = units("with", [*others, {"text": "e", "label": 2, "id": 8}])
     assert len(without) == 7 and sorted([*without, ("e", 2)]) == sorted(with_one)
+
+
+@pytest.mark.parametrize("first", [{"text": "x"}, {"text": True, "label": 1, "id": 1}, {"label": 1.5, "id": 1}])
+def test_first_block_does_not_decide_whether_a_data_set_is_refused(make_spec, tokenizer, key_file, tmp_path, first):
+    """The schema of a lazy data set is that of its first block."""
+    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+    rest = [{"text": text, "label": 1, "id": text} for text in "abc"]
+    dataset = ray.data.from_items([[first], rest], override_num_blocks=2).flat_map(lambda row: row["item"])
+    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
+    made = prepare(
+        from_memory(dataset, columns_of(spec)), spec, tokenise, workers=1, key_file=key_file, directory=tmp_path
+    )
+    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 1), ("b", 1), ("c", 1)]
 
 
 def test_record_of_another_type_does_not_stop_a_job(make_spec, tokenizer, key_file, tmp_path):

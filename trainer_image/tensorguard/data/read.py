@@ -127,9 +127,9 @@ def _from_memory(source: Any, columns: Mapping[str, str], where: str) -> ray.dat
 
 
 def _check_ray(source: ray.data.Dataset, columns: Mapping[str, str], where: str) -> None:
-    """Raise DataError if a Ray Data set is empty, lacks a column, or has a column of an impossible type.
+    """Raise DataError if a Ray Data set is empty, or if none of its blocks has a column.
 
-    Types that one record can decide are not checked: those of lists and objects, and types that Ray cannot unite.
+    Types are not checked: one record may decide the type of its block, and Ray's schema may be that of the first block.
     """
     try:
         schema = source.schema()
@@ -137,14 +137,15 @@ def _check_ray(source: ray.data.Dataset, columns: Mapping[str, str], where: str)
         return
     if schema is None:
         raise DataError(f"{where}: it is empty: pass at least one record")
-    types = dict(zip(schema.names, schema.types))
-    check_text_columns(columns.values(), list(types), "the data set", _ADVICE, where)
-    flat = {
-        role: name
-        for role, name in columns.items()
-        if isinstance(types[name], pa.DataType) and not pa.types.is_nested(types[name])
-    }
-    check_types(flat, types, where)
+    present = list(schema.names)
+    if not set(columns.values()) <= set(present):
+        names = source.map_batches(_column_names, batch_size=None, batch_format="pyarrow").take_all()
+        present = list(dict.fromkeys(row["name"] for row in names))
+    check_text_columns(columns.values(), present, "the data set", _ADVICE, where)
+
+
+def _column_names(block: pa.Table) -> pa.Table:
+    return pa.table({"name": pa.array(block.column_names, pa.string())})
 
 
 def silence_ray_data() -> None:
