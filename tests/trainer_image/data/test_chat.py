@@ -152,6 +152,23 @@ def test_rendering_ends_where_it_would_take_too_long(make_tokenizer, chatml):
     assert sum(rendered[1:]) < 100_000
 
 
+def test_values_that_a_template_only_reads_cost_time_as_well(make_tokenizer, chatml):
+    rendered = []
+
+    def silent(messages, tools, generation_prompt):
+        rendered.append(len(messages))
+        return "".join(message["role"] for message in messages)
+
+    parts = {"role": "user", "content": [{"type": "unknown"}] * 100_000}
+    assert assistant_turns([parts, *chat(*["a"] * 40)], None, silent, "user", 100) == []
+    assert len(rendered) <= 1
+    learned = encode_with(make_tokenizer(template=chatml))
+    assert learned([{"role": "user", "content": [[]] * 400_000}, *chat("a", "b")], chat("a", "b")) == [
+        None,
+        "b <|im_end|>",
+    ]
+
+
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [

@@ -10,8 +10,9 @@ depends on one record only.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensorguard.data.errors import DataError
@@ -19,9 +20,9 @@ from tensorguard.data.keys import canonical
 
 Render = Callable[[Sequence[Any], Any, bool], str]  # messages, tools, add generation prompt -> text
 
-RENDERED_CHARACTERS, MESSAGE_CHARACTERS = 1_000_000_000, 10_000
+RENDERED_CHARACTERS, VALUE_CHARACTERS = 1_000_000_000, 3_000
 """How much is rendered to locate the turns of one conversation: enough for those of 400 messages, in a few seconds. To
-render a message takes about as long as to copy 10,000 characters."""
+render a value, such as the role of a message, takes about as long as to copy 3,000 characters."""
 GREETING = ({"role": "user", "content": "Good morning."}, {"role": "assistant", "content": "Good morning to you."})
 
 
@@ -78,13 +79,17 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: 
     Raises whatever the template raises for this conversation.
     """
     spans = []
+    costs = list(itertools.accumulate(map(rendering_cost, messages), initial=rendering_cost(tools)))
     cost = 0
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        cost += 2 * costs[i + 1]
+        if cost > RENDERED_CHARACTERS:
+            break
         before = render(messages[:i], tools, True)
-        cost += 2 * (len(before) + MESSAGE_CHARACTERS * (i + 1))
-        if cost > RENDERED_CHARACTERS or (len(before) >= end and before[:end] == whole[:end]):
+        cost += 2 * len(before)
+        if len(before) >= end and before[:end] == whole[:end]:
             break
         if not whole.startswith(before):
             continue
@@ -92,6 +97,15 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: 
         if after.startswith(before) and whole.startswith(after):
             spans.append((len(before), len(after)))
     return spans
+
+
+def rendering_cost(value: Any) -> int:
+    """How long it takes to render a value (a message, all messages or tools), as a number of characters to copy."""
+    if isinstance(value, Mapping):
+        return VALUE_CHARACTERS + sum(map(rendering_cost, value.values()))
+    if isinstance(value, list | tuple):
+        return VALUE_CHARACTERS + sum(map(rendering_cost, value))
+    return VALUE_CHARACTERS + (len(value) if isinstance(value, str) else 0)
 
 
 def conversation(value: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.data.chat import Render, assistant_turns, conversation, renderer
+from tensorguard.data.chat import RENDERED_CHARACTERS, Render, assistant_turns, conversation, renderer, rendering_cost
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
@@ -129,6 +129,8 @@ class _Messages:
         try:
             messages = conversation(messages)
             tools = conversation(tools) if tools else None
+            if rendering_cost(messages) + rendering_cost(tools) > RENDERED_CHARACTERS:
+                return None
             return (messages, tools, render(messages, tools, False)) if all("role" in m for m in messages) else None
         except Exception:  # a template can raise anything for odd messages: only this record is dropped
             return None
