@@ -61,6 +61,9 @@ def test_link_to_a_folder_is_refused(tmp_path):
         DataError, match=r"^spec.dataset.uri: .*/data/sub/more is a link to a folder, which is not followed"
     ):
         rows_at(tmp_path / "data")
+    for pattern in ("**/*.csv", "*/*/*.csv", "s*/*.csv"):
+        with pytest.raises(DataError, match="/data/sub/more is a link to a folder"):
+            rows_at(tmp_path / "data" / pattern)
 
 
 def test_chain_of_names_is_one_file(tmp_path):

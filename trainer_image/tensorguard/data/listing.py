@@ -8,6 +8,7 @@ list of fragments return to the driver: paths and file sizes alone. A pod reads 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -149,6 +150,10 @@ def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int
     """The names at a URI of files that are not empty, in a fixed order, with their sizes in bytes."""
     path = filesystem._strip_protocol(uri)
     if any(character in path for character in "*?[") and not filesystem.exists(path):
+        folder, _, name = path.rpartition("/")
+        if any(character in folder for character in "*?[") or "**" in name:
+            fixed = re.split(r"[*?\[]", path)[0].rpartition("/")[0]
+            _refuse_linked_folders(filesystem, fixed or "/")
         found = filesystem.glob(path, detail=True)
     elif filesystem.isdir(path):
         _refuse_linked_folders(filesystem, path)
@@ -162,11 +167,15 @@ def _named_files(filesystem: Any, uri: str, format: str | None) -> dict[str, int
     return {name: found[name]["size"] for name in sorted(found) if found[name]["size"] and _is_file(found[name])}
 
 
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _refuse_linked_folders(filesystem: Any, path: str) -> None:
     """Refuse a folder with a link to a folder: fsspec does not follow it, and the job would read a part of the data."""
     if not isinstance(filesystem, LocalFileSystem):
         return
-    for folder, names, _ in os.walk(path):
+    for folder, names, _ in os.walk(path, onerror=_raise):
         names[:] = [name for name in names if not name.startswith((".", "_"))]
         for name in names:
             if os.path.islink(link := os.path.join(folder, name)):  # noqa: PTH114, PTH118
