@@ -147,10 +147,15 @@ def test_dropped_records_are_in_the_digest_but_in_no_shard():
     assert (found, digest == other) == (expected, False)
 
 
-def test_record_that_makes_a_library_raise_drops_only_itself():
+class Panic(BaseException):
+    """What a library in Rust raises where it fails: no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, Panic])
+def test_record_that_makes_a_library_raise_drops_only_itself(error):
     def failing(values):
         if any("b" in t for t in values["text"]):
-            raise RuntimeError("a secret")
+            raise error("a secret")
         return letters(values)
 
     table = pa.table({"t": ["a", "b", "c"]})
@@ -158,6 +163,15 @@ def test_record_that_makes_a_library_raise_drops_only_itself():
         table, columns={"text": "t"}, tokenise=Tokeniser(failing, Target.LEARNED_TOKENS), key=KEY, workers=1
     ).tables
     assert sorted(part.column("input_ids").to_pylist()) == [[ord("a")], [ord("c")]]
+
+
+def test_ctrl_c_while_records_are_tokenised_is_raised():
+    def interrupted(values):
+        raise KeyboardInterrupt
+
+    table, tokenise = pa.table({"t": ["a"]}), Tokeniser(interrupted, Target.LEARNED_TOKENS)
+    with pytest.raises(KeyboardInterrupt):
+        split_by_unit(table, columns={"text": "t"}, tokenise=tokenise, key=KEY, workers=1)
 
 
 def test_text_that_is_not_utf8_drops_only_itself():
@@ -216,6 +230,8 @@ def test_ids_of_different_types_are_one_user():
         assert len({keys.user_of(value) for value in same} - {None}) == 1, same
     long = ["a" * 4097, "b" * 5000, " " + "A\u0301" * 3000, {"id": "c" * 5000}, "\ufffd"]
     assert {keys.user_of(value) for value in long} == {keys.UNREADABLE_USER.encode()}
+    for one, other in (("bob", "bob" + "\u200b" * 9000), ("7", "7." + "0" * 3000), ("a", "a" + " " * 60_000)):
+        assert keys.user_of(one) == keys.user_of(other) != keys.UNREADABLE_USER.encode()
     assert keys.user_of("a" * 4096) == keys.user_of(f" {'a' * 4096}" + " " * 5000) == b"a" * 4096
     apart = ("a", "A", "7a", "1_0", "1,0", "0x7", "10", "7.5", "-7", "7 0", "nan", "\u00bd", "e7", ".", "+")
     assert len({keys.user_of(value) for value in apart} - {None}) == len(apart)

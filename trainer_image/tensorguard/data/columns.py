@@ -74,8 +74,8 @@ def check_text_columns(wanted: Iterable[str], present: Sequence[str], path: str,
             continue
         known = {other.lower(): other for other in present if _IDENTIFIER.fullmatch(other)}
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-        if any(other.strip() == name for other in present):
-            advice = "the header has spaces around this name: remove them"
+        if any(other.strip(" ") == name for other in present):
+            advice = "there are spaces around this name in the data: remove them"
         hint = f"did you mean {known[near[0]]!r}?" if near else advice
         raise DataError(f"{where}: {path} has no column {name!r}; {hint}")
 

@@ -29,8 +29,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """What the text of a Python object has if its class defines none. It is another one for an equal object."""
 UNREADABLE_USER = "\ufffd"
 """The id of all users whose ids have no such text. They are one unit: a unit for each record could split a user."""
-MAX_ID_CHARACTERS = 4096
-"""A longer id has no such text either: to find the canonical form of a text takes time that grows with its square."""
+MAX_ID_CHARACTERS, MAX_RAW_ID_CHARACTERS = 4096, 1 << 16
+"""A longer id has no such text either, without and with white space around it and invisible characters: to find the
+canonical form of a text takes time that grows with the square of its length."""
 
 
 def canonical(value: Any) -> Any:
@@ -91,10 +92,12 @@ def user_of(value: Any) -> bytes | None:
     text = _text_of_user(value)
     if text is None:
         return None
-    text = text.strip()
+    if len(text) > MAX_RAW_ID_CHARACTERS:
+        return UNREADABLE_USER.encode()
+    text = "".join(filter(_is_visible, text)).strip()
     if len(text) > MAX_ID_CHARACTERS:
-        text = UNREADABLE_USER
-    text = unicodedata.normalize("NFKC", "".join(filter(_is_visible, text)))
+        return UNREADABLE_USER.encode()
+    text = unicodedata.normalize("NFKC", text)
     text = "".join(filter(_is_visible, text)).strip()
     if text.startswith(("{", "[")):
         text = in_order(text) or text

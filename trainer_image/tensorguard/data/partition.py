@@ -23,6 +23,7 @@ from tensorguard.data.shard import TEXT, Input, records_table, units_table
 from tensorguard.data.tokenise import Example, Tokeniser, plain
 
 KEY = pa.binary(keys.WIDTH)
+_STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,9 @@ def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Exa
     """Tokenise a batch. If a library raises for one record, only that record is dropped."""
     try:
         return tokenise(values)
-    except Exception:
+    except _STOPS:
+        raise
+    except BaseException:  # the panic of a tokenizer is no Exception
         rows = [dict(zip(values, row)) for row in zip(*values.values())]
         return [_alone(tokenise, row) for row in rows]
 
@@ -180,7 +183,9 @@ def _tokenised(tokenise: Tokeniser, values: Mapping[str, list[Any]]) -> list[Exa
 def _alone(tokenise: Tokeniser, row: Mapping[str, Any]) -> Example | None:
     try:
         return tokenise({role: [value] for role, value in row.items()})[0]
-    except Exception:
+    except _STOPS:
+        raise
+    except BaseException:
         return None
 
 
