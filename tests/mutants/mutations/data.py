@@ -42,7 +42,7 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a wrong quote makes one record of several users' records",
-        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(_noted(text, read), strict=True)", "csv.reader(text)"),),
+        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(rows, strict=True)", "csv.reader(rows._lines)"),),
         (
             "tests/trainer_image/data/test_csv.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
             "tests/trainer_image/data/test_csv.py::test_csv_whose_stray_quotes_pair_up_is_refused",
@@ -50,8 +50,13 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a csv file whose writer does not quote is read",
-        (Edit(TRAINER + "data/formats/csv.py", """if any('"' in part for part in read) and""", "if False and"),),
+        (Edit(TRAINER + "data/formats/csv.py", """if '"' in text and""", "if False and"),),
         ("tests/trainer_image/data/test_csv.py::test_csv_whose_writer_does_not_quote_is_refused",),
+    ),
+    Mutation(
+        "a carriage return in a csv value makes one record several units",
+        (Edit(TRAINER + "data/formats/csv.py", "if not rows.ends_as_before(text):", "if False:"),),
+        ("tests/trainer_image/data/test_csv.py::test_csv_of_pandas_with_a_carriage_return_in_a_value_is_refused",),
     ),
     Mutation(
         "one record decides whether Ray's records without a user are used",
