@@ -56,7 +56,7 @@ def test_csv_whose_writer_does_not_quote_is_refused(tmp_path, value):
     """In such a file a value that begins with a quote swallows the records up to the next quote."""
     path = tmp_path / "d.csv"
     path.write_text(f"text,label\na,0\nb,1\n{value},0\nc,1\n")
-    with pytest.raises(UnreadableDataError, match="line 4 has a quote in a value that is not quoted: write") as error:
+    with pytest.raises(UnreadableDataError, match="line 4 has a quote in a value that is not quoted: quote") as error:
         rows_at(path)
     assert value not in str(error.value)
 

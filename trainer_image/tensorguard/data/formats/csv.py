@@ -30,12 +30,15 @@ from tensorguard.data.formats.text import check_encoding, lines, text_tables
 _VALUE = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
 _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 """The text of a row in which each quote belongs to a quoted value."""
+_WRITE_TWO = 'write a quote inside a quoted value as two (""), and not as \\"'
 _FAULTS = {
-    "expected after": "text after a closing quote (or an earlier quote is not closed)",
-    "a quote in": "a quote in a value that is not quoted",
-    "carriage return": "a carriage return in a value that is not quoted, or another end than the first row",
+    "expected after": f"text after a closing quote (or an earlier quote is not closed): {_WRITE_TWO}",
+    "a quote in": "a quote in a value that is not quoted: quote such values, and write a quote inside as two",
+    "carriage return": "a carriage return in a value that is not quoted, or another end than the first row: quote "
+    "text, as pandas does with quoting=csv.QUOTE_NONNUMERIC",
 }
-_NEVER_CLOSED = "a quote that is never closed"
+_NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
+
 MAX_ROW_CHARACTERS = 32 << 20
 """A longer row is dropped, so that one record cannot take the memory of a worker."""
 MAX_VALUE_CHARACTERS = 1 << 27
@@ -170,8 +173,7 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
         except csv.Error as error:  # also where the value is too long
             found = next((text for part, text in _FAULTS.items() if part in str(error)), _NEVER_CLOSED)
             raise UnreadableDataError(
-                f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}: "
-                'write a quote inside a quoted value as two (""), and not as \\"'
+                f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}"
             ) from None
         yield row
 
