@@ -327,69 +327,59 @@ def test_file_of_other_types_changes_no_record_of_another_file(make_spec, tokeni
     assert len(rows_in(tokenizer, *apart.shards)) == 9, "all but the label 0.5"
 
 
-def test_data_set_of_ray_whose_blocks_lack_columns_is_read(make_spec, tokenizer, key_file, tmp_path):
-    """What a block lacks is null: a record without a user is a unit, and one without another field cannot be used."""
+@pytest.fixture
+def rows_of_users(make_spec, tokenizer, key_file, tmp_path_factory):
+    """The rows that one worker gets of a Ray data set with the columns text, label and id, sorted. `id` is the user."""
     spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
+
+    def rows(dataset):
+        made = prepare(
+            from_memory(dataset, columns_of(spec)),
+            spec,
+            tokeniser(tokenizer, Recipe.from_spec(spec)),
+            workers=1,
+            key_file=key_file,
+            directory=tmp_path_factory.mktemp("shards"),
+        )
+        return sorted(rows_in(tokenizer, *made.shards))
+
+    return rows
+
+
+def test_data_set_of_ray_whose_blocks_lack_columns_is_read(rows_of_users):
+    """What a block lacks is null: a record without a user is a unit, and one without another field cannot be used."""
     blocks = [
         {"text": ["a", "b"], "label": [0, 1], "id": [1, 2]},
         {"text": ["c"], "label": [2]},
         {"text": ["d"], "id": [3]},
     ]
-    made = prepare(
-        from_memory(ray.data.from_arrow([pa.table(block) for block in blocks]), columns_of(spec)),
-        spec,
-        tokeniser(tokenizer, Recipe.from_spec(spec)),
-        workers=1,
-        key_file=key_file,
-        directory=tmp_path,
-    )
-    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1), ("c", 2)]
+    dataset = ray.data.from_arrow([pa.table(block) for block in blocks])
+    assert rows_of_users(dataset) == [("a", 0), ("b", 1), ("c", 2)]
 
 
-def test_record_with_a_user_does_not_decide_on_records_without_one(make_spec, tokenizer, key_file, tmp_path):
+def test_record_with_a_user_does_not_decide_on_records_without_one(rows_of_users):
     """Ray makes the users of a block null where one record has one."""
-    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
     others = [{"text": "a b"[: 1 + 2 * (i % 2)], "label": i % 3} for i in range(6)]
-
-    def units(name, records):
-        blocks = [ray.data.from_items([{"text": "f", "label": 0, "id": 7}]), ray.data.from_items(records)]
-        dataset = from_memory(blocks[0].union(blocks[1]), columns_of(spec))
-        tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
-        made = prepare(dataset, spec, tokenise, workers=1, key_file=key_file, directory=tmp_path / name)
-        return rows_in(tokenizer, *made.shards)
-
-    without = units("without", others)
-    with_one = units("with", [*others, {"text": "e", "label": 2, "id": 8}])
-    assert len(without) == 7 and sorted([*without, ("e", 2)]) == sorted(with_one)
+    first = ray.data.from_items([{"text": "f", "label": 0, "id": 7}])
+    without = rows_of_users(first.union(ray.data.from_items(others)))
+    record = {"text": "e", "label": 2, "id": 8}
+    assert len(without) == 7
+    assert rows_of_users(first.union(ray.data.from_items([*others, record]))) == sorted([*without, ("e", 2)])
 
 
 @pytest.mark.parametrize("first", [{"text": "x"}, {"text": True, "label": 1, "id": 1}, {"label": 1.5, "id": 1}])
-def test_first_block_does_not_decide_whether_a_data_set_is_refused(make_spec, tokenizer, key_file, tmp_path, first):
+def test_first_block_does_not_decide_whether_a_data_set_is_refused(rows_of_users, first):
     """The schema of a lazy data set is that of its first block."""
-    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
     rest = [{"text": text, "label": 1, "id": text} for text in "abc"]
     dataset = ray.data.from_items([[first], rest], override_num_blocks=2).flat_map(lambda row: row["item"])
-    tokenise = tokeniser(tokenizer, Recipe.from_spec(spec))
-    made = prepare(
-        from_memory(dataset, columns_of(spec)), spec, tokenise, workers=1, key_file=key_file, directory=tmp_path
-    )
-    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 1), ("b", 1), ("c", 1)]
+    assert rows_of_users(dataset) == [("a", 1), ("b", 1), ("c", 1)]
 
 
-def test_record_of_another_type_does_not_stop_a_job(make_spec, tokenizer, key_file, tmp_path):
+def test_record_of_another_type_does_not_stop_a_job(rows_of_users):
     """Ray cannot unite the types of these blocks."""
-    spec = make_spec({"text": "text", "label": "label"}, labels=3, unit={"kind": "User", "column": "id"})
     blocks = [
         pa.table({"text": ["a", "b"], "label": [0, 1], "id": ["x", "y"]}),
         pa.table({"text": ["c"], "label": [2], "id": [{"number": 7}]}),
         pa.table({"text": [["d"]], "label": ["none"], "id": [7.5]}),
     ]
-    made = prepare(
-        from_memory(ray.data.from_arrow(blocks), columns_of(spec)),
-        spec,
-        tokeniser(tokenizer, Recipe.from_spec(spec)),
-        workers=1,
-        key_file=key_file,
-        directory=tmp_path,
-    )
-    assert sorted(rows_in(tokenizer, *made.shards)) == [("a", 0), ("b", 1), ("c", 2)]
+    assert rows_of_users(ray.data.from_arrow(blocks)) == [("a", 0), ("b", 1), ("c", 2)]
