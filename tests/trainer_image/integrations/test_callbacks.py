@@ -129,10 +129,11 @@ def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.Log
 def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(
     trainer: Any, play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The export sends SIGINT once the callback waits for it."""
+    """The export sends SIGINT once the callback waits for it, and again: Python drops what is raised in a finalizer."""
     waiting = tmp_path / "waiting"
     os.mkfifo(waiting)
-    play(f"import os, signal; open({str(waiting)!r}).read(); os.kill(os.getppid(), signal.SIGINT); {HANG}")
+    again = "[(os.kill(os.getppid(), signal.SIGINT), time.sleep(10)) for _ in range(20)]"
+    play(f"import os, signal, time; open({str(waiting)!r}).read(); {again}; {HANG}")
     callback = WandbCallback(wait_seconds=300)  # more than the export needs to start on a slow machine
     callback.on_train_begin(trainer)
     pid, wait = process_of(callback), callback._process.wait
