@@ -241,7 +241,7 @@ def round_down_delta(value: Decimal) -> str:
 
 
 MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
-"""Within these limits an ε takes at most two seconds, and finding σ takes half a minute and 450 MB."""
+"""Within these limits an ε takes at most two seconds, and finding σ takes ten seconds and 450 MB."""
 
 
 def _exceeds_pld_limits() -> ManifestError:

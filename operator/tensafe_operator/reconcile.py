@@ -108,7 +108,7 @@ class Reconciler:
         """The decision. Slow accounting runs in a thread, so that it blocks neither the Lease nor other jobs.
 
         Calibrating the noise of a new job takes half a second; one job at a time does it. With the PLD accountant
-        calibration takes up to a minute, and each ε up to seconds: these jobs wait only for each other.
+        calibration takes seconds, and each ε up to seconds: these jobs wait only for each other.
         """
         if observed.job["spec"]["privacy"].get("accountant") == "PLD":
             async with self._slow_accountant:

@@ -146,6 +146,11 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "PLD ignores that the noise is discrete",
+        (Edit(API + "accounting.py", "noise_multiplier * (1.0 - PLD_SIGMA_SHARE)", "noise_multiplier"),),
+        ("tests/api/test_discrete_noise.py::test_pld_leaves_the_share_of_sigma_out",),
+    ),
+    Mutation(
         "calibration returns a noise multiplier whose last digit is too small",
         (Edit(API + "accounting.py", "return _sigma(smallest)", "return _sigma(smallest - 1)"),),
         ("tests/api/test_accounting.py::test_calibrated_sigma_is_the_smallest_string_within_the_target",),
