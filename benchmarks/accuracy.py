@@ -65,7 +65,8 @@ def _opacus_accuracy(noise_multiplier: float, seed: int, steps: int) -> float:
 
 def _rank(config: WorkerConfig, rank: int, store: Path) -> None:
     torch.set_num_threads(1)
-    train(config, tensafe_job.join(rank, WORKERS, store), torch.device("cpu"))
+    with tensafe_job.worker_group(rank, WORKERS, store) as channel:
+        train(config, channel, torch.device("cpu"))
 
 
 def main() -> int:

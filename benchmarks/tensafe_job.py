@@ -7,6 +7,8 @@ absence changes no figure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -95,7 +97,13 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
     return tuple(paths)
 
 
-def join(rank: int, workers: int, store: Path) -> ProcessGroupChannel:
-    """Join the gloo group whose rendezvous is the file ``store``."""
+@contextmanager
+def worker_group(rank: int, workers: int, store: Path) -> Iterator[ProcessGroupChannel]:
+    """Join the gloo group whose rendezvous is the file ``store``, and leave it once all workers are done.
+
+    A process that ends without leaving is aborted now and then: gloo's threads still run while Python stops.
+    """
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
-    return ProcessGroupChannel(torch.device("cpu"))
+    yield ProcessGroupChannel(torch.device("cpu"))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
@@ -47,7 +48,10 @@ VARIANTS = ("plain", "private")
 _CPU = torch.device("cpu")
 
 
-def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, threads: int, micro_batch: int) -> Worker:
+@contextmanager
+def _started_worker(
+    directory: Path, rows: corpora.Examples, workers: int, rank: int, threads: int, micro_batch: int
+) -> Iterator[Worker]:
     """A worker that has acquired its ledger, with a job in which every unit joins every step (q = 1)."""
     overrides = [
         f"spec.cluster.workers={workers}",
@@ -61,12 +65,13 @@ def _worker(directory: Path, rows: corpora.Examples, workers: int, rank: int, th
         torch.set_num_threads(threads)
         _, _, config = tensafe_job.make(directory, rows, *overrides)
         (directory.parent / "config.json").write_text(json.dumps(asdict(config)))
-    channel = tensafe_job.join(rank, workers, directory.parent / "meet")
-    channel.all_gather(b"made")
-    config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
-    worker = Worker(config, channel, _CPU)
-    worker.start()
-    return worker
+    with tensafe_job.worker_group(rank, workers, directory.parent / "meet") as channel:
+        channel.all_gather(b"made")
+        config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
+        worker = Worker(config, channel, _CPU)
+        worker.start()
+        yield worker
+        worker.close()
 
 
 def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
@@ -86,10 +91,11 @@ def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callabl
 
 def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
     """Measure one variant in this process, after one step of warm-up."""
-    with tempfile.TemporaryDirectory() as scratch:
-        loaded: list[float] = []
+    loaded: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
         with mock.patch.object(training_setup, "find_bit_equal_shape", _recording_memory(loaded)):
-            worker = _worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
+            started = _started_worker(Path(scratch) / "job", full_length_rows(), 1, 0, threads, micro_batch)
+            worker = running.enter_context(started)
         torch.set_num_threads(threads)
         private = worker.private_step
         assert private is not None
@@ -99,10 +105,9 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
         step(0)
         seconds = []
         for number in range(1, repeats + 1):
-            started = time.perf_counter()
+            begun = time.perf_counter()
             step(number)
-            seconds.append(time.perf_counter() - started)
-        worker.close()
+            seconds.append(time.perf_counter() - begun)
         return StepCost(f"tensafe-{variant}", statistics.median(seconds), memory.peak_mib() - loaded[0])
 
 
@@ -160,26 +165,25 @@ def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
 
 
 def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, result: Path) -> None:
-    worker = _worker(directory, full_length_rows(), 2, rank, 1, micro_batch)
-    torch.set_num_threads(1)
-    step = worker.private_step
-    assert step is not None
-    aggregator = step.aggregator
-    assert isinstance(aggregator, pairwise_masks.PairwiseMasks)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    step.run(0)
-    for number in range(1, 2 * repeats + 1):
-        masked = number % 2 == 0
-        # A step's mask is computed during the step before, so this patch takes effect in step `number + 1`.
-        next_masked = not masked
-        aggregator.verify_level = "Standard" if masked else "Disabled"
-        with mock.patch.object(pairwise_masks, "pairwise_mask", pairwise_mask if next_masked else _no_mask):
-            started = time.perf_counter()
-            step.run(number)
-            seconds[masked].append(time.perf_counter() - started)
-    if rank == 0:
-        result.write_text(json.dumps([statistics.median(seconds[True]), statistics.median(seconds[False])]))
-    worker.close()
+    with _started_worker(directory, full_length_rows(), 2, rank, 1, micro_batch) as worker:
+        torch.set_num_threads(1)
+        step = worker.private_step
+        assert step is not None
+        aggregator = step.aggregator
+        assert isinstance(aggregator, pairwise_masks.PairwiseMasks)
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        step.run(0)
+        for number in range(1, 2 * repeats + 1):
+            masked = number % 2 == 0
+            # A step's mask is computed during the step before, so this patch takes effect in step `number + 1`.
+            next_masked = not masked
+            aggregator.verify_level = "Standard" if masked else "Disabled"
+            with mock.patch.object(pairwise_masks, "pairwise_mask", pairwise_mask if next_masked else _no_mask):
+                started = time.perf_counter()
+                step.run(number)
+                seconds[masked].append(time.perf_counter() - started)
+        if rank == 0:
+            result.write_text(json.dumps([statistics.median(seconds[True]), statistics.median(seconds[False])]))
 
 
 def _no_mask(_pairs: Mapping[int, PairKey], _rank: int, _step: int, length: int) -> np.ndarray:
