@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import struct
+import subprocess
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -17,12 +19,22 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 
 from tensafe_api.tasks import tasks_for
 from tensorguard.data.columns import check_types
 from tensorguard.data.errors import DataError
-from tensorguard.data.images import MAX_SCANS, MAX_SIDE, ImageRecipe, decode, image_file, image_identity, image_text
+from tensorguard.data.images import (
+    MAX_COMPRESSED_CHUNKS,
+    MAX_EXIF_SEGMENTS,
+    MAX_SCANS,
+    MAX_SIDE,
+    ImageRecipe,
+    decode,
+    image_file,
+    image_identity,
+    image_text,
+)
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import prepare_pod_evaluation, prepare_pod_shard
 from tensorguard.data.read import _records_table
@@ -151,6 +163,15 @@ def test_exif_orientation_turns_the_image_and_damaged_exif_does_not_matter() -> 
     assert decode(damaged, SMALL) == decode(file_of(image, "JPEG", quality=95), SMALL)
 
 
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = file_of(noise(size=(16, 12)), exif=exif)
+    with Image.open(io.BytesIO(content)) as image:
+        assert decode(content, SMALL) == decode(file_of(ImageOps.exif_transpose(image), exif=b""), SMALL)
+
+
 @pytest.mark.parametrize("kind", ["GIF", "PNG"])
 def test_animation_counts_as_its_first_image(kind: str) -> None:
     frames = [Image.new("RGB", (16, 16), (level, 0, 0)) for level in (255, 0, 128)]
@@ -171,12 +192,20 @@ def test_shorter_edge_and_crop_leave_the_centre() -> None:
 # Damaged and hostile files
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    """A part of a PNG file."""
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def jpeg(segments: list[bytes]) -> bytes:
+    """A JPEG file with these EXIF segments."""
+    content = file_of(noise(), "JPEG")
+    parts = (b"\xff\xe1" + struct.pack(">H", len(part) + 8) + b"Exif\0\0" + part for part in segments)
+    return content[:2] + b"".join(parts) + content[2:]
+
+
 def png(width: int, height: int, body: bytes) -> bytes:
     """A PNG file with this header, whatever its body holds."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(body)), chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -224,6 +253,54 @@ def test_jpeg_with_very_many_scans_cannot_be_used() -> None:
     content = file_of(noise(), "JPEG", progressive=True)
     assert 1 < content.count(b"\xff\xda") < MAX_SCANS and decode(content, SMALL) is not None
     assert decode(content + b"\xff\xda" * MAX_SCANS, SMALL) is None
+
+
+def test_jpeg_with_very_many_exif_segments_cannot_be_used() -> None:
+    """Pillow copies all earlier ones for each: 15 seconds for 8 MB."""
+    assert decode(jpeg([b"ab"] * MAX_EXIF_SEGMENTS), SMALL) == decode(jpeg([]), SMALL) is not None
+    assert decode(jpeg([b"ab"] * (MAX_EXIF_SEGMENTS + 1)), SMALL) is None
+
+
+@pytest.mark.parametrize("part", [b"iCCP" + b"a\0\0", b"zTXt" + b"a\0\0", b"iTXt" + b"a\0\1\0\0\0"])
+def test_png_with_very_many_compressed_chunks_cannot_be_used(part: bytes) -> None:
+    """Pillow inflates up to 1 MiB for each kilobyte: 9 seconds for 2 MB."""
+    content, packed = file_of(noise()), chunk(part[:4], part[4:] + zlib.compress(b"text"))
+    few, many = (content[:33] + packed * count + content[33:] for count in (100, MAX_COMPRESSED_CHUNKS + 1))
+    assert decode(few, SMALL) == decode(content, SMALL) is not None
+    assert decode(many, SMALL) is None
+
+
+def test_exif_data_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's `exif_transpose` takes 22 seconds for 8 MB of it in 60,000 tags."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = file_of(noise(), exif=exif)
+    written: list[object] = []
+    monkeypatch.setattr(Image.Exif, "tobytes", lambda self, *_: written.append(self) or b"")
+    assert array(decode(content, AS_IS)).tolist() == np.rot90(np.asarray(noise()), k=-1).tolist() and not written
+
+
+_LITTLE_MEMORY = """
+import base64, resource, sys
+from PIL import Image
+from tensorguard.data.images import ImageRecipe, decode
+
+content = base64.b64decode(sys.stdin.read())
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)
+sys.exit(decode(content, ImageRecipe((8, 8), Image.Resampling.BILINEAR, None, b"")) is None)
+"""
+
+
+def test_exif_tags_that_share_their_data_take_little_memory() -> None:
+    """Pillow 12 copies the data for each tag: 2 GB for 400 kB."""
+    tags, size = 5000, 400_000
+    entries = (struct.pack("<HHLL", 20_000 + i, 7, size - 100_000, 14 + 12 * tags) for i in range(tags))
+    exif = b"II*\0" + struct.pack("<LH", 8, tags) + b"".join(entries) + b"\0" * 4
+    exif += b"\0" * (size - len(exif))
+    content = jpeg([exif[at : at + 60_000] for at in range(0, size, 60_000)])
+    command = [sys.executable, "-c", _LITTLE_MEMORY]
+    assert not subprocess.run(command, input=base64.b64encode(content), check=False, timeout=60).returncode
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "JPEG"])

@@ -5,9 +5,9 @@ writes images), or base64 text. Out come `Pixels`, uint8 [3, height, width] in R
 used. A path in a record is never followed: the author of a record could read the files of a worker.
 
 Image files come from many hands, so decoding has limits that the file's header decides before any pixel is decoded:
-four formats with small decoders, and a number of pixels. A JPEG file has a limit of scans as well, because each scan
-costs the time of a whole image. A BMP file must not be compressed. An animation counts as its first image. What
-Pillow warns of is not shown, because it can quote the file.
+four formats with small decoders, and a number of pixels. Parts of a file that can cost far more than their bytes have
+limits as well (`_PARTS`): each scan of a JPEG file costs the time of a whole image. A BMP file must not be compressed.
+An animation counts as its first image. What Pillow warns of is not shown, because it can quote the file.
 
 The result is a function of the value and of the model's `ImageRecipe` alone. No value makes these functions raise.
 """
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile
 
 from tensorguard.data.shard import Pixels
 
@@ -35,9 +35,28 @@ MAX_SIDE = 1 << 15
 """The longest side of an image in pixels. Resizing needs memory for the longer side of a thin image."""
 MAX_SCANS = 100
 """Scans of a JPEG file. Progressive files have about ten."""
+MAX_EXIF_SEGMENTS = 100
+"""EXIF segments of a JPEG file. Photos have one or a few, and Pillow copies all earlier ones for each."""
+MAX_COMPRESSED_CHUNKS = 100
+"""Colour profiles of a PNG file, and its compressed or international texts: of each, Pillow inflates up to 1 MiB."""
+_PARTS = (
+    (b"\xff\xd8", b"\xff\xda", MAX_SCANS),
+    (b"\xff\xd8", b"Exif\0\0", MAX_EXIF_SEGMENTS),
+    *((b"\x89PNG", chunk, MAX_COMPRESSED_CHUNKS) for chunk in (b"iCCP", b"zTXt", b"iTXt")),
+)
+"""How a file of a format begins, how a part of it begins, and the limit of such parts."""
 _BMP_COMPRESSION, _RUN_LENGTHS = slice(30, 34), (b"\1\0\0\0", b"\2\0\0\0")
 """Where a BMP file states its compression, and the ones that Pillow decodes pixel by pixel in Python."""
-_SCAN = b"\xff\xda"
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by its EXIF orientation. 1 is upright."""
 _DEEP = "I;16"
 """How the names of Pillow's modes with 16 bits begin."""
 
@@ -107,7 +126,7 @@ def image_text(value: Any) -> str | None:
 
 def decode(content: bytes, recipe: ImageRecipe) -> bytes | None:
     """The pixels of an image file (`recipe.pixels`); None if it is not an image, too large, or damaged."""
-    if content.startswith(b"\xff\xd8") and content.count(_SCAN) > MAX_SCANS:
+    if any(content.startswith(head) and content.count(part) > limit for head, part, limit in _PARTS):
         return None
     if content.startswith(b"BM") and content[_BMP_COMPRESSION] in _RUN_LENGTHS:
         return None
@@ -150,11 +169,15 @@ def _too_large(width: int, height: int) -> bool:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image as its EXIF orientation shows it. Damaged EXIF data has no effect."""
+    """The image as its EXIF orientation shows it. Damaged EXIF data has no effect.
+
+    Pillow's own function also writes the EXIF data again, in time that grows with the square of its length.
+    """
     try:
-        return ImageOps.exif_transpose(image)
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:
         return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
