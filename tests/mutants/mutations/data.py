@@ -41,6 +41,11 @@ DATA: tuple[Mutation, ...] = (
         ("tests/trainer_image/data/test_shards.py::test_content_is_the_same_whatever_types_other_records_give_it",),
     ),
     Mutation(
+        "the values of nested objects are formatted again at each level",
+        (Edit(TRAINER + "data/keys.py", "key=lambda item: repr(item[0])", "key=str"),),
+        ("tests/trainer_image/data/test_shards.py::test_value_is_not_formatted_to_order_the_fields_around_it",),
+    ),
+    Mutation(
         "a wrong quote makes one record of several users' records",
         (Edit(TRAINER + "data/formats/csv.py", "csv.reader(rows, strict=True)", "csv.reader(rows._lines)"),),
         (

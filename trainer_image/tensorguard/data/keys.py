@@ -32,6 +32,8 @@ UNREADABLE_USER = "\ufffd"
 MAX_ID_CHARACTERS, MAX_RAW_ID_CHARACTERS = 4096, 1 << 16
 """A longer id has no such text either, without and with white space around it and invisible characters: to find the
 canonical form of a text takes time that grows with the square of its length."""
+MAX_DIGITS = 400
+"""The digits of a decimal number that is made an integer. Of more it is a float: 1e999999999 is a short text."""
 
 
 def canonical(value: Any) -> Any:
@@ -39,18 +41,20 @@ def canonical(value: Any) -> Any:
 
     A file or library with types chooses them from all its rows. So one record may turn the numbers of others into
     floats, and give the objects of others a field with null. Text is not changed, not even JSON text. Arrays and
-    tensors become lists.
+    tensors become lists. A decimal number of at least 10^`MAX_DIGITS` becomes a float, infinity.
     """
     if value is None or isinstance(value, str):
         return value
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): canonical(each) for name, each in sorted(value.items(), key=str) if each is not None}
+        fields = sorted(value.items(), key=lambda item: repr(item[0]))  # str(1) == str("1")
+        return {str(name): canonical(each) for name, each in fields if each is not None}
     if isinstance(value, list | tuple):
         return [canonical(each) for each in value]
     if isinstance(value, Decimal) and value.is_finite():
-        value = int(value) if value == value.to_integral_value() else float(value)
+        whole = abs(value.adjusted()) < MAX_DIGITS and value == value.to_integral_value()
+        value = int(value) if whole else float(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
