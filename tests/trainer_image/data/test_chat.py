@@ -1,11 +1,12 @@
 """Conversations: the ranges of the assistant's turns, with suitable and unsuitable templates."""
 
 import json
+import tracemalloc
 
 import pytest
 
 from e2e.platform.trainer.tokenising import tokeniser
-from tensorguard.data.chat import assistant_turns, conversation, renderer
+from tensorguard.data.chat import RENDERED_CHARACTERS, assistant_turns, conversation, renderer, rendering_cost
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 
@@ -167,6 +168,44 @@ def test_values_that_a_template_only_reads_cost_time_as_well(make_tokenizer, cha
         None,
         "b <|im_end|>",
     ]
+
+
+def test_nested_values_cost_the_spaces_that_a_template_indents_them_with(make_tokenizer, chatml):
+    """300,000 numbers in 250 lists are 0.6 MB of JSON text, and 300 million characters after `tojson(indent=4)`."""
+    learned = encode_with(make_tokenizer(template=chatml), columns={"messages": "m", "tools": "t"})
+    flat, deep = ('[{"a":' + "[" * depth + "7," * 300_000 + "7" + "]" * depth + "}]" for depth in (1, 250))
+    assert [found is None for found in learned(*[chat("a", "b")] * 2, tools=[flat, deep])] == [False, True]
+
+
+def test_tools_with_nested_schemas_are_rendered(make_tokenizer, chatml):
+    template = "{% if tools %}{{ tools | tojson(indent=4) }}{% endif %}" + chatml
+    schema = {"type": "string", "description": "the name of a ward"}
+    for _ in range(4):
+        schema = {"type": "object", "properties": {"left": schema, "right": schema}, "required": ["left", "right"]}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(60)]
+    assert len(json.dumps(tools)) > 100_000 and rendering_cost(tools) < RENDERED_CHARACTERS / 20
+    learned = encode_with(make_tokenizer(template=template), max_length=10**6, columns={"messages": "m", "tools": "t"})
+    assert learned(chat(*"abcd"), tools=[tools]) == ["b <|im_end|> d <|im_end|>"]
+
+
+def test_only_what_a_tokenizer_reads_of_a_batch_is_held(make_tokenizer):
+    """The text of a record may be far longer than the record."""
+    encode = tokeniser(make_tokenizer(template=PLAIN.replace("m.content", "m.content * 1000")), Recipe(MESSAGES, 8))
+    conversations = [chat("a", "b " * 500) for _ in range(100)]  # each is rendered as a million characters
+    tracemalloc.start()
+    encode({"messages": conversations})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_turn_that_is_longer_than_what_a_tokenizer_reads_is_located_in_the_whole_text(make_tokenizer):
+    mark = "{% if loop.last and m.role == 'assistant' %}tool {% endif %}"
+    template = REWRITES.replace(mark, "").replace("<|im_end|>", mark + "<|im_end|>")
+    learned = encode_with(make_tokenizer(template=template), max_length=8)
+    long = "b " * 500
+    assert learned(chat("a", long)) == ["b b"]
+    assert learned(chat("a", long, "c", "d")) == [""], "it loses the mark at its end, which no tokenizer reads"
 
 
 @pytest.mark.parametrize(

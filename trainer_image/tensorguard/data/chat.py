@@ -23,6 +23,9 @@ Render = Callable[[Sequence[Any], Any, bool], str]  # messages, tools, add gener
 RENDERED_CHARACTERS, VALUE_CHARACTERS = 1_000_000_000, 3_000
 """How much is rendered to locate the turns of one conversation: enough for those of 400 messages, in a few seconds. To
 render a value, such as the role of a message, takes about as long as to copy 3,000 characters."""
+LEVEL_CHARACTERS = 16
+"""What a value costs more for each level at which it is nested. Templates that indent write 4 characters for each, and
+hold them in several copies: 300,000 numbers in 250 lists would become 300 million characters."""
 GREETING = ({"role": "user", "content": "Good morning."}, {"role": "assistant", "content": "Good morning to you."})
 
 
@@ -99,13 +102,17 @@ def assistant_turns(messages: Sequence[Any], tools: Any, render: Render, whole: 
     return spans
 
 
-def rendering_cost(value: Any) -> int:
-    """How long it takes to render a value (a message, all messages or tools), as a number of characters to copy."""
+def rendering_cost(value: Any, level: int = 0) -> int:
+    """How long it takes to render a value (a message, all messages or tools), as a number of characters to copy.
+
+    `level` is the number of lists and objects around it.
+    """
+    cost = VALUE_CHARACTERS + LEVEL_CHARACTERS * level
     if isinstance(value, Mapping):
-        return VALUE_CHARACTERS + sum(map(rendering_cost, value.values()))
+        return cost + sum(rendering_cost(each, level + 1) for each in value.values())
     if isinstance(value, list | tuple):
-        return VALUE_CHARACTERS + sum(map(rendering_cost, value))
-    return VALUE_CHARACTERS + (len(value) if isinstance(value, str) else 0)
+        return cost + sum(rendering_cost(each, level + 1) for each in value)
+    return cost + (len(value) if isinstance(value, str) else 0)
 
 
 def conversation(value: Any) -> list[Any]:

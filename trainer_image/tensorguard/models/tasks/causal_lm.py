@@ -23,6 +23,7 @@ from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.shard import IGNORE_INDEX, Target
 from tensorguard.data.tokenise import (
+    CHARACTERS_PER_TOKEN,
     Encode,
     Example,
     cut,
@@ -124,14 +125,25 @@ class _Messages:
             found[i] = self._example(*item, render, ids, offsets, special)
         return found
 
+    @property
+    def _readable(self) -> int:
+        """How many characters of a text a tokenizer receives at most."""
+        return CHARACTERS_PER_TOKEN * self.recipe.max_length
+
     def _render(self, messages: Any, tools: Any, render: Render) -> tuple[list[Any], Any, str] | None:
-        """A record's messages, its tools, and the text of both; None for an unusable record."""
+        """A record's messages, its tools, and the text of both; None for an unusable record.
+
+        Of a text that is too long for a tokenizer, only the beginning and one more character are returned: the texts of
+        a whole batch are held at a time.
+        """
         try:
             messages = conversation(messages)
             tools = conversation(tools) if tools else None
             if rendering_cost(messages) + rendering_cost(tools) > RENDERED_CHARACTERS:
                 return None
-            return (messages, tools, render(messages, tools, False)) if all("role" in m for m in messages) else None
+            if not all("role" in message for message in messages):
+                return None
+            return messages, tools, render(messages, tools, False)[: self._readable + 1]
         except Exception:  # a template can raise anything for odd messages: only this record is dropped
             return None
 
@@ -145,11 +157,13 @@ class _Messages:
         offsets: list[tuple[int, int]],
         special: frozenset[int],
     ) -> Example | None:
-        """An example of the text `whole` and its tokens; None for an unusable record."""
+        """An example of the text of `_render` and its tokens; None for an unusable record."""
         spans: list[tuple[int, int]] = []
         if self.recipe.loss_on != "All":
             read = max((end for _, end in offsets[: self.recipe.max_length]), default=0)
             try:
+                if len(whole) > self._readable:  # `_render` cut it
+                    whole = render(messages, tools, False)
                 spans = assistant_turns(messages, tools, render, whole, read)
             except Exception:  # as in `_render`
                 return None
