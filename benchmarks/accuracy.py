@@ -21,7 +21,6 @@ import torch
 
 from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.peers import opacus_sst2
-from tensafe_api.accounting import job_epsilon
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
@@ -54,7 +53,7 @@ def tensafe_accuracy(directory: Path, seed: int, steps: int) -> tuple[float, str
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
     test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
     charged = FileLedger(directory).read().steps_charged
-    epsilon = job_epsilon(plan.mechanism, charged, plan.delta)
+    epsilon = plan.epsilon(charged)
     return minilm.accuracy(model, test), f"epsilon {epsilon:.3f} of {charged} charged steps"
 
 

@@ -1,9 +1,10 @@
 """Computes ε from privacy events, and σ from ε. All privacy figures come from here; dp-accounting computes them.
 
-RDP over the default orders of dp-accounting is the contractual accountant. PLD is tighter and slower, and is shown in
-addition. The RDP curves of steps add up, so the curve of one step is cached for each (q, σ) and scaled: the ε of a
-status takes a tenth of a millisecond. The memory of PLD grows with the privacy loss, and the number of steps comes from
-the pod that writes charges. Beyond bounds that no sensible job reaches, RDP replaces PLD; it is never below PLD.
+PLD is the accountant of a job within limits, and RDP, which is looser, outside (`accountant_choice`). The RDP curves of
+steps add up, so the curve of one step is cached for each (q, σ) and scaled: an ε takes a tenth of a millisecond. For
+PLD the distribution of one step is cached: an ε takes a tenth of a second, and the first one of a (q, σ) up to half a
+second. The memory of PLD grows with the privacy loss, and the number of steps comes from the pod that writes charges.
+Beyond bounds that no sensible job reaches, RDP replaces PLD; it is never below PLD.
 
 >>> round(epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5), 5)
 7.32934
@@ -14,14 +15,15 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Literal
 
 import absl.logging
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
+from dp_accounting import rdp
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
 
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
@@ -44,22 +46,20 @@ MIN_PLD_DELTA = 1e-8
 """The smallest δ for PLD. dp-accounting composes by FFT and does not add its rounding, of about 1e-12, to δ. Compared
 with the closed form of full batches, an ε of 8 was too small by 0.003 at δ = 1e-10, and never too small at 1e-9."""
 
-PLD_INTERVAL = 1e-4
-"""The interval at which PLD samples privacy losses: dp-accounting's default. A coarser one gives a larger ε."""
+_MIN_PLD_INTERVAL, _MAX_PLD_INTERVAL = 1e-5, 1e-3
+"""Below the smallest interval of privacy losses, the rounding of their probabilities matters."""
 
-_COARSE_PLD_INTERVAL = 1e-3
-
-PLD_SIGMA_SHARE = 1e-6
-"""The share of σ that PLD leaves out. The noise is discrete, and PLD is that of the continuous Gaussian. A step with
-discrete noise of at least 2,830 grid steps is post-processing of one with continuous noise of this smaller σ, up to a
-factor of 1 ± 10^-100 (decision 0038). `resolve` allows no coarser grid for PLD."""
+SIGMA_SHARE = 1e-6
+"""The share of σ that every ε leaves out. The noise is discrete, and dp-accounting knows the continuous Gaussian. With
+at least 2,830 grid steps of noise (`resolve`), a step is post-processing of a step with continuous noise of this
+smaller σ, up to a factor of 1 ± 10^-100 (decision 0038)."""
 
 _PLD_ROUNDING = 1e-11
 """Subtracted from δ before PLD computes ε: ten times the observed rounding."""
 
 PLD_STEPS_LIMIT, PLD_EPSILON_LIMIT = 200_000, 100.0
-"""Above this number of steps, or this ε by RDP, PLD is not used. Within the limits it took at most 160 MB and three
-seconds for every σ from 0.3; two billion steps would take a hundred gigabytes."""
+"""Above this number of steps, or this ε by RDP, PLD is not used. Within the limits it took at most 150 MB and half a
+second for every σ from 0.3; two billion steps would take gigabytes."""
 
 SIGMA_DIGITS = 6
 _SIGMA_PLACES = 10**SIGMA_DIGITS
@@ -83,7 +83,7 @@ def epsilon(
         noise_multiplier: σ > 0, in clip norms.
         steps: number of charged steps; 0 steps spend nothing.
         delta: δ in (0, 1).
-        accountant: RDP (contractual), or PLD within its limits.
+        accountant: RDP, or PLD within its limits.
 
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
@@ -101,23 +101,20 @@ def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: 
     charged = [event for event in events if event.steps]
     if not charged:
         return 0.0
-    curves = [_one_step_curve(float(event.sample_rate), float(event.noise_multiplier)) for event in charged]
+    curves = [_one_step_curve(*kind) for kind in _kinds(charged)]
     total = sum(curve * event.steps for (_, curve), event in zip(curves, charged))
     by_rdp = _rdp_epsilon(curves[0][0], np.asarray(total), delta)
     if accountant == "RDP" or _exceeds_pld_limits(sum(event.steps for event in charged), by_rdp):
         return by_rdp
-    composed = pld.PLDAccountant(value_discretization_interval=PLD_INTERVAL)
-    for event in charged:
-        composed.compose(_pld_step(float(event.sample_rate), float(event.noise_multiplier)), event.steps)
-    return _pld_at(composed, delta)
+    kinds = _kinds(charged)
+    interval = _pld_interval(kinds)
+    composed = [_one_step_pld(*kind, interval).self_compose(event.steps) for kind, event in zip(kinds, charged)]
+    return _pld_at(functools.reduce(PrivacyLossDistribution.compose, composed), delta)
 
 
-def dp_event(event: PrivacyEvent) -> dp_accounting.DpEvent:
-    """A privacy event in the form of dp-accounting."""
-    composed: dp_accounting.DpEvent = dp_accounting.SelfComposedDpEvent(
-        _one_step(float(event.sample_rate), float(event.noise_multiplier)), event.steps
-    )
-    return composed
+def pld_interval(events: Sequence[PrivacyEvent]) -> float:
+    """The `value_discretization_interval` of dp-accounting with which PLD computes the ε of `events`."""
+    return _pld_interval(_kinds([event for event in events if event.steps]))
 
 
 def calibrate(
@@ -170,7 +167,7 @@ def job_delta(target_delta: str) -> float:
     return float(target_delta) * (1.0 - SAMPLER_SHARE_OF_DELTA)
 
 
-def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
+def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName) -> float:
     """ε of `steps` charged steps against readers who hold the noise shares of `mechanism.colluders` workers."""
     return epsilon(
         sample_rate=float(mechanism.sample_rate),
@@ -206,7 +203,7 @@ def claimed_steps(
     return max(charged, possible)
 
 
-def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName = "RDP") -> float:
+def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant: AccountantName) -> float:
     """ε of `steps` charged steps against an adversary who holds no worker's share of the noise."""
     return epsilon(
         sample_rate=float(mechanism.sample_rate),
@@ -222,21 +219,18 @@ def format_epsilon(value: float) -> str:
     return round_up(value, EPSILON_DIGITS) if math.isfinite(value) else "inf"
 
 
+def is_too_small_for_pld(delta: float) -> bool:
+    """Whether the rounding of PLD matters at δ, which may lack the share of the noise samplers."""
+    return delta < MIN_PLD_DELTA * (1 - 2 * SAMPLER_SHARE_OF_DELTA)
+
+
 def _exceeds_pld_limits(steps: int, epsilon_by_rdp: float) -> bool:
     return steps > PLD_STEPS_LIMIT or epsilon_by_rdp > PLD_EPSILON_LIMIT
 
 
-def _one_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One charged step. dp-accounting's default is add-or-remove-one adjacency."""
-    step: dp_accounting.DpEvent = dp_accounting.PoissonSampledDpEvent(
-        sample_rate, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    return step
-
-
-def _pld_step(sample_rate: float, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """One charged step for PLD, with the share of σ that pays for the difference of discrete and continuous noise."""
-    return _one_step(sample_rate, noise_multiplier * (1.0 - PLD_SIGMA_SHARE))
+def _accounted_sigma(noise_multiplier: float) -> float:
+    """σ without the share that pays for the difference of discrete and continuous noise."""
+    return noise_multiplier * (1.0 - SIGMA_SHARE)
 
 
 def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
@@ -246,8 +240,9 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
-    accountant = rdp.RdpAccountant()
-    accountant.compose(_one_step(sample_rate, noise_multiplier))
+    accountant = rdp.RdpAccountant()  # its default is add-or-remove-one adjacency
+    gaussian = dp_accounting.GaussianDpEvent(_accounted_sigma(noise_multiplier))
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian))
     # With a huge σ or a tiny q, cancellation makes some orders negative; with a tiny σ some are not a number.
     # dp-accounting would return ε = 0 for them, so they are excluded.
     return accountant.orders, np.where(accountant.rdp >= 0, accountant.rdp, np.inf)
@@ -260,19 +255,46 @@ def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: in
 
 
 @functools.lru_cache(maxsize=1024)
-def _pld_epsilon(
-    sample_rate: float, noise_multiplier: float, steps: int, delta: float, interval: float = PLD_INTERVAL
-) -> float:
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    accountant.compose(_pld_step(sample_rate, noise_multiplier), steps)
-    return _pld_at(accountant, delta)
+def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+    interval = _pld_interval([(sample_rate, noise_multiplier)])
+    return _pld_at(_one_step_pld(sample_rate, noise_multiplier, interval).self_compose(steps), delta)
 
 
-def _pld_at(accountant: pld.PLDAccountant, delta: float) -> float:
+@functools.lru_cache(maxsize=8)
+def _one_step_pld(sample_rate: float, noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
+    """The privacy losses of one charged step, rounded up, as `dp_accounting.pld.PLDAccountant` computes them."""
+    return from_gaussian_mechanism(
+        standard_deviation=_accounted_sigma(noise_multiplier),
+        sampling_prob=sample_rate,
+        value_discretization_interval=interval,
+    )
+
+
+def _kinds(events: Sequence[PrivacyEvent]) -> list[tuple[float, float]]:
+    return [(float(event.sample_rate), float(event.noise_multiplier)) for event in events]
+
+
+def _pld_interval(kinds: Iterable[tuple[float, float]]) -> float:
+    """The interval at which PLD samples the privacy losses of steps, of which there are these kinds (q, σ).
+
+    A coarser one is faster, and gives a larger ε: each step adds about its square to the variance of the loss. With
+    1/32 of the smallest standard deviation, ε grows by less than 1e-4 of itself. Rare, large losses get up to 60,000
+    intervals. The interval must not depend on the number of steps, so that ε never falls with a further step.
+    """
+    spread, largest = math.inf, 0.0
+    for sample_rate, noise_multiplier in kinds:
+        spread = min(spread, sample_rate * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0))))
+        # dp-accounting cuts the noise at ten standard deviations.
+        exponent = min((0.5 / noise_multiplier + 10.0) / noise_multiplier, 700.0)
+        largest = max(largest, math.log1p(sample_rate * math.expm1(exponent)))
+    return min(max(spread / 32, largest / 60_000, _MIN_PLD_INTERVAL), _MAX_PLD_INTERVAL)
+
+
+def _pld_at(composed: PrivacyLossDistribution, delta: float) -> float:
     """ε at δ minus the possible rounding of the FFT; infinity if δ is too small for the rounding to be negligible."""
-    if delta < MIN_PLD_DELTA * (1 - 2 * SAMPLER_SHARE_OF_DELTA):
+    if is_too_small_for_pld(delta):
         return math.inf
-    return float(accountant.get_epsilon(delta - _PLD_ROUNDING))
+    return float(composed.get_epsilon_for_delta(delta - _PLD_ROUNDING))
 
 
 @functools.lru_cache(maxsize=256)
@@ -295,16 +317,13 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
     if fits(least, "RDP"):
         return _sigma(least)
     low, high = least, _SIGMA_PLACES
-    if accountant == "PLD":
-        # PLD takes a second with a small σ, so its search starts at the σ of a coarser PLD, which is ten times faster.
-        high = _coarse_pld_sigma(target_epsilon, sample_rate, steps, delta)
-        width = high // 10_000 + 1
-        low = max(least, high - width)
+    if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
+        high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
+        low = max(least, high * 7 // 8)
         while fits(low):
             if low == least:
                 return _sigma(least)
-            width *= 8
-            low, high = max(least, low - width), low
+            low, high = max(least, low * 7 // 8), low
     while not fits(high):
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
@@ -312,27 +331,6 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
     near = math.floor(brentq(excess, low, high, xtol=0.5, maxiter=1000))  # high fits, low does not
     smallest = next(places for places in range(near - 1, high + 1) if fits(places))
     return _sigma(smallest)
-
-
-def _coarse_pld_sigma(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> int:
-    """A σ, in units of its last decimal, near the smallest one that meets the target by a coarse PLD."""
-    least = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES)
-    high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
-
-    def excess(places: float) -> float:
-        value = _pld_epsilon(sample_rate, round(places) / _SIGMA_PLACES, steps, delta, _COARSE_PLD_INTERVAL)
-        return math.log(min(max(value, math.ulp(0.0)), sys.float_info.max)) - math.log(target_epsilon)
-
-    if excess(high) > 0:
-        return high
-    low = max(least, high * 9 // 10)
-    while excess(low) <= 0:
-        if low == least:
-            return least
-        low, high = max(least, low * 7 // 10), low
-    accuracy = max(1.0, high * 1e-5)
-    root: float = brentq(excess, low, high, xtol=accuracy)
-    return math.ceil(root + accuracy)
 
 
 def _sigma(places: int) -> str:

@@ -6,11 +6,9 @@ are used as written: the sampler and the noise use the same `sampleRate` and `no
 accountant. So no rounding comes between the privacy claim and the training.
 
 The trainer adds *discrete* Gaussian shares on an integer grid. dp-accounting has no event for them, so the accounting
-uses the continuous Gaussian: with RDP of the same σ, with PLD of a σ that is smaller by a millionth
-(`accounting.PLD_SIGMA_SHARE`). For RDP, `resolve` requires σ_w ≥ 64 grid steps. Then the Rényi divergence of a sum
-of N shares in d coordinates exceeds that of the Gaussian by a small multiple of d·N·e^{-π²σ_w²} (Kairouz, Liu, Steinke
-2021, theorem 1; for one share Canonne, Kamath, Steinke 2020). For N ≤ 256 this is below 10^-17000, far below the
-precision of a float. The computed error of the samplers is paid from δ (`accounting.SAMPLER_SHARE_OF_DELTA`).
+uses the continuous Gaussian of a σ that is smaller by a millionth (`accounting.SIGMA_SHARE`). Decision 0038 proves that
+every ε then holds, for noise of at least 2,830 grid steps, which `resolve` requires. The computed error of the samplers
+is paid from δ (`accounting.SAMPLER_SHARE_OF_DELTA`).
 """
 
 from __future__ import annotations

@@ -16,20 +16,21 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
 
-from tensafe_api import accounting
+from tensafe_api import accountant_choice, accounting
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import Mechanism, round_up
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.numeric import parse_decimal
-from tensafe_api.resources.training import DEFAULT_MAX_LENGTH
+from tensafe_api.resources.training import DEFAULT_MAX_LENGTH, Privacy
 from tensafe_api.tasks import image_columns, shape_for
 
 SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
 MAX_GRID_BITS = 22
-MIN_SHARE_SIGMA = 64.0
-"""In grid steps. From here on, sums of discrete Gaussian shares are as good as Gaussian (`privacy_events`)."""
+MIN_NOISE = 2_830
+"""The smallest standard deviation of the noise in grid steps. From here on, `accounting.SIGMA_SHARE` pays for the noise
+being discrete, with up to 256 shares (decision 0038)."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
@@ -76,6 +77,9 @@ class Claim:
 
     def affordable_steps(self, charged: int, wanted: int) -> int:
         """How many of `wanted` further steps can be charged after `charged` steps before ε exceeds the target."""
+        planned = self.steps + self.reserve_steps
+        if charged + wanted <= planned and self.epsilon(planned) <= self.target_epsilon:
+            return wanted  # with PLD this one ε serves the whole run
         within = accounting.steps_within(
             target_epsilon=self.target_epsilon,
             sample_rate=float(self.mechanism.sample_rate),
@@ -150,19 +154,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         reserve = min(spec.retry.max_attempts * (checkpoint_every + chunk), steps // 10)
     delta = spec.privacy.target_delta or round_down_delta(Decimal(1) / (10 * at_least))
     target = parse_decimal(spec.privacy.target_epsilon)
-    if spec.privacy.accountant == "PLD" and float(delta) < accounting.MIN_PLD_DELTA:
-        raise _problem(
-            "spec.privacy.accountant",
-            f"PLD is computed by FFT, whose rounding is not negligible at a delta of {delta}: remove it to use RDP, "
-            f"or raise spec.privacy.targetDelta to {accounting.MIN_PLD_DELTA:g} or more",
-        )
-    accountant: accounting.AccountantName = "PLD" if spec.privacy.accountant == "PLD" else "RDP"
-    if accountant == "PLD" and (steps + reserve > MAX_PLD_STEPS or target > MAX_PLD_EPSILON):
-        raise _exceeds_pld_limits()
-    sigma = spec.privacy.noise_multiplier or _calibrated(target, sample_rate, steps + reserve, delta, accountant)
-    if accountant == "PLD" and float(sigma) < MIN_PLD_SIGMA:
-        raise _exceeds_pld_limits()
-
+    accountant, sigma = _accountant_and_sigma(spec.privacy, target, sample_rate, steps + reserve, delta)
     counted = job.metadata.annotations.get(COUNTED_ANNOTATION)
     if counted not in (None, str(at_least)):
         raise _problem(
@@ -182,11 +174,11 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
         expected_batch_size=batch,
     )
-    if mechanism.share_sigma < MIN_SHARE_SIGMA:
+    if float(sigma) * mechanism.grid < MIN_NOISE:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"with σ = {sigma} each worker's share of the noise is below {MIN_SHARE_SIGMA:.0f} grid steps: raise it"
-            + (", or lower spec.cluster.workers" if workers - colluders > 1 else ""),
+            f"with σ = {sigma} the noise is below {MIN_NOISE:,} steps of the integer grid: raise it, or lower "
+            "spec.training.expectedBatchSize",
         )
     plan = Plan(
         mechanism=mechanism,
@@ -240,27 +232,20 @@ def round_down_delta(value: Decimal) -> str:
     return f"{Decimal(scaled).scaleb(-digits).normalize():f}"
 
 
-MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
-"""Within these limits an ε takes at most two seconds, and finding σ takes ten seconds and 450 MB."""
-
-
-def _exceeds_pld_limits() -> ManifestError:
-    return _problem(
-        "spec.privacy.accountant",
-        f"PLD takes minutes and gigabytes above {MAX_PLD_STEPS} steps, below a noise multiplier of "
-        f"{MIN_PLD_SIGMA} or above a target of {MAX_PLD_EPSILON}: remove it to use RDP",
-    )
-
-
-def _calibrated(target: float, sample_rate: str, steps: int, delta: str, accountant: accounting.AccountantName) -> str:
+def _accountant_and_sigma(
+    privacy: Privacy, target: float, sample_rate: str, steps: int, delta: str
+) -> tuple[accounting.AccountantName, str]:
     try:
-        return accounting.calibrate(
+        return accountant_choice.choose(
+            privacy.accountant,
+            privacy.noise_multiplier,
             target_epsilon=target,
             sample_rate=float(sample_rate),
             steps=steps,
             delta=accounting.job_delta(delta),
-            accountant=accountant,
         )
+    except accountant_choice.PLDLimitError as error:
+        raise _problem("spec.privacy.accountant", f"{error}: remove it to use RDP") from error
     except accounting.CalibrationError as error:
         raise _problem(
             "spec.privacy.targetEpsilon",
@@ -301,6 +286,7 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
         update={
             "target_delta": plan.delta,
             "noise_multiplier": plan.mechanism.noise_multiplier,
+            "accountant": plan.accountant,
             "reserve_steps": plan.reserve_steps,
         }
     )

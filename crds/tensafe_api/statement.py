@@ -1,8 +1,8 @@
 """The privacy statement of an adapter: what is claimed, on which grounds, and what the claim does not cover.
 
 The trainer writes it beside each adapter, from the ledger, as canonical JSON and as a page for readers. Everything in
-it can be checked: three lines of dp-accounting compute ε again from `events` and `delta`, and the hashes identify the
-code, the model, the data and the ledger. An unknown fact is stated as "not known" and never replaced by a default.
+it can be checked: a few lines of dp-accounting compute ε again from `events` and `accounting`, and the hashes identify
+the code, the model, the data and the ledger. An unknown fact is stated as "not known" and never replaced by a default.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "steps": claimed,
         },
         "mechanism": {
-            "assumed": "Poisson-sampled Gaussian; at this σ the discrete Gaussian differs from it by less than the "
-            "precision of a float",
+            "assumed": "Poisson-sampled Gaussian, of a σ that is smaller by a share that pays for the noise being "
+            "discrete",
             "run": f"{_RUN}, {inputs.aggregation.protocol}",
             **mechanism.model_dump(),
             "dimension": inputs.dimension,
@@ -183,6 +183,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         "accounting": {
             "accountant": accountant,
             "library": f"dp-accounting {importlib.metadata.version('dp-accounting')}",
+            **({"lossInterval": repr(accounting.pld_interval(inputs.events))} if accountant == "PLD" else {}),
+            "shareOfSigmaForDiscreteNoise": f"{accounting.SIGMA_SHARE:g}",
             "shareOfDeltaForNoiseSampler": f"{accounting.SAMPLER_SHARE_OF_DELTA:g}",
             "unitAtLeast": inputs.unit_at_least,
         },
@@ -268,7 +270,9 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         ),
         f"| distance of the noise sampler from the discrete Gaussian, per draw | {mechanism['noiseDistancePerDraw']} |",
         f"| share of δ that pays for this distance | {document['accounting']['shareOfDeltaForNoiseSampler']} |",
-        f"| accountant | {document['accounting']['accountant']}, {document['accounting']['library']} |",
+        f"| share of σ that pays for the noise being discrete "
+        f"| {document['accounting']['shareOfSigmaForDiscreteNoise']} |",
+        f"| accountant | {_accountant(document['accounting'])} |",
         f"| public lower bound of the number of units | {document['accounting']['unitAtLeast']} |",
         f"| model | {_model(document['model'])} |",
         f"| adapter | `{document['hashes']['adapter']}` |",
@@ -291,6 +295,17 @@ def render_markdown(document: Mapping[str, Any]) -> str:
 def _on_evaluation(evaluation: str | None) -> tuple[str, ...]:
     public = evaluation is not None and evaluation.startswith("Public")
     return (_PUBLIC_EVALUATION,) if public else ()
+
+
+def _accountant(accounting: Mapping[str, str]) -> str:
+    interval = accounting.get("lossInterval")
+    return ", ".join(
+        (
+            accounting["accountant"],
+            *((f"losses at intervals of {interval}",) if interval else ()),
+            accounting["library"],
+        )
+    )
 
 
 def _model(model: Mapping[str, str] | str) -> str:

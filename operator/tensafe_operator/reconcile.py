@@ -52,7 +52,7 @@ class Reconciler:
         self._settings = settings
         self._clock = clock
         self._learn = learn
-        self._calibration, self._slow_accountant = asyncio.Lock(), asyncio.Lock()
+        self._calibration, self._accounting = asyncio.Lock(), asyncio.Lock()
 
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
         """Take a job as far as possible now.
@@ -107,16 +107,17 @@ class Reconciler:
     async def _decide(self, observed: Observed) -> Decision:
         """The decision. Slow accounting runs in a thread, so that it blocks neither the Lease nor other jobs.
 
-        Calibrating the noise of a new job takes half a second; one job at a time does it. With the PLD accountant
-        calibration takes seconds, and each ε up to seconds: these jobs wait only for each other.
+        Calibrating the noise of a new job takes up to ten seconds, and with PLD, the default accountant, an ε takes a
+        tenth of a second up to three seconds. One job at a time does each; jobs with RDP wait for calibrations only.
         """
-        if observed.job["spec"]["privacy"].get("accountant") == "PLD":
-            async with self._slow_accountant:
-                return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
         if observed.ledger is None:
             async with self._calibration:
                 await asyncio.to_thread(admit, observed.job)  # the result is cached for `decide`
-        return decide(observed, self._clock(), self._settings)
+        claim = observed.ledger["spec"] if observed.ledger else observed.job["spec"]["privacy"]
+        if claim.get("accountant") == "RDP":
+            return decide(observed, self._clock(), self._settings)
+        async with self._accounting:
+            return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
         stored = await write_status(self._api, job, status, self._clock())

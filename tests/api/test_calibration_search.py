@@ -25,15 +25,14 @@ RATE, STEPS, DELTA = 0.01, 400, 1e-5
 
 
 class Formula:
-    """ε = k·T/(400·σ) for T steps. For RDP k is 10, for PLD it is `pld`, and for the coarse PLD 0.5 % more.
+    """ε = k·T/(400·σ) for T steps. For RDP k is 10, and for PLD it is `pld`.
 
     `tried` has the σ for which each accountant was asked.
     """
 
     def __init__(self, pld: float) -> None:
         self.factors = {"RDP": 10.0, "PLD": pld}
-        self.coarse_excess = 1.005
-        self.tried: dict[str, list[float]] = {"RDP": [], "PLD": [], "coarse": []}
+        self.tried: dict[str, list[float]] = {"RDP": [], "PLD": []}
 
     def __call__(
         self, *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName
@@ -42,14 +41,9 @@ class Formula:
         self.tried[accountant].append(noise_multiplier)
         return self.factors[accountant] * steps / STEPS / noise_multiplier
 
-    def coarse(self, sample_rate: float, noise_multiplier: float, steps: int, delta: float, interval: float) -> float:
-        assert (sample_rate, delta) == (RATE, DELTA) and interval > accounting.PLD_INTERVAL
-        self.tried["coarse"].append(noise_multiplier)
-        return self.coarse_excess * self.factors["PLD"] * steps / STEPS / noise_multiplier
-
     def sigma(self, accountant: AccountantName, target: float) -> float:
         """The calibrated σ. The list of what was tried starts again."""
-        self.tried = {"RDP": [], "PLD": [], "coarse": []}
+        self.tried = {"RDP": [], "PLD": []}
         return float(
             calibrate(target_epsilon=target, sample_rate=RATE, steps=STEPS, delta=DELTA, accountant=accountant)
         )
@@ -59,7 +53,6 @@ class Formula:
 def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[Formula]:
     made = Formula(pld=9.5)
     monkeypatch.setattr(accounting, "epsilon", made)
-    monkeypatch.setattr(accounting, "_pld_epsilon", made.coarse)
     accounting._calibrate.cache_clear()
     yield made
     accounting._calibrate.cache_clear()
@@ -67,11 +60,11 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Iterator[Formula]:
 
 @pytest.mark.parametrize("target", [0.01, 0.7, 3.0, 8.0, 9.9, 10.0, 19.0, 150.0])
 @pytest.mark.parametrize("accountant", ["RDP", "PLD"])
-@pytest.mark.parametrize(("pld", "coarse"), [(9.5, 1.0), (9.5, 1.3), (9.5, 0.98), (3.0, 1.005), (0.6, 1.005)])
+@pytest.mark.parametrize("pld", [9.5, 8.75, 3.0, 0.6, 10.4, 45.0])
 def test_sigma_is_the_smallest_with_six_decimals(
-    formula: Formula, pld: float, coarse: float, accountant: AccountantName, target: float
+    formula: Formula, pld: float, accountant: AccountantName, target: float
 ) -> None:
-    formula.factors["PLD"], formula.coarse_excess = pld, coarse
+    formula.factors["PLD"] = pld
     exact = formula.factors[accountant] / target
     expected = max(MIN_CALIBRATED_SIGMA, math.ceil(exact * 1e6 - 1e-6) / 1e6)
     assert formula.sigma(accountant, target) == pytest.approx(expected, abs=1e-9)
@@ -82,19 +75,17 @@ def test_target_that_is_met_exactly_is_met(formula: Formula) -> None:
     assert formula.sigma("PLD", 9.5) == 1.0
 
 
-def test_pld_is_tried_near_the_sigma_of_a_coarse_pld_only(formula: Formula) -> None:
-    """With a small σ, PLD takes a second, and the coarse one a tenth of it."""
+def test_pld_is_tried_near_the_sigma_of_rdp_only(formula: Formula) -> None:
+    """PLD is slow, and slower with a small σ."""
     assert formula.sigma("PLD", 2.0) == 4.75
-    assert 4.7 < min(formula.tried["PLD"]) < max(formula.tried["PLD"]) < 4.8
-    assert len(formula.tried["PLD"]) <= 14
-    assert 4.5 == min(formula.tried["coarse"]) < max(formula.tried["coarse"]) == 5.0 < max(formula.tried["RDP"])
+    assert (min(formula.tried["PLD"]), max(formula.tried["PLD"])) == (4.375, 5.0)
+    assert len(formula.tried["PLD"]) <= 10
 
 
 def test_search_goes_down_in_steps_where_pld_needs_far_less_noise(formula: Formula) -> None:
     formula.factors["PLD"] = 3.0
     assert formula.sigma("PLD", 2.0) == 1.5
-    assert min(formula.tried["coarse"]) == pytest.approx(5.0 * 0.9 * 0.7**4, abs=1e-5)
-    assert min(formula.tried["PLD"]) > 1.48
+    assert min(formula.tried["PLD"]) == pytest.approx(5.0 * 0.875**10, abs=1e-4)
 
 
 def test_pld_is_never_asked_below_the_minimum(formula: Formula) -> None:
@@ -104,7 +95,7 @@ def test_pld_is_never_asked_below_the_minimum(formula: Formula) -> None:
 
 def test_pld_is_not_asked_where_rdp_meets_the_target_with_the_minimum(formula: Formula) -> None:
     assert formula.sigma("PLD", 200.0) == MIN_CALIBRATED_SIGMA
-    assert formula.tried["PLD"] == formula.tried["coarse"] == []
+    assert formula.tried["PLD"] == []
 
 
 def test_largest_sigma_is_tried_before_an_error(formula: Formula) -> None:

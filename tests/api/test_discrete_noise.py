@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import mpmath
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld, rdp
 from mpmath import mp, mpf
 
-from tensafe_api.accounting import PLD_SIGMA_SHARE, epsilon, epsilon_of_events
+from tensafe_api.accounting import SIGMA_SHARE, AccountantName, _pld_interval, epsilon, epsilon_of_events
 from tensafe_api.privacy_events import PrivacyEvent
-from tensafe_api.resolve import MIN_GRID_BITS, MIN_PLD_SIGMA
+from tensafe_api.resolve import MIN_NOISE
 
 REACH = 14  # standard deviations: what is beyond is below 10^-42
 
@@ -64,6 +64,20 @@ def test_rounding_of_a_continuous_gaussian_is_a_discrete_one_up_to_the_factor(s:
     assert all(least <= ratio <= most for ratio in ratios)
 
 
+@pytest.mark.parametrize("r", ["0.3", "0.5", "1", "4"])
+def test_sum_over_a_shifted_grid_is_its_integral_up_to_eta(r: str) -> None:
+    """For each shift; at a shift of 0 the error is exactly η."""
+    width = mpf(r)
+    errors = []
+    for eighths in range(8):
+        points = (mp.exp(-((k - mpf(eighths) / 8) ** 2) / (2 * width**2)) for k in range(-80, 82))
+        errors.append(mp.fsum(points) / (mp.sqrt(2 * mp.pi) * width) - 1)
+    with mp.workdps(200):
+        most = eta(width)
+    assert max(map(abs, errors)) <= most * (1 + mpf(10) ** -20) + mpf(10) ** -55
+    assert abs(errors[0] - most) <= most * mpf(10) ** -10 + mpf(10) ** -55
+
+
 @pytest.mark.parametrize("s", ["0.6", "0.8", "1", "1.5"])
 @pytest.mark.parametrize("shares", [2, 3, 8])
 def test_sum_of_shares_is_a_discrete_gaussian_up_to_the_factor(s: str, shares: int) -> None:
@@ -81,27 +95,36 @@ def test_sum_of_shares_is_a_discrete_gaussian_up_to_the_factor(s: str, shares: i
         bound *= (1 + error) / (1 - error)
     ratios = [total[z] / exact[z] for z in range(5)]
     assert all(1 / bound <= ratio <= bound for ratio in ratios)
+    furthest = max(abs(ratio - 1) for ratio in ratios)
     if shares == 2:
-        assert max(abs(ratio - 1) for ratio in ratios) > (bound - 1) / 4, "the bound is far from what happens"
+        assert furthest > (bound - 1) / 4, "the bound is far from what happens"
+    else:
+        last = eta(mpf(s) * mp.sqrt(mpf(shares - 1) / shares))
+        assert furthest > (1 + last) / (1 - last) - 1, "the factor of the last share alone is no bound"
+    assert bound <= mp.exp(4 * shares * eta(mpf(s) / mp.sqrt(2)))
 
 
-def test_share_of_sigma_pays_for_the_width_of_rounding_on_every_grid_of_pld() -> None:
-    """With r = 4 the factor of a run of 10^6 steps in 10^9 coordinates is 1 up to 10^-100."""
-    least = mpf(MIN_PLD_SIGMA) * 2**MIN_GRID_BITS
-    assert mp.sqrt(1 - (4 / least) ** 2) >= 1 - mpf(PLD_SIGMA_SHARE)
-    assert 10**15 * 4 * eta(mpf(4)) < mpf(10) ** -100
+def test_share_of_sigma_pays_for_the_width_of_rounding() -> None:
+    """With r = 4, in every dimension that the trainer's integers allow, with 256 shares and 2^31 steps."""
+    assert mp.sqrt(1 - (mpf(4) / MIN_NOISE) ** 2) >= 1 - mpf(SIGMA_SHARE)
+    dimension, share = 4 * 10**12, mpf(MIN_NOISE) / 16
+    with mp.workdps(200):
+        exponent = 2**31 * dimension * (2 * eta(mpf(4)) + 4 * 256 * eta(share / mp.sqrt(2)))
+    assert exponent < mpf(10) ** -100
 
 
-def test_pld_leaves_the_share_of_sigma_out() -> None:
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+def test_every_epsilon_leaves_the_share_of_sigma_out(accountant: AccountantName) -> None:
     """For steps and for events alike; the difference is visible where ε is not rounded."""
 
     def of_library(sigma: float) -> float:
-        accountant = pld.PLDAccountant()
-        accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(sigma)), 100))
-        return float(accountant.get_epsilon(1e-5 - 1e-11))
+        pld_accountant = pld.PLDAccountant(value_discretization_interval=_pld_interval([(0.05, 1.2)]))
+        composed = pld_accountant if accountant == "PLD" else rdp.RdpAccountant()
+        composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(sigma)), 100))
+        return float(composed.get_epsilon(1e-5 - (1e-11 if accountant == "PLD" else 0.0)))
 
     events = [PrivacyEvent(sample_rate="0.05", noise_multiplier="1.2", steps=100)]
-    found = epsilon(sample_rate=0.05, noise_multiplier=1.2, steps=100, delta=1e-5, accountant="PLD")
-    assert found == pytest.approx(of_library(1.2 * (1 - PLD_SIGMA_SHARE)), rel=1e-9)
-    assert epsilon_of_events(events, 1e-5, "PLD") == pytest.approx(found, rel=1e-9)
-    assert found > of_library(1.2) * (1 + PLD_SIGMA_SHARE / 2)
+    found = epsilon(sample_rate=0.05, noise_multiplier=1.2, steps=100, delta=1e-5, accountant=accountant)
+    assert found == pytest.approx(of_library(1.2 * (1 - SIGMA_SHARE)), rel=1e-9)
+    assert epsilon_of_events(events, 1e-5, accountant) == pytest.approx(found, rel=1e-9)
+    assert found > of_library(1.2) * (1 + SIGMA_SHARE / 2)

@@ -130,7 +130,7 @@ def test_the_shortest_manifest_has_the_documented_defaults() -> None:
     spec = load_manifest(SHORTEST).spec
     assert (spec.training.epochs, spec.training.steps, spec.training.learning_rate) == (None, None, "2e-4")
     assert (spec.lora.rank, spec.lora.alpha, spec.lora.target_modules) == (16, None, ())
-    assert (spec.privacy.accountant, spec.privacy.target_delta, spec.privacy.max_grad_norm) == ("RDP", None, "1.0")
+    assert (spec.privacy.accountant, spec.privacy.target_delta, spec.privacy.max_grad_norm) == (None, None, "1.0")
     assert (spec.cluster.worker.gpus, spec.cluster.worker.cpus) == (0, "1")
     assert spec.evaluation is None
     assert spec.children_ttl_seconds == 3600

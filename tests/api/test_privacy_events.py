@@ -5,13 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 from fractions import Fraction
 
-import dp_accounting
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tensafe_api.accounting import dp_event
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events, round_up
 
 MECHANISM = Mechanism(
@@ -55,9 +53,6 @@ def test_rounding_up_examples(value: float | Decimal, digits: int, text: str) ->
 def test_privacy_event_is_a_composed_poisson_sampled_gaussian() -> None:
     (event,) = charged_events(MECHANISM, 7)
     assert event == PrivacyEvent(sample_rate="0.0128", noise_multiplier="0.8", steps=7)
-    assert dp_event(event) == dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(0.0128, dp_accounting.GaussianDpEvent(0.8)), 7
-    )
 
 
 def test_privacy_event_is_stored_as_written() -> None:

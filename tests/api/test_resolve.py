@@ -22,6 +22,7 @@ Job = Callable[..., TenSafeTrainingJob]
 def test_shortest_manifest_resolves_to_the_documented_defaults(job: Job) -> None:
     """5,000 units, three epochs by default: B = min(512, 5000/20)."""
     completed, plan = resolve_job(job(calibrated=True))
+    spec = completed.spec
     assert plan.mechanism.expected_batch_size == 250
     assert plan.mechanism.sample_rate == "0.05"
     assert (plan.steps, plan.steps_per_epoch) == (60, 20)
@@ -30,10 +31,9 @@ def test_shortest_manifest_resolves_to_the_documented_defaults(job: Job) -> None
     assert plan.reserve_steps == 6  # min(3 x (1 + 1), 60/10)
     assert plan.evaluate_every == plan.checkpoint_every
     assert plan.warmup_steps == 2  # 0.03 x 60, rounded up
-    assert (plan.target_epsilon, plan.accountant) == (8.0, "RDP")
+    assert (plan.target_epsilon, plan.accountant, spec.privacy.accountant) == (8.0, "PLD", "PLD")
     assert plan.mechanism.workers == 2 and plan.mechanism.colluders == 0
     assert (plan.mechanism.unit, plan.mechanism.clip, plan.mechanism.grid_bits) == ("User", "1.0", 22)
-    spec = completed.spec
     assert (spec.training.steps, spec.training.epochs, spec.training.expected_batch_size) == (60, None, 250)
     assert spec.privacy.noise_multiplier == plan.mechanism.noise_multiplier
     assert (spec.privacy.target_delta, spec.privacy.reserve_steps) == ("0.00002", 6)

@@ -119,7 +119,7 @@ def test_epsilon_against_an_outsider_covers_the_claimed_steps() -> None:
     """Of two figures side by side, the one of fewer steps would look like better protection."""
     document = build_statement(INPUTS)
     assert document["againstOutsider"]["steps"] == document["claim"]["steps"] == 2250
-    outside = accounting.outsider_epsilon(MECHANISM, 2250, INPUTS.delta)
+    outside = accounting.outsider_epsilon(MECHANISM, 2250, INPUTS.delta, INPUTS.accountant)
     assert document["againstOutsider"]["epsilon"] == accounting.format_epsilon(outside)
     assert float(document["againstOutsider"]["epsilon"]) < float(document["claim"]["epsilon"])
     alone = build_statement(replace(INPUTS, mechanism=MECHANISM.model_copy(update={"colluders": 0})))

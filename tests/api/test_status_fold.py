@@ -65,7 +65,7 @@ def test_epsilon_against_an_outsider_covers_the_claimed_steps(plan: Plan) -> Non
     colluding = replace(plan, mechanism=plan.mechanism.model_copy(update={"workers": 4, "colluders": 1}))
     privacy = fold_records(Status(), colluding, RECORDS).privacy
     assert privacy.steps_claimed == plan.steps > RECORDS.steps_charged
-    outside = outsider_epsilon(colluding.mechanism, plan.steps, plan.delta)
+    outside = outsider_epsilon(colluding.mechanism, plan.steps, plan.delta, plan.accountant)
     assert privacy.epsilon_against_outsider == format_epsilon(outside)
     assert float(privacy.epsilon_against_outsider) < float(privacy.epsilon_claimed)
     alone = fold_records(Status(), plan, RECORDS).privacy

@@ -60,7 +60,8 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
         return Rejected(Reason.UNKNOWN_FIELD, dropped)
     manifest = _manifest(job)
     if opened is not None:
-        privacy = {**manifest["spec"]["privacy"], "noiseMultiplier": opened.mechanism.noise_multiplier}
+        values = {"noiseMultiplier": opened.mechanism.noise_multiplier, "accountant": opened.accountant}
+        privacy = {**manifest["spec"]["privacy"], **values}
         manifest["spec"] = {**manifest["spec"], "privacy": privacy}
     return _admit_text(json.dumps(manifest))
 
@@ -116,6 +117,7 @@ def with_ledger_values(admitted: Admitted, ledger: PrivacyLedgerSpec) -> Admitte
     privacy = {
         "target_delta": ledger.delta,
         "noise_multiplier": mechanism.noise_multiplier,
+        "accountant": ledger.accountant,
         "reserve_steps": ledger.reserve_steps,
     }
     changes = {

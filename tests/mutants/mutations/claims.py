@@ -146,9 +146,9 @@ CLAIMS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        "PLD ignores that the noise is discrete",
-        (Edit(API + "accounting.py", "noise_multiplier * (1.0 - PLD_SIGMA_SHARE)", "noise_multiplier"),),
-        ("tests/api/test_discrete_noise.py::test_pld_leaves_the_share_of_sigma_out",),
+        "accounting ignores that the noise is discrete",
+        (Edit(API + "accounting.py", "noise_multiplier * (1.0 - SIGMA_SHARE)", "noise_multiplier"),),
+        ("tests/api/test_discrete_noise.py::test_every_epsilon_leaves_the_share_of_sigma_out",),
     ),
     Mutation(
         "calibration returns a noise multiplier whose last digit is too small",

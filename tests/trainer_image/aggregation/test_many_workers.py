@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tensafe_api.privacy_events import Mechanism
-from tensafe_api.resolve import MIN_SHARE_SIGMA, _grid_bits
+from tensafe_api.resolve import MIN_NOISE, _grid_bits
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.aggregation.neighbours import NeighbourGraph
@@ -42,7 +42,7 @@ def pair_key(one: int, other: int) -> PairKey:
 def test_step_of_many_workers_reveals_the_exact_sum_with_the_accounted_noise(workers: int, colluders: int) -> None:
     """Units are all in one shard in the first coordinate, and spread over the workers in the others."""
     plan, graph = mechanism(workers, colluders), NeighbourGraph.of(workers, colluders)
-    assert plan.share_sigma >= MIN_SHARE_SIGMA
+    assert float(plan.noise_multiplier) * plan.grid >= MIN_NOISE
     sampler, stream, circle = DiscreteGaussian(plan.share_sigma), SecretStream(bytes(32)), graph.circle(bytes(32))
     generator = np.random.default_rng(workers)
     largest = math.floor(BATCH + 8 * math.sqrt(BATCH)) * plan.grid

@@ -37,17 +37,29 @@ def call(*arguments: str) -> int:
 
 
 def test_account_computes_epsilon_from_noise_multiplier(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*ACCOUNT, "--noise-multiplier", "1.5", "-o", "json") == 0
+    assert call(*ACCOUNT, "--noise-multiplier", "1.5", "--accountant", "rdp", "-o", "json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["epsilon"] == pytest.approx(7.32934, abs=1e-4)
     assert (found["noiseMultiplier"], found["delta"], found["accountant"].lower()) == (1.5, 1e-5, "rdp")
 
 
 def test_account_computes_noise_multiplier_from_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*ACCOUNT, "--target-epsilon", "7.33", "-o", "json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["noiseMultiplier"] == pytest.approx(1.5, abs=2e-3)
-    assert found["epsilon"] <= 7.33
+    sigmas = []
+    for accountant in ("rdp", "pld"):
+        assert call(*ACCOUNT, "--target-epsilon", "7.33", "--accountant", accountant, "-o", "json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["epsilon"] <= 7.33
+        sigmas.append(found["noiseMultiplier"])
+    assert sigmas[0] == pytest.approx(1.5, abs=2e-3) and sigmas[1] < sigmas[0]
+
+
+def test_account_has_the_default_accountant_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, accountant in (
+        ([*ACCOUNT, "--noise-multiplier", "1.5"], "PLD"),
+        ([*ACCOUNT[:-1], "1e-10", "--noise-multiplier", "1.5"], "RDP"),
+    ):
+        assert call(*arguments, "-o", "json") == 0
+        assert json.loads(capsys.readouterr().out)["accountant"] == accountant
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ TOO_LITTLE_NOISE = (
     "spec.checkpoint.everySteps=4",
     "spec.privacy.noiseMultiplier=0.9",
     "spec.privacy.targetEpsilon=2.5",
+    "spec.privacy.accountant=RDP",
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import dp_accounting
 import pytest
 import torch
-from dp_accounting import rdp
+from dp_accounting import pld
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
@@ -111,7 +111,9 @@ def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(j
     sigma, delta = float(event["noiseMultiplier"]), float(document["claim"]["delta"]) * (1 - 1e-6)
 
     def recomputed(noise: float) -> str:
-        accountant = rdp.RdpAccountant()
+        settings = document["accounting"]
+        accountant = pld.PLDAccountant(value_discretization_interval=float(settings["lossInterval"]))
+        noise *= 1 - float(settings["shareOfSigmaForDiscreteNoise"])
         one = dp_accounting.PoissonSampledDpEvent(float(event["sampleRate"]), dp_accounting.GaussianDpEvent(noise))
         for _ in range(event["steps"]):
             accountant.compose(one)

@@ -154,7 +154,7 @@ def _privacy(config: TenSafeTrainingConfig) -> dict[str, Any]:
         "targetDelta": _decimal("dp_config.target_delta", dp.target_delta),
         "maxGradNorm": _decimal("dp_config.max_grad_norm", dp.max_grad_norm),
         "noiseMultiplier": _decimal("dp_config.noise_multiplier", dp.noise_multiplier),
-        "accountant": ACCOUNTANTS[dp.accountant_type],
+        "accountant": None if dp.accountant_type is None else ACCOUNTANTS[dp.accountant_type],
         "onBudgetExhausted": "Stop" if dp.stop_on_budget_exceeded else "Fail",
     }
 

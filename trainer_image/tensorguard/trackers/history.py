@@ -173,7 +173,7 @@ class JobStatus:
         """
         if job.status is None or job.metadata.uid is None:
             raise ValueError("the job has no status: pass the output of `kubectl get tsj NAME -o yaml`")
-        self.job, self.plan = resolve_job(_with_noise_of_status(job))
+        self.job, self.plan = resolve_job(_with_claim_of_status(job))
         self._status = job.status
         self._progress = progress_figures(self.job, self.plan)
         self._read = False
@@ -214,10 +214,11 @@ class JobStatus:
         return Point(step, step, self._time, self._progress(step) | figures)
 
 
-def _with_noise_of_status(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
-    """The job with the σ that its ledger was created with: another version might calibrate another one."""
-    noise = job.status.privacy.noise_multiplier if job.status else None
-    if noise is None:
+def _with_claim_of_status(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
+    """The job with the accountant and σ of its ledger: another version might have other defaults."""
+    claim = job.status.privacy if job.status else None
+    if claim is None or claim.noise_multiplier is None:
         return job
-    privacy = job.spec.privacy.model_copy(update={"noise_multiplier": noise})
+    values = {"noise_multiplier": claim.noise_multiplier, "accountant": claim.accountant}
+    privacy = job.spec.privacy.model_copy(update=values)
     return job.model_copy(update={"spec": job.spec.model_copy(update={"privacy": privacy})})

@@ -76,7 +76,7 @@ def test_manifest_stays_if_the_disk_is_full_at_a_resume(folder: Folder, monkeypa
 
 
 def test_run_that_failed_for_its_budget_is_over(folder: Folder) -> None:
-    limits = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2.5", "spec.training.steps=9")
+    limits = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2", "spec.training.steps=9")
     result = folder.run(*limits, "spec.privacy.onBudgetExhausted=Fail")
     assert reason(result)[0] == "PrivacyBudgetExceeded"
     assert not folder.private.exists()

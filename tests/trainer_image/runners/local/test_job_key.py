@@ -18,7 +18,7 @@ from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.run_folder import LOCK_FILE, is_run_locked, lock_run_folder
 from tensorguard.runners.worker_group import WorkersFailed
 
-EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2.5", "spec.training.steps=9")
+EXHAUSTED = ("spec.privacy.noiseMultiplier=0.9", "spec.privacy.targetEpsilon=2", "spec.training.steps=9")
 
 
 def keys_of(folder: Folder) -> list[Path]:
