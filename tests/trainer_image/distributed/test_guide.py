@@ -16,7 +16,7 @@ from datasets import Dataset
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from e2e.platform.trainer.rank_harness import make_model, records
-from tensafe_api import statement
+from tensafe_api import accounting, statement
 from tensorguard.distributed import (
     ConfigurationError,
     DistributedDPConfig,
@@ -76,11 +76,16 @@ def test_quick_start_trains(
 
     charged = FileLedger(result.output_dir).read().steps_charged
     assert charged == 47
-    recount = DistributedRDPAccountant(8.0, 1e-5)
-    recount.step(
-        noise_multiplier=result.metrics["noise_multiplier"], sample_rate=result.metrics["sample_rate"], steps=charged
-    )
-    assert result.metrics["dp_epsilon"] == pytest.approx(recount.get_epsilon()[0], abs=1e-3)
+    mechanism = {
+        "noise_multiplier": result.metrics["noise_multiplier"],
+        "sample_rate": result.metrics["sample_rate"],
+        "steps": charged,
+    }
+    by_pld = accounting.epsilon(**mechanism, delta=accounting.job_delta("1e-5"), accountant="PLD")
+    assert result.metrics["dp_epsilon"] == pytest.approx(by_pld, abs=1e-3)
+    by_rdp = DistributedRDPAccountant(8.0, 1e-5)
+    by_rdp.step(**mechanism)
+    assert by_rdp.get_epsilon()[0] > by_pld
     claim = json.loads((Path(result.checkpoint) / "statement.json").read_text())
     assert statement.recompute_epsilon(claim) == claim["spent"]["epsilon"]
     assert float(claim["spent"]["epsilon"]) == result.metrics["dp_epsilon_spent"]

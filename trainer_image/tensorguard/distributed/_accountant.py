@@ -1,8 +1,9 @@
 """ε of steps with different noise or sampling, for planning a training or checking its figures by hand.
 
-This is the accountant of a job's status: dp-accounting's Rényi accountant, at a δ from which the noise sampler's
-share is subtracted. Its figures hold under add-or-remove-one and under zero-out adjacency. Steps add up at each Rényi
-order. Their ε do not add up, and neither do the squares of their ε.
+This is the accountant of a job with `accountant_type="rdp"`: dp-accounting's Rényi accountant, at a δ from which the
+noise sampler's share is subtracted. PLD, the default accountant of a job, gives a smaller ε for the same steps. The
+figures hold under add-or-remove-one and under zero-out adjacency. Steps add up at each Rényi order. Their ε do not add
+up, and neither do the squares of their ε.
 
 >>> accountant = DistributedRDPAccountant(target_epsilon=8.0, target_delta=1e-5)
 >>> accountant.step(noise_multiplier=1.5, sample_rate=0.04, steps=2250)
