@@ -55,13 +55,39 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a csv file whose writer does not quote is read",
-        (Edit(TRAINER + "data/formats/csv.py", """if '"' in text and""", "if False and"),),
+        (Edit(TRAINER + "data/formats/csv.py", """if '"' in text and not""", "if False and not"),),
         ("tests/trainer_image/data/test_csv.py::test_csv_whose_writer_does_not_quote_is_refused",),
     ),
     Mutation(
         "a carriage return in a csv value makes one record several units",
         (Edit(TRAINER + "data/formats/csv.py", "if not rows.ends_as_before(text):", "if False:"),),
         ("tests/trainer_image/data/test_csv.py::test_csv_of_pandas_with_a_carriage_return_in_a_value_is_refused",),
+    ),
+    Mutation(
+        "a tsv value of several lines, which its writer quotes, makes one record several units",
+        (Edit(TRAINER + "data/formats/csv.py", "_OPEN_QUOTE.search(text)", "False"),),
+        ("tests/trainer_image/data/test_csv.py::test_no_record_of_a_tsv_file_becomes_several",),
+    ),
+    Mutation(
+        "a tsv value of several lines, whose quotes are escaped, makes one record several units",
+        (Edit(TRAINER + "data/formats/csv.py", r"""|(?:[^"\\\t]++|\\.)*+)(?![^\t])""", r""")(?![^\t])"""),),
+        ("tests/trainer_image/data/test_csv.py::test_tsv_with_a_value_of_several_lines_is_refused_with_its_line",),
+    ),
+    Mutation(
+        "a newline that a tsv file escapes makes one record several units",
+        (
+            Edit(
+                TRAINER + "data/formats/csv.py",
+                "and any(map(_ends_in_escape,",
+                "and False and any(map(_ends_in_escape,",
+            ),
+        ),
+        ("tests/trainer_image/data/test_csv.py::test_no_record_of_a_tsv_file_becomes_several",),
+    ),
+    Mutation(
+        "a newline that a csv file escapes makes one record several units",
+        (Edit(TRAINER + "data/formats/csv.py", """if _ends_in_escape(text.rstrip("\\r\\n")):""", "if False:"),),
+        ("tests/trainer_image/data/test_csv.py::test_csv_row_that_ends_in_a_backslash_is_refused",),
     ),
     Mutation(
         "one record decides whether Ray's records without a user are used",

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.trainer.data_files import refusal, rows_at
-from tensorguard.data.errors import UnreadableDataError
+from tensorguard.data.errors import DataError, UnreadableDataError
+from tensorguard.data.files import Source
+from tensorguard.data.formats import format_named
 
 BY_POSITION = {"text": "0", "label": "1"}
 
@@ -98,10 +100,11 @@ def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):
     assert [row["text"] for row in rows_at(path)] == ["5'11\" tall", '"b"', "", 'c,\nd"\n']
 
 
-def test_spaces_around_the_name_of_a_csv_column_are_named_as_the_fault(tmp_path):
-    (tmp_path / "d.csv").write_text("text, label\na,1\n")
-    assert refusal(tmp_path / "d.csv").endswith(
-        "no column 'label'; there are spaces around this name in the data: remove them"
+@pytest.mark.parametrize(("name", "header"), [("d.csv", "text, label"), ("d.tsv", 'text\t"label"')])
+def test_spaces_and_quotes_around_the_name_of_a_column_are_named_as_the_fault(tmp_path, name, header):
+    (tmp_path / name).write_text(f"{header}\n")
+    assert refusal(tmp_path / name).endswith(
+        "no column 'label'; there are spaces or quotes around this name in the data: remove them"
     )
 
 
@@ -139,6 +142,85 @@ def test_tsv_has_no_quoting_and_may_lack_a_header(tmp_path):
     path = tmp_path / "d.tsv"
     path.write_text('an "odd quote\t1\nand "another"\t0\r\n')
     assert rows_at(path, BY_POSITION) == [{"0": 'an "odd quote', "1": "1"}, {"0": 'and "another"', "1": "0"}]
+
+
+NOTE_OF_TWO_LINES = 'fever of "39"\nsince Monday'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param({}, id="quotes are doubled"),
+        pytest.param({"doublequote": False, "escapechar": "\\"}, id="quotes are escaped"),
+        pytest.param({"quoting": csv.QUOTE_NONE, "escapechar": "\\"}, id="newlines are escaped"),
+    ],
+)
+@pytest.mark.parametrize("columns", [{"text": "text", "label": "label"}, BY_POSITION], ids=["header", "position"])
+def test_tsv_with_a_value_of_several_lines_is_refused_with_its_line(tmp_path, written, columns):
+    rows = [("a", 1), ("b", 0), (NOTE_OF_TWO_LINES, 1), ("c", 1)]
+    for name, frame in {"text first": rows, "text last": [row[::-1] for row in rows]}.items():
+        path = tmp_path / f"{name}.tsv"
+        path.write_text("text\tlabel\n")
+        pd.DataFrame(frame).to_csv(path, sep="\t", index=False, header=False, mode="a", **written)
+        with pytest.raises(UnreadableDataError, match=r"\.tsv: line 4 has .*one record is one line: write jsonl"):
+            rows_at(path, columns)
+
+
+def test_tsv_line_in_a_later_part_of_the_file_is_named_by_its_number_in_the_file(tmp_path):
+    path = tmp_path / "d.tsv"
+    path.write_text("text\tlabel\n" + "a\t1\n" * 100 + '"b\nc"\t1\n')
+    source = Source("file", {}, format_named("tsv"), ("text", "label"))
+    with pytest.raises(UnreadableDataError, match="line 102 has a value that begins with a quote"):
+        list(source.tables(str(path), 1, 2))
+
+
+VALUES_OF_TSV = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(
+    ['"', '""', "a\nb", '"\n', "\\\n", 'a\t"\nb', '\\"\n', "\\", '"a" b', "c\\\\"]
+)
+
+
+@given(
+    rows=st.lists(st.tuples(VALUES_OF_TSV, VALUES_OF_TSV), min_size=1),
+    written=st.sampled_from(
+        [
+            {"dialect": "excel-tab"},
+            {"dialect": "excel-tab", "quoting": csv.QUOTE_ALL},
+            {"dialect": "excel-tab", "doublequote": False, "escapechar": "\\"},
+            {"dialect": "excel-tab", "quoting": csv.QUOTE_NONE, "escapechar": "\\"},
+        ]
+    ),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=300)
+def test_no_record_of_a_tsv_file_becomes_several(tmp_path_factory, rows, written, end):
+    """Whatever wrote it: a file with a record of several lines is refused."""
+    path = tmp_path_factory.mktemp("written") / "d.tsv"
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator=end, **written).writerows([("text", "label"), *rows])
+    path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
+    try:
+        found = rows_at(path)
+    except DataError:  # also where the names of the columns have quotes
+        return
+    assert len(found) <= len(rows)
+    assert buffer.getvalue().count("\n") == len(rows) + 1
+
+
+def test_csv_row_that_ends_in_a_backslash_is_refused(tmp_path):
+    """As MySQL writes a newline in a value by default. A quoted value, and a backslash that is escaped, end there."""
+    path = tmp_path / "d.csv"
+    path.write_text("user,text\n7,a\\\nb,c\n")
+    with pytest.raises(UnreadableDataError, match="the row that begins in line 2 has a backslash at its end"):
+        rows_at(path, {"text": "text", "user": "user"})
+    path.write_text('user,text\n7\\,"a\\"\nb,c\\\\\n')
+    assert [row["text"] for row in rows_at(path, {"text": "text", "user": "user"})] == ["a\\", "c\\\\"]
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.tsv"])
+def test_one_record_does_not_decide_on_the_columns_of_a_file_without_header(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("short\na,1\n".replace(",", "," if "csv" in name else "\t"))
+    assert rows_at(path, BY_POSITION) == [{"0": "short", "1": None}, {"0": "a", "1": "1"}]
 
 
 def test_csv_without_header_is_read_by_position(tmp_path):

@@ -40,11 +40,14 @@ class FileColumns:
         names: of the columns, or their positions ("0", "1").
         types: Arrow types by name; None where the format has none.
         advice: the fix in an error about a missing column; None if the names come from a schema, which errors may list.
+        fixed: whether all records have these columns. If False, each record names its own, and an optional column may
+            be in none that was seen.
     """
 
     names: Sequence[str]
     types: Mapping[str, pa.DataType] | None = None
     advice: str | None = None
+    fixed: bool = True
 
     def check(self, wanted: Iterable[str], path: str, where: str) -> None:
         """Raise DataError, starting with `where`, for the first wanted column that is missing."""
@@ -74,8 +77,8 @@ def check_text_columns(wanted: Iterable[str], present: Sequence[str], path: str,
             continue
         known = {other.lower(): other for other in present if _IDENTIFIER.fullmatch(other)}
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-        if any(other.strip(" ") == name for other in present):
-            advice = "there are spaces around this name in the data: remove them"
+        if any(other.strip(' "') == name for other in present):
+            advice = "there are spaces or quotes around this name in the data: remove them"
         hint = f"did you mean {known[near[0]]!r}?" if near else advice
         raise DataError(f"{where}: {path} has no column {name!r}; {hint}")
 

@@ -4,8 +4,11 @@
   value of several records, of several users. So a file is refused if a quote is never closed, if text follows a closing
   quote, as where quotes are escaped by backslashes, or if a value that is not quoted has a quote: its writer does not
   quote, so a value that begins with a quote would swallow those up to the next quote. Nor may a row end in a carriage
-  return where the first one does not: pandas writes it into a value without quotes, and one record would be several.
-- tsv: no quoting at all: a quote is a character like any other, and one record is one line.
+  return where the first one does not, or in a backslash: pandas writes the one into a value without quotes, MySQL the
+  other before a newline in a value, and one record would be several.
+- tsv: no quoting and no escapes: a quote is a character like any other, and one record is one line. Other writers quote
+  a value that holds a newline, or write a backslash before it, and one record would be several. So a file is refused
+  if a value begins with a quote and its line does not close it, or if a value ends in a backslash.
 
 The first row names the columns. A row with more values than names cannot be used: one of its values holds a separator.
 A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
@@ -25,9 +28,11 @@ import pyarrow as pa
 from tensorguard.data.columns import FileColumns
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import check_encoding, lines, text_tables
+from tensorguard.data.formats.text import beginning, check_encoding, lines, text_tables
 
 _VALUE = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
+_OPEN_QUOTE = re.compile(r'(?:^|\t)"(?:[^"\t]*+(?:""[^"\t]*+)*+|(?:[^"\\\t]++|\\.)*+)(?![^\t])')
+"""In a line of a tsv file: the quote of a value that is not closed, whether quotes inside are doubled or escaped."""
 _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 """The text of a row in which each quote belongs to a quoted value."""
 _WRITE_TWO = 'write a quote inside a quoted value as two (""), and not as \\"'
@@ -36,13 +41,16 @@ _FAULTS = {
     "a quote in": "a quote in a value that is not quoted: quote such values, and write a quote inside as two",
     "carriage return": "a carriage return in a value that is not quoted, or another end than the first row: quote "
     "text, as pandas does with quoting=csv.QUOTE_NONNUMERIC",
+    "a backslash": "a backslash at its end, which may escape a newline: quote text",
 }
+_ONE_LINE = "a tsv file has no quotes or escapes, and one record is one line: write jsonl, or csv with quoted text"
 _NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
 
 MAX_ROW_CHARACTERS = 32 << 20
 """A longer row is dropped, so that one record cannot take the memory of a worker."""
 MAX_VALUE_CHARACTERS = 1 << 27
 """A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
+csv.field_size_limit(MAX_VALUE_CHARACTERS)
 
 
 class Csv:
@@ -54,10 +62,10 @@ class Csv:
     compressible = True
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The fields of the first row, or their positions."""
+        """The fields of the first row, or positions, as many as the longest of the first rows has values."""
         check_encoding(file, _csv_records)
         with file.open() as handle:
-            return _columns(next(_csv_rows(handle, file), []), _by_position(self.name, wanted, file))
+            return _columns(_csv_rows(handle, file), _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """All rows: there is one part."""
@@ -77,10 +85,10 @@ class Tsv:
     compressible = True
 
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
-        """The fields of the first row, or their positions."""
+        """The fields of the first row, or positions, as many as the longest of the first rows has values."""
         check_encoding(file)
         with file.open() as handle:
-            return _columns(_tsv_row(handle.readline()), _by_position(self.name, wanted, file))
+            return _columns(_tsv_rows(lines(handle, 0, None), file), _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The rows of the lines that start in the share's byte range."""
@@ -89,8 +97,8 @@ class Tsv:
         with file.open() as handle:
             by_position = _by_position(self.name, wanted, file)
             first = b"" if by_position else handle.readline()
-            header = None if by_position else _tsv_row(first)
-            found = map(_tsv_row, lines(handle, *file.byte_range(part, parts), at=len(first)))
+            header = None if by_position else next(_tsv_rows([first], file))
+            found = _tsv_rows(lines(handle, *file.byte_range(part, parts), at=len(first)), file)
             yield from text_tables(_values(found, header, wanted, file), wanted)
 
 
@@ -105,9 +113,14 @@ def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
     return any(numbers)
 
 
-def _columns(first: list[str], by_position: bool) -> FileColumns:
+def _columns(rows: Iterator[list[str]], by_position: bool) -> FileColumns:
     if by_position:
-        return FileColumns([str(i) for i in range(len(first))])
+        most = max((len(row) for row in beginning(rows, lambda row: sum(map(len, row)))), default=0)
+        return FileColumns([str(i) for i in range(most)])
+    return _header_columns(next(rows, []))
+
+
+def _header_columns(first: Sequence[str]) -> FileColumns:
     advice = (
         f'it has {len(first)} columns; if the file has no header row, name columns by position ("0", "1")'
         if len(first) > 1
@@ -120,7 +133,7 @@ def _positions(header: list[str] | None, wanted: Sequence[str], file: DataFile) 
     """Where the wanted columns are in each row. header: None for columns that are named by position."""
     if header is None:
         return [int(name) for name in wanted]
-    _columns(header, False).check(wanted, file.path, f"{file.where}.columns")
+    _header_columns(header).check(wanted, file.path, f"{file.where}.columns")
     return [header.index(name) for name in wanted]
 
 
@@ -154,7 +167,6 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     Raises UnreadableDataError, with the line, if a quote is never closed, if text follows a closing
     quote, or if a value that is not quoted has a quote or a carriage return.
     """
-    csv.field_size_limit(MAX_VALUE_CHARACTERS)
     rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
     reader = csv.reader(rows, strict=True)
     while True:
@@ -168,6 +180,8 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
                 raise csv.Error("a quote in a value that is not quoted")
             if not rows.ends_as_before(text):
                 raise csv.Error("a carriage return in a value that is not quoted")
+            if _ends_in_escape(text.rstrip("\r\n")):
+                raise csv.Error("a backslash at the end of a row")
         except StopIteration:
             return
         except csv.Error as error:  # also where the value is too long
@@ -210,7 +224,34 @@ class _TextOfRows:
         return self._by_return == by_return
 
 
-def _tsv_row(line: bytes) -> list[str]:
-    """The fields of one line; none for an empty line."""
-    text = line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
-    return text.split("\t") if text else []
+def _tsv_rows(found: Iterable[bytes], file: DataFile) -> Iterator[list[str]]:
+    """The fields of each line; none for an empty line.
+
+    Raises UnreadableDataError, with the first such line of the file, for a line whose record may continue in the next.
+    """
+    for line in found:
+        text = _tsv_text(line)
+        if _tsv_fault(text):
+            with file.open() as handle:
+                texts = map(_tsv_text, lines(handle, 0, None))
+                number, fault = next((n, fault) for n, text in enumerate(texts, start=1) if (fault := _tsv_fault(text)))
+            raise UnreadableDataError(f"{file.where}.uri: {file.path}: line {number} has {fault}")
+        yield text.split("\t") if text else []
+
+
+def _tsv_text(line: bytes) -> str:
+    return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
+
+
+def _tsv_fault(text: str) -> str | None:
+    """What shows that the record of a line may continue in the next; None if nothing does."""
+    if '"' in text and _OPEN_QUOTE.search(text):
+        return f"a value that begins with a quote which the line does not close: {_ONE_LINE}"
+    if "\\" in text and any(map(_ends_in_escape, text.split("\t"))):
+        return f"a backslash at the end of a value, which may escape a tab or a newline: {_ONE_LINE}"
+    return None
+
+
+def _ends_in_escape(text: str) -> bool:
+    """Whether a text ends in a backslash that no other one escapes."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1

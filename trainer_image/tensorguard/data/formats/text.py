@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -22,10 +22,11 @@ from tensorguard.data.compression import BUFFER_BYTES
 from tensorguard.data.errors import UnreadableDataError
 from tensorguard.data.formats.base import DataFile
 
+T = TypeVar("T")
 TABLE_ROWS = 4096
 TABLE_BYTES = 16 << 20
 PROBE_BYTES, PROBE_LINES = 1 << 20, 100
-"""How much of a file `LineFormat` searches for column names: at least both. One record cannot hide the others."""
+"""How much of a file `beginning` reads: at least both. One record cannot hide the others."""
 MANY_LINES = 10
 """A file with fewer records that are not UTF-8 is read: one record must not stop a job."""
 MAX_LINE_BYTES = 32 << 20
@@ -53,15 +54,13 @@ class LineFormat(ABC):
     def columns(self, file: DataFile, wanted: Sequence[str]) -> FileColumns:
         """The names that occur at the beginning of the file."""
         names: dict[str, None] = {}
-        size = 0
         check_encoding(file)
         with file.open() as handle:
-            for number, line in enumerate(lines(handle, 0, None), start=1):
+            for line in beginning(lines(handle, 0, None), len):
                 names.update(dict.fromkeys(self._record(line)))
-                size += len(line)
-                if names.keys() >= set(wanted) or (size >= PROBE_BYTES and number >= PROBE_LINES):
+                if names.keys() >= set(wanted):
                     break
-        return FileColumns(list(names), advice="write the name as the records spell it")
+        return FileColumns(list(names), advice="write the name as the records spell it", fixed=False)
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The records of the lines that start in the share's byte range."""
@@ -89,6 +88,16 @@ class LineFormat(ABC):
             raise
         except Exception:  # whatever a parser raises for one line drops that line alone
             return {}
+
+
+def beginning(records: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
+    """The first records of a file, from which its columns are found: at least PROBE_LINES, and of PROBE_BYTES."""
+    total = 0
+    for number, record in enumerate(records, start=1):
+        yield record
+        total += size(record)
+        if total >= PROBE_BYTES and number >= PROBE_LINES:
+            return
 
 
 def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0) -> Iterator[bytes]:
