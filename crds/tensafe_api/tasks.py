@@ -197,6 +197,11 @@ COLUMNS = {
 }
 """The columns of all tasks by name, in the order of the fields of `dataset.columns`."""
 
+OPTIONAL_COLUMNS = frozenset(
+    column.name for task in TASKS.values() for shape in task.shapes for column in shape.optional
+)
+"""The names of the columns that a record need not have."""
+
 METRICS = {metric.name: metric for task in TASKS.values() for metric in task.metrics}
 """The metrics of all tasks by name, in the order of the fields of `status.evaluations`."""
 

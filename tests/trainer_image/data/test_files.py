@@ -215,6 +215,17 @@ def test_missing_column_error_names_the_nearest_column(tmp_path):
     assert "by its header, or all by position" in refusal(tmp_path / "d.tsv", {"text": "0", "label": "b"})
 
 
+def test_jsonl_records_need_not_have_an_optional_column(tmp_path):
+    """No tool may be called in the first records, and one record must not decide whether the job is refused."""
+    columns = {"messages": "m", "tools": "t"}
+    chat = [{"role": "user", "content": "a"}]
+    (tmp_path / "d.jsonl").write_text(f"{json.dumps({'m': chat})}\n" * 2)
+    assert [row["t"] for row in rows_at(tmp_path / "d.jsonl", columns)] == [None, None]
+    assert "no column 'x'" in refusal(tmp_path / "d.jsonl", {"messages": "x", "tools": "t"})
+    pq.write_table(pa.table({"m": [chat]}), tmp_path / "d.parquet")
+    assert "no column 't'" in refusal(tmp_path / "d.parquet", columns)
+
+
 def test_first_record_in_place_of_column_names_is_not_repeated(tmp_path):
     """A file without a header row, and records whose keys are data: the first record must not appear in a status."""
     for name in ("d.csv", "d.tsv"):

@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from tensafe_api.resources.data import FILE_FORMATS
 from tensafe_api.resources.training import Storage
+from tensafe_api.tasks import OPTIONAL_COLUMNS
 from tensorguard.data.columns import check_types
 from tensorguard.data.compression import compression_of, unsupported_archive
 from tensorguard.data.errors import DataError, UnreadableDataError
@@ -84,13 +85,14 @@ def inspect(
     first = next(iter(files))
     try:
         found = source.format.columns(source.file(first), source.columns)
-        if not set(source.columns) <= set(found.names):
+        needed = [name for role, name in columns.items() if found.fixed or role not in OPTIONAL_COLUMNS]
+        if not set(needed) <= set(found.names):
             source.check_content(first)
     except DataError:
         raise
     except Exception as error:
         raise unreadable(source, first, error) from None
-    found.check(source.columns, first, f"{where}.columns")
+    found.check(dict.fromkeys(needed), first, f"{where}.columns")
     if found.types is not None:
         check_types(columns, found.types, f"{where}.columns")
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
