@@ -5,6 +5,7 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import ByT5Tokenizer
 
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
@@ -101,6 +102,7 @@ def test_texts_are_tokenised_in_groups_of_bounded_size(make_tokenizer, monkeypat
         sizes.append([len(text) for text in texts])
         return tokenizer(texts, **options)
 
+    counted.is_fast = True
     monkeypatch.setattr("tensorguard.data.tokenise._CHARACTERS_AT_ONCE", 8)
     assert list(token_spans(counted, texts)) == whole
     assert list(token_ids(counted, texts)) == [ids for ids, _ in whole]
@@ -186,3 +188,13 @@ def test_long_record_is_not_mentioned_in_logs(minilm, capfd, caplog):
         {"text": ["x " * 700], "label": [0]}
     )
     assert "".join(capfd.readouterr()) + caplog.text == ""
+
+
+def test_spaces_divide_long_words_for_a_tokenizer_without_a_fast_version():
+    """Many of them take time that grows with the square of a word's length."""
+    tokenizer = ByT5Tokenizer()
+    assert not tokenizer.is_fast
+    long, usual, fast = token_ids(tokenizer, ["x" * 2500, "a " * 1000, "y" * 1000])
+    assert tokenizer.decode(long, skip_special_tokens=True) == " ".join(["x" * 1000, "x" * 1000, "x" * 500])
+    assert tokenizer.decode(usual, skip_special_tokens=True) == "a " * 1000
+    assert tokenizer.decode(fast, skip_special_tokens=True) == "y" * 1000

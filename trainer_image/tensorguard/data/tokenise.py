@@ -23,6 +23,9 @@ MAX_BATCH_ROWS, MAX_BATCH_BYTES = 4096, 64 << 20
 CHARACTERS_PER_TOKEN = 64
 """A tokenizer receives at most this many characters of a text for each token of maxLength; usual texts have about four.
 It needs some 300 bytes of memory for each character, so that a long text would take that of the whole worker."""
+WORD_CHARACTERS = 1_000
+"""Spaces divide a longer word for a tokenizer without a fast version: its time grows with the square of the length."""
+_LONG_WORD = re.compile(rf"(\S{{{WORD_CHARACTERS}}})(?=\S)")
 _CHARACTERS_AT_ONCE = 1 << 20
 """How many characters a tokenizer receives in one call, or one text."""
 
@@ -138,7 +141,12 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[list[int]]:
-    """The tokens of each text; `options` go to the tokenizer."""
+    """The tokens of each text; `options` go to the tokenizer.
+
+    A tokenizer without a fast version receives words of at most WORD_CHARACTERS characters.
+    """
+    if not tokenizer.is_fast:
+        texts = [_LONG_WORD.sub(r"\1 ", text) for text in texts]
     for found in _tokenised(tokenizer, texts, options):
         yield from found["input_ids"]
 
@@ -146,7 +154,10 @@ def token_ids(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[
 def token_spans(
     tokenizer: Any, texts: Sequence[str], **options: Any
 ) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """The tokens of each text, and the characters [start, end) of each token; `options` go to the tokenizer."""
+    """The tokens of each text, and the characters [start, end) of each token, which only a fast tokenizer knows.
+
+    `options` go to the tokenizer.
+    """
     for found in _tokenised(tokenizer, texts, {"return_offsets_mapping": True, **options}):
         yield from zip(found["input_ids"], found["offset_mapping"])
 
