@@ -50,8 +50,11 @@ _MIN_PLD_INTERVAL, _MAX_PLD_INTERVAL = 1e-5, 1e-3
 
 SIGMA_SHARE = 1e-6
 """The share of σ that every ε leaves out. The noise is discrete, and dp-accounting knows the continuous Gaussian. With
-at least 2,830 grid steps of noise (`resolve`), a step is post-processing of a step with continuous noise of this
+at least MIN_NOISE grid steps of noise, a step is post-processing of a step with continuous noise of this
 smaller σ, up to a factor of 1 ± 10^-100 (decision 0038)."""
+
+MIN_NOISE = 2_830
+"""The smallest standard deviation of the noise in grid steps for which SIGMA_SHARE pays, with up to 256 shares."""
 
 _PLD_ROUNDING, _PLD_ROUNDING_PER_STEP = 1e-11, 1e-15
 """Subtracted from δ before PLD computes ε. The rounding of the FFT grows with the number of steps: of 1,800 random

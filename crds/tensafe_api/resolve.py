@@ -28,9 +28,6 @@ from tensafe_api.tasks import image_columns, shape_for
 SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
 MAX_GRID_BITS = 22
-MIN_NOISE = 2_830
-"""The smallest standard deviation of the noise in grid steps. From here on, `accounting.SIGMA_SHARE` pays for the noise
-being discrete, with up to 256 shares (decision 0038)."""
 
 DEFAULT_EXAMPLES_PER_UNIT = 8
 DEFAULT_EPOCHS = "3"
@@ -174,11 +171,11 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
         expected_batch_size=batch,
     )
-    if float(sigma) * mechanism.grid < MIN_NOISE:
+    if float(sigma) * mechanism.grid < accounting.MIN_NOISE:
         raise _problem(
             "spec.privacy.noiseMultiplier",
-            f"with σ = {sigma} the noise is below {MIN_NOISE:,} steps of the integer grid: raise it, or lower "
-            "spec.training.expectedBatchSize",
+            f"with σ = {sigma} the noise is below {accounting.MIN_NOISE:,} steps of the integer grid: raise it, or "
+            "lower spec.training.expectedBatchSize",
         )
     plan = Plan(
         mechanism=mechanism,

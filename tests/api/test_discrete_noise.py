@@ -12,9 +12,8 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, pld, rdp
 from mpmath import mp, mpf
 
-from tensafe_api.accounting import SIGMA_SHARE, AccountantName, _pld_interval, epsilon, epsilon_of_events
+from tensafe_api.accounting import MIN_NOISE, SIGMA_SHARE, AccountantName, _pld_interval, epsilon, epsilon_of_events
 from tensafe_api.privacy_events import PrivacyEvent
-from tensafe_api.resolve import MIN_NOISE
 
 REACH = 14  # standard deviations: what is beyond is below 10^-42
 

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensafe_api import accounting
-from tensafe_api.accounting import epsilon, job_delta
+from tensafe_api.accounting import MIN_NOISE, epsilon, job_delta
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resolve import (
     MAX_GRID_BITS,
-    MIN_NOISE,
     Plan,
     _grid_bits,
     resolve_job,

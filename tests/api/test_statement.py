@@ -103,6 +103,16 @@ def test_changed_events_give_another_epsilon() -> None:
     assert recompute_epsilon(document) != document["spent"]["epsilon"]
 
 
+def test_epsilon_of_noise_of_too_few_grid_steps_is_not_recomputed() -> None:
+    """The accounting of continuous noise holds from 2,830 grid steps on."""
+    coarse = MECHANISM.model_copy(update={"noise_multiplier": "0.18", "grid_bits": 14})
+    document = build_statement(replace(INPUTS, mechanism=coarse, events=charged_events(coarse, 1234)))
+    assert recompute_epsilon(document) == document["spent"]["epsilon"]
+    document["events"][0]["noiseMultiplier"] = "0.17"
+    with pytest.raises(ValueError, match=r"^events: noise of 0\.17 clip norms is below 2,830 steps of the grid"):
+        recompute_epsilon(document)
+
+
 def test_claim_covers_at_least_the_planned_steps() -> None:
     """The step at which a run stopped may have depended on its results."""
     stopped = build_statement(INPUTS)
