@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import AGGREGATION_TESTS, API, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
+from mutations.mutation import AGGREGATION_TESTS, API, OPERATOR, TRACKER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
 
 _OVERLAP = "tests/trainer_image/data/test_overlap.py"
 
@@ -149,6 +149,35 @@ CLAIMS: tuple[Mutation, ...] = (
         "accounting ignores that the noise is discrete",
         (Edit(API + "accounting.py", "noise_multiplier * (1.0 - SIGMA_SHARE)", "noise_multiplier"),),
         ("tests/api/test_discrete_noise.py::test_every_epsilon_leaves_the_share_of_sigma_out",),
+    ),
+    Mutation(
+        "noise of too few grid steps is accounted as if it were continuous",
+        (
+            Edit(API + "resolve.py", "* mechanism.grid < accounting.MIN_NOISE", "* mechanism.grid < 1"),
+            Edit(API + "statement.py", "* grid < accounting.MIN_NOISE", "* grid < 1"),
+        ),
+        (
+            "tests/api/test_resolve_noise.py::test_noise_of_too_few_grid_steps_is_refused",
+            "tests/api/test_statement.py::test_epsilon_of_noise_of_too_few_grid_steps_is_not_recomputed",
+        ),
+    ),
+    Mutation(
+        "PLD ignores the rounding of its FFT",
+        (Edit(API + "accounting.py", " - _PLD_ROUNDING - _PLD_ROUNDING_PER_STEP * steps", ""),),
+        ("tests/api/test_accounting.py::test_pld_pays_for_the_rounding_of_many_steps",),
+    ),
+    Mutation(
+        "PLD ignores that the rounding of its FFT grows with the number of steps",
+        (Edit(API + "accounting.py", " - _PLD_ROUNDING_PER_STEP * steps", ""),),
+        ("tests/api/test_accounting.py::test_pld_pays_for_the_rounding_of_many_steps",),
+    ),
+    Mutation(
+        "a ledger opened with RDP is counted with PLD",
+        (
+            Edit(OPERATOR + "plan/admission.py", ', "accountant": opened.accountant}', "}"),
+            Edit(OPERATOR + "plan/admission.py", '        "accountant": ledger.accountant,\n', ""),
+        ),
+        ("tests/operator/plan/test_admission.py::test_ledger_opened_with_rdp_keeps_rdp",),
     ),
     Mutation(
         "calibration returns a noise multiplier whose last digit is too small",

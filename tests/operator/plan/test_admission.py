@@ -75,6 +75,20 @@ def test_adjacency_stays_as_admitted_whatever_the_annotations_become(first: dict
     assert cluster.status["privacy"]["adjacency"] == adjacency
 
 
+def test_ledger_opened_with_rdp_keeps_rdp() -> None:
+    """The default was RDP in an earlier release. PLD would need less noise, and its ε would not be the ledger's."""
+    cluster, operator = running_job(spec__privacy__accountant="RDP")
+    assert cluster.ledger is not None
+    before = dict(cluster.status["privacy"])
+    del cluster.job["spec"]["privacy"]["accountant"]
+    admitted = admit(cluster.observe().job, parse_ledger_spec(cluster.ledger))
+    assert isinstance(admitted, Admitted) and admitted.plan.accountant == "RDP"
+    cluster.job["metadata"]["annotations"] = {"changed": "yes"}
+    operator.settle()
+    assert cluster.ledger["spec"]["accountant"] == cluster.status["privacy"]["accountant"] == "RDP"
+    assert cluster.status["privacy"] == before
+
+
 def apply(cluster: FakeCluster, applied: object) -> None:
     """Leave what a client applied in its annotation, as `kubectl apply` does."""
     text = applied if isinstance(applied, str) else json.dumps(applied)
