@@ -191,7 +191,7 @@ VALUES_OF_TSV = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_f
     ),
     end=st.sampled_from(["\n", "\r\n"]),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_record_of_a_tsv_file_becomes_several(tmp_path_factory, rows, written, end):
     """Whatever wrote it: a file with a record of several lines is refused."""
     path = tmp_path_factory.mktemp("written") / "d.tsv"

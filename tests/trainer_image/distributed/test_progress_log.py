@@ -25,7 +25,9 @@ def level() -> Iterator[None]:
 def test_plan_is_logged_before_the_training(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     fake.at_step = lambda step: logging.getLogger("step").warning("%s", step)
     with caplog.at_level(logging.INFO):
-        result = TenSafeTrainer(config(gradient_accumulation_steps=8, num_epochs=2)).fit(RECORDS)
+        result = TenSafeTrainer(
+            config(gradient_accumulation_steps=8, num_epochs=2, dp_config=DistributedDPConfig(target_epsilon=8.0))
+        ).fit(RECORDS)
     plan = caplog.messages[0]
     assert plan.startswith(
         "plan: expected batch 80 (per_device_batch_size x gradient_accumulation_steps x num_workers = 5 x 8 x 2); "
