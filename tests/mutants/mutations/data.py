@@ -47,7 +47,7 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a wrong quote makes one record of several users' records",
-        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(rows, strict=True)", "csv.reader(rows._lines)"),),
+        (Edit(TRAINER + "data/formats/csv.py", "_reader(rows, strict=True)", "_reader(rows._lines)"),),
         (
             "tests/trainer_image/data/test_csv.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
             "tests/trainer_image/data/test_csv.py::test_csv_whose_stray_quotes_pair_up_is_refused",
@@ -83,6 +83,17 @@ DATA: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/trainer_image/data/test_csv.py::test_no_record_of_a_tsv_file_becomes_several",),
+    ),
+    Mutation(
+        "a separator in a text moves the id of the user",
+        (
+            Edit(
+                TRAINER + "data/formats/csv.py",
+                "(len(row) > width if least > 1 else any(row[width:]))",
+                "any(row[width:])",
+            ),
+        ),
+        ("tests/trainer_image/data/test_csv.py::test_separator_in_a_text_does_not_move_the_id_of_the_user",),
     ),
     Mutation(
         "a newline that a csv file escapes makes one record several units",

@@ -116,9 +116,40 @@ def test_row_with_more_values_than_names_is_not_used(tmp_path, name, separator):
     assert rows_at(path) == [{"text": "a", "label": "1"}, {"text": "b", "label": "0"}]
 
 
+@pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
+def test_separator_in_a_text_does_not_move_the_id_of_the_user(tmp_path, name, separator):
+    """Writers that neither quote nor escape write `hello, world` as two values; an empty value may be at the end."""
+    path = tmp_path / name
+    rows = ["text,user,note", "hello,alice,", "m,alice,mallory,", "b,bob,c"]
+    path.write_text("\n".join(rows).replace(",", separator))
+    columns = {"text": "text", "user": "user"}
+    assert [row["user"] for row in rows_at(path, columns)] == ["alice", "bob"]
+    rows = ["user,text,note", "alice,hello,,,", "bob,b,c"]
+    path.write_text("\n".join(rows).replace(",", separator))
+    assert [row["user"] for row in rows_at(path, columns)] == ["alice", "bob"]
+
+
+@pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
+def test_record_of_many_values_makes_no_columns_in_a_file_without_header(tmp_path, name, separator):
+    path = tmp_path / name
+    path.write_text(f"a{separator}1\n" + separator * 100_000 + "\n")
+    found = format_named(name[2:]).columns(
+        Source("file", {}, format_named(name[2:]), ("0", "1")).file(str(path)), ["1"]
+    )
+    assert list(found.names) == ["0", "1"]
+
+
+def test_line_of_a_tsv_refusal_counts_lines_that_are_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensorguard.data.formats.text.MAX_LINE_BYTES", 30)
+    path = tmp_path / "d.tsv"
+    path.write_text("text\tlabel\n" + "a" * 70 + '\t1\nb\t1\n"c\t1\n')
+    with pytest.raises(UnreadableDataError, match="line 4 has a value that begins with a quote"):
+        rows_at(path)
+
+
 def test_csv_value_of_extreme_length_is_refused_as_a_quote_that_is_never_closed(tmp_path, monkeypatch):
     monkeypatch.setattr("tensorguard.data.formats.csv.MAX_VALUE_CHARACTERS", 1000)
-    (tmp_path / "d.csv").write_text('text,label\na,1\n"b,0\n' + "c,1\n" * 1000)
+    (tmp_path / "d.csv").write_text("text,label\na,1\n" + f'"{"b" * 1001}",0\n')
     with pytest.raises(UnreadableDataError, match="begins in line 3"):
         rows_at(tmp_path / "d.csv")
 

@@ -10,7 +10,7 @@ from transformers import ByT5Tokenizer
 from e2e.platform.trainer.tokenising import tokeniser
 from tensorguard.data.errors import DataError
 from tensorguard.data.recipe import Recipe, columns_of
-from tensorguard.data.tokenise import label_or_none, token_ids, token_spans
+from tensorguard.data.tokenise import is_fast, label_or_none, token_ids, token_spans
 
 PAIR = {"prompt": "p", "completion": "c"}
 
@@ -198,3 +198,4 @@ def test_spaces_divide_long_words_for_a_tokenizer_without_a_fast_version():
     assert tokenizer.decode(long, skip_special_tokens=True) == " ".join(["x" * 1000, "x" * 1000, "x" * 500])
     assert tokenizer.decode(usual, skip_special_tokens=True) == "a " * 1000
     assert tokenizer.decode(fast, skip_special_tokens=True) == "y" * 1000
+    assert not is_fast(object())

@@ -10,7 +10,8 @@
   a value that holds a newline, or write a backslash before it, and one record would be several. So a file is refused
   if a value begins with a quote and its line does not close it, or if a value ends in a backslash.
 
-The first row names the columns. A row with more values than names cannot be used: one of its values holds a separator.
+The first row names the columns. A row with more values than names is not used: one of its values holds a separator, and
+moves the others. Empty values at its end do not count, except where another column, before the user's id, could move it.
 A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
 """
 
@@ -21,7 +22,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
@@ -36,12 +37,12 @@ _OPEN_QUOTE = re.compile(r'(?:^|\t)"(?:[^"\t]*+(?:""[^"\t]*+)*+|(?:[^"\\\t]++|\\
 _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 """The text of a row in which each quote belongs to a quoted value."""
 _WRITE_TWO = 'write a quote inside a quoted value as two (""), and not as \\"'
+_QUOTE = "quote text, as pandas does with quoting=csv.QUOTE_NONNUMERIC"
 _FAULTS = {
     "expected after": f"text after a closing quote (or an earlier quote is not closed): {_WRITE_TWO}",
     "a quote in": "a quote in a value that is not quoted: quote such values, and write a quote inside as two",
-    "carriage return": "a carriage return in a value that is not quoted, or another end than the first row: quote "
-    "text, as pandas does with quoting=csv.QUOTE_NONNUMERIC",
-    "a backslash": "a backslash at its end, which may escape a newline: quote text",
+    "carriage return": f"a carriage return in a value that is not quoted, or another end than the first row: {_QUOTE}",
+    "a backslash": f"a backslash at its end, which may escape a newline: {_QUOTE}",
 }
 _ONE_LINE = "a tsv file has no quotes or escapes, and one record is one line: write jsonl, or csv with quoted text"
 _NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
@@ -50,7 +51,6 @@ MAX_ROW_CHARACTERS = 32 << 20
 """A longer row is dropped, so that one record cannot take the memory of a worker."""
 MAX_VALUE_CHARACTERS = 1 << 27
 """A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
-csv.field_size_limit(MAX_VALUE_CHARACTERS)
 
 
 class Csv:
@@ -65,7 +65,7 @@ class Csv:
         """The fields of the first row, or positions, as many as the longest of the first rows has values."""
         check_encoding(file, _csv_records)
         with file.open() as handle:
-            return _columns(_csv_rows(handle, file), _by_position(self.name, wanted, file))
+            return _columns(_csv_rows(handle, file), wanted, _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """All rows: there is one part."""
@@ -88,7 +88,7 @@ class Tsv:
         """The fields of the first row, or positions, as many as the longest of the first rows has values."""
         check_encoding(file)
         with file.open() as handle:
-            return _columns(_tsv_rows(lines(handle, 0, None), file), _by_position(self.name, wanted, file))
+            return _columns(_tsv_rows(lines(handle, 0, None), file), wanted, _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The rows of the lines that start in the share's byte range."""
@@ -113,10 +113,11 @@ def _by_position(name: str, wanted: Sequence[str], file: DataFile) -> bool:
     return any(numbers)
 
 
-def _columns(rows: Iterator[list[str]], by_position: bool) -> FileColumns:
+def _columns(rows: Iterator[list[str]], wanted: Sequence[str], by_position: bool) -> FileColumns:
     if by_position:
+        needed = 1 + max(map(int, wanted))
         most = max((len(row) for row in beginning(rows, lambda row: sum(map(len, row)))), default=0)
-        return FileColumns([str(i) for i in range(most)])
+        return FileColumns([str(i) for i in range(min(most, needed))])
     return _header_columns(next(rows, []))
 
 
@@ -142,23 +143,30 @@ def _values(
 ) -> Iterator[list[str | None]]:
     """The values of the wanted columns; None where a row is too short.
 
-    Empty rows, those with more values than names, and those that end before the column of the user are dropped.
+    Empty rows, those with more values than names, and those that end before the column of the user are dropped. Empty
+    values beyond the names do not count, unless the user's id is behind another column.
     """
     positions = _positions(header, wanted, file)
     least = 1 if file.user is None else 1 + positions[list(wanted).index(file.user)]
-    width = len(header) if header else None
+    width = None if header is None else len(header)
     for row in rows:
-        if len(row) >= least and not (width and any(row[width:])):
+        moved = width is not None and (len(row) > width if least > 1 else any(row[width:]))
+        if len(row) >= least and not moved:
             yield [row[i] if i < len(row) else None for i in positions]
 
 
 def _csv_records(found: bytes) -> list[bytes]:
     """The rows of the beginning of a csv file, as bytes: a quoted value may hold any number of lines."""
     rows: list[bytes] = []
-    reader = csv.reader(io.StringIO(found.decode("latin-1"), newline=""))
+    reader = _reader(io.StringIO(found.decode("latin-1"), newline=""))
     with suppress(csv.Error):
         rows += (",".join(row).encode("latin-1") for row in reader)
     return rows[:-1]  # the last one may be cut
+
+
+def _reader(lines: Iterable[str], strict: bool = False) -> Any:
+    csv.field_size_limit(MAX_VALUE_CHARACTERS)  # of the process
+    return csv.reader(lines, strict=strict)
 
 
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
@@ -168,7 +176,7 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     quote, or if a value that is not quoted has a quote or a carriage return.
     """
     rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
-    reader = csv.reader(rows, strict=True)
+    reader = _reader(rows, strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -233,8 +241,8 @@ def _tsv_rows(found: Iterable[bytes], file: DataFile) -> Iterator[list[str]]:
         text = _tsv_text(line)
         if _tsv_fault(text):
             with file.open() as handle:
-                texts = map(_tsv_text, lines(handle, 0, None))
-                number, fault = next((n, fault) for n, text in enumerate(texts, start=1) if (fault := _tsv_fault(text)))
+                faults = map(_tsv_fault, map(_tsv_text, lines(handle, 0, None, blank=True)))
+                number, fault = next((n, fault) for n, fault in enumerate(faults, start=1) if fault)
             raise UnreadableDataError(f"{file.where}.uri: {file.path}: line {number} has {fault}")
         yield text.split("\t") if text else []
 
