@@ -17,6 +17,7 @@ from typing import Any
 
 from tensorguard.data.errors import DataError
 from tensorguard.data.keys import canonical
+from tensorguard.data.tokenise import is_fast
 
 Render = Callable[[Sequence[Any], Any, bool], str]  # messages, tools, add generation prompt -> text
 
@@ -39,7 +40,7 @@ def renderer(tokenizer: Any, template: str | None) -> Render:
         raise DataError(
             "spec.model.chatTemplate: the tokenizer has no chat template: write one, or use prompt and completion"
         )
-    if not tokenizer.is_fast:
+    if not is_fast(tokenizer):
         raise DataError(
             "spec.dataset.columns.messages: messages need a fast tokenizer, and this model has none: use prompt and "
             "completion, or another model"

@@ -25,7 +25,7 @@ CHARACTERS_PER_TOKEN = 64
 It needs some 300 bytes of memory for each character, so that a long text would take that of the whole worker."""
 WORD_CHARACTERS = 1_000
 """Spaces divide a longer word for a tokenizer without a fast version: its time grows with the square of the length."""
-_LONG_WORD = re.compile(rf"(\S{{{WORD_CHARACTERS}}})(?=\S)")
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{WORD_CHARACTERS + 1},}}+")
 _CHARACTERS_AT_ONCE = 1 << 20
 """How many characters a tokenizer receives in one call, or one text."""
 
@@ -140,13 +140,22 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
+def is_fast(tokenizer: Any) -> bool:
+    """Whether a tokenizer is one of the `tokenizers` library, which knows the characters of each token."""
+    return bool(getattr(tokenizer, "is_fast", False))  # that of mistral-common has no such attribute
+
+
+def _divided(word: re.Match[str]) -> str:
+    return " ".join(word[0][at : at + WORD_CHARACTERS] for at in range(0, len(word[0]), WORD_CHARACTERS))
+
+
 def token_ids(tokenizer: Any, texts: Sequence[str], **options: Any) -> Iterator[list[int]]:
     """The tokens of each text; `options` go to the tokenizer.
 
     A tokenizer without a fast version receives words of at most WORD_CHARACTERS characters.
     """
-    if not tokenizer.is_fast:
-        texts = [_LONG_WORD.sub(r"\1 ", text) for text in texts]
+    if not is_fast(tokenizer):
+        texts = [_LONG_WORD.sub(_divided, text) for text in texts]
     for found in _tokenised(tokenizer, texts, options):
         yield from found["input_ids"]
 

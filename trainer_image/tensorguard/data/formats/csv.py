@@ -11,7 +11,7 @@
   if a value begins with a quote and its line does not close it, or if a value ends in a backslash.
 
 The first row names the columns. A row with more values than names is not used: one of its values holds a separator, and
-moves the others. Empty values at its end do not count, except where another column, before the user's id, could move it.
+moves the others. Empty values at its end do not count, unless the id of the user is behind a column that could move it.
 A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
 """
 

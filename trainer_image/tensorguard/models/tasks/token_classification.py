@@ -22,6 +22,7 @@ from tensorguard.data.shard import IGNORE_INDEX, Target
 from tensorguard.data.tokenise import (
     Encode,
     Example,
+    is_fast,
     label_or_none,
     list_or_none,
     text_or_none,
@@ -48,7 +49,7 @@ class TokenClassification(Task):
     heads = ("classifier", "score")
 
     def encoder(self, processor: Any, recipe: Recipe) -> Encode:
-        if not processor.is_fast:
+        if not is_fast(processor):
             raise DataError(
                 "spec.model.name: this model's tokenizer has no fast version, which TokenClassification needs to find "
                 "the first token of a word; choose another model"
