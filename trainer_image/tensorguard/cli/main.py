@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tensorguard.cli import account, export, ledger, run, validate
+from tensorguard.cli import account, export, ledger, plan, run, validate
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
 
 _EPILOG = """\
 examples:
   tensafe validate job.yaml                     check a manifest, and show ε, σ and the number of steps
+  tensafe plan job.yaml                         compare numbers of steps and batches by their noise
   tensafe run job.yaml --output-dir runs/first  train; Ctrl-C saves a checkpoint, --resume continues
   tensafe ledger runs/first                     show the ε that a run has spent
   tensafe export runs/first --to mlflow         send its public figures to MLflow, W&B or TensorBoard
@@ -64,7 +65,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, account, ledger, export):
+    for verb in (run, validate, plan, account, ledger, export):
         verb.add_parser(subparsers)
     return parser
 

@@ -1,0 +1,163 @@
+"""`tensafe plan`: what other numbers of steps and batches would cost, for the same training time.
+
+In: a manifest. Out: a table of pairs of steps and expected batch with their noise, and on request a picture. The
+figures are those of `tensafe_api.step_choices`; nothing is run, and no data is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
+from tensorguard.cli.exit_codes import SUCCEEDED, CommandError
+
+if TYPE_CHECKING:
+    from tensafe_api.step_choices import Choice
+
+_EPILOG = """\
+examples:
+  tensafe plan job.yaml                                        pairs of steps and batch that take as long as the job's
+  tensafe plan job.yaml --plot plan.png                        the same as a picture
+  tensafe plan job.yaml --set spec.training.epochs=6           for twice the training time of three epochs
+  tensafe plan job.yaml -o json | jq '.[] | [.steps, .noise]'  for a script
+
+Every pair computes about the same number of example gradients, and keeps the same ε. A larger batch has less noise
+beside the same movement of the weights, until there are too few steps to learn. The best learning rate differs: try it
+on public data.
+
+Exit codes: 0 computed, 1 the picture cannot be written, 2 invalid manifest or arguments.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="compare numbers of steps and batches by their noise",
+        description="Show pairs of steps and expected batch that take as long as those of the manifest, with the\n"
+        "noise that each needs for the same ε. Nothing is run, and no data is read.",
+        epilog=_EPILOG,
+    )
+    add_manifest_arguments(parser)
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="also draw the noise over the batch")
+    parser.add_argument("-o", dest="output", choices=("text", "json"), default="text", help="text (default) or json")
+    parser.set_defaults(handler=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from tensafe_api.step_choices import choices
+    from tensorguard.cli.job_loading import load_job
+
+    job = load_job(arguments.manifest, arguments.overrides).job
+    found = []
+    for choice in choices(job):
+        found.append(choice)
+        if sys.stderr.isatty():
+            print(f"\rcomputing the noise of {len(found)} pairs ...", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if arguments.output == "json":
+        print(json.dumps([_figures(choice) for choice in found], indent=2))
+    else:
+        _print(found, arguments.manifest)
+    if arguments.plot is not None:
+        try:
+            _draw(found, job.metadata.name, arguments.plot)
+        except (OSError, ValueError) as error:  # ValueError: an ending that is no picture format
+            raise CommandError(f"tensafe plan: --plot {arguments.plot}: {error}", exit_code=1) from error
+    return SUCCEEDED
+
+
+def _figures(choice: Choice) -> dict[str, object]:
+    mechanism = choice.plan.mechanism
+    return {
+        "steps": choice.plan.steps,
+        "expectedBatchSize": choice.batch,
+        "own": choice.own,
+        "epochs": choice.plan.steps * float(mechanism.sample_rate),
+        "noiseMultiplier": float(mechanism.noise_multiplier),
+        "accountant": choice.plan.accountant,
+        "epsilon": choice.plan.epsilon_claimed(0),
+        "noiseOfAStep": choice.noise_of_a_step,
+        "noise": choice.noise,
+    }
+
+
+def _print(found: Sequence[Choice], manifest: str) -> None:
+    from tensafe_api.step_choices import proposed
+    from tensorguard.cli.tables import print_table
+
+    own = next(choice for choice in found if choice.own)
+    print_table(
+        ("steps", "batch", "noise multiplier σ", "noise of a step", "noise of the same movement", ""),
+        [
+            (
+                f"{choice.plan.steps:,}",
+                f"{choice.batch:,}",
+                choice.plan.mechanism.noise_multiplier,
+                f"{choice.noise_of_a_step:.6f}",
+                f"{choice.noise / own.noise:.2f}",
+                "as in the manifest" if choice.own else "",
+            )
+            for choice in found
+        ],
+    )
+    epochs = own.plan.steps * float(own.plan.mechanism.sample_rate)
+    print(
+        f"\nEach row computes about {own.plan.steps * own.batch:,} example gradients ({epochs:.3g} epochs) and keeps "
+        f"ε = {own.plan.target_epsilon:g}, δ = {own.plan.delta} ({own.plan.accountant}).\n"
+        "Noise of a step: σ / batch, in clip norms. Noise of the same movement: σ / (batch × √steps), compared with "
+        "that of the manifest."
+    )
+    if best := proposed(found):
+        print(
+            f"To try less noise:\n  tensafe run {manifest} --set spec.training.steps="
+            f"{best.plan.steps} --set spec.training.expectedBatchSize={best.batch}"
+        )
+
+
+def _draw(found: Sequence[Choice], name: str, path: Path) -> None:
+    """Write the picture. Raises OSError or ValueError if it cannot be written."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ink, line, faint = "#1f2933", "#4c51bf", "#9aa5b1"
+    own = next(choice for choice in found if choice.own)
+    batches, noise = [choice.batch for choice in found], [choice.noise / own.noise for choice in found]
+    figure = Figure(figsize=(7, 4), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+    FigureCanvasAgg(figure)
+    panel = figure.subplots()
+    panel.set_xscale("log", base=2)
+    panel.plot(batches, noise, "o-", color=line, linewidth=2, markersize=6, zorder=3)
+    panel.plot(own.batch, 1.0, "o", color="white", markeredgecolor=line, markersize=11, markeredgewidth=2, zorder=2)
+    for choice, value in zip(found, noise):
+        steps = f"{choice.plan.steps:,} steps" + ("\n(manifest)" if choice.own else "")
+        panel.annotate(
+            steps, (choice.batch, value), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=ink
+        )
+    panel.set_xticks(batches, [f"{batch:,}" for batch in batches])
+    panel.minorticks_off()
+    panel.set_ylim(0, max(noise) * 1.25)
+    panel.margins(x=0.1)
+    panel.set_xlabel("expected batch", color=ink)
+    panel.set_ylabel("noise of the same movement", color=ink)
+    panel.set_title(
+        f"{name}: {own.plan.steps * own.batch:,} example gradients, ε = {own.plan.target_epsilon:g}",
+        loc="left",
+        color=ink,
+        fontsize=11,
+    )
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(faint)
+    panel.tick_params(colors=ink, labelsize=9)
+    panel.grid(axis="y", color=faint, alpha=0.25, linewidth=0.7)
+    panel.set_axisbelow(True)
+    figure.savefig(path)
