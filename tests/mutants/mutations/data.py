@@ -47,7 +47,7 @@ DATA: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a wrong quote makes one record of several users' records",
-        (Edit(TRAINER + "data/formats/csv.py", "_reader(rows, strict=True)", "_reader(rows._lines)"),),
+        (Edit(TRAINER + "data/formats/csv.py", "csv.reader(rows, strict=True)", "csv.reader(rows._handle)"),),
         (
             "tests/trainer_image/data/test_csv.py::test_csv_that_escapes_quotes_with_backslashes_is_refused_with_its_line",
             "tests/trainer_image/data/test_csv.py::test_csv_whose_stray_quotes_pair_up_is_refused",
@@ -89,11 +89,21 @@ DATA: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "data/formats/csv.py",
-                "(len(row) > width if least > 1 else any(row[width:]))",
+                "any(row[width:]) if file.user is None else len(row) > width",
                 "any(row[width:])",
             ),
         ),
         ("tests/trainer_image/data/test_csv.py::test_separator_in_a_text_does_not_move_the_id_of_the_user",),
+    ),
+    Mutation(
+        "the end of a csv row that is too long is not checked",
+        (Edit(TRAINER + "data/formats/csv.py", 'raise csv.Error("row too long")', "self._text = io.StringIO()"),),
+        ("tests/trainer_image/data/test_csv.py::test_file_with_a_row_that_is_too_long_is_refused",),
+    ),
+    Mutation(
+        "the end of a tsv line that is too long is not checked",
+        (Edit(TRAINER + "data/formats/csv.py", "if len(line) >= MAX_LINE_BYTES:", "if False:"),),
+        ("tests/trainer_image/data/test_csv.py::test_file_with_a_row_that_is_too_long_is_refused",),
     ),
     Mutation(
         "a newline that a csv file escapes makes one record several units",

@@ -50,7 +50,11 @@ class FileColumns:
     fixed: bool = True
 
     def check(self, wanted: Iterable[str], path: str, where: str) -> None:
-        """Raise DataError, starting with `where`, for the first wanted column that is missing."""
+        """Raise DataError, starting with `where`, for a wanted column that is missing, or there several times."""
+        wanted = list(wanted)
+        for name in wanted:
+            if self.names.count(name) > 1:
+                raise DataError(f"{where}: {path} has several columns {name!r}: rename all but one")
         if self.advice is None:
             check_columns(wanted, self.names, path, where)
         else:

@@ -11,7 +11,7 @@
   if a value begins with a quote and its line does not close it, or if a value ends in a backslash.
 
 The first row names the columns. A row with more values than names is not used: one of its values holds a separator, and
-moves the others. Empty values at its end do not count, unless the id of the user is behind a column that could move it.
+moves the others. Empty values at its end count only if there is a column of the user, whose id could be moved.
 A column named by a decimal integer ("0", "1") is a position in a file **without** a header row.
 """
 
@@ -22,14 +22,14 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from tensorguard.data.columns import FileColumns
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
-from tensorguard.data.formats.text import beginning, check_encoding, lines, text_tables
+from tensorguard.data.formats.text import MAX_LINE_BYTES, beginning, check_encoding, lines, text_tables
 
 _VALUE = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
 _OPEN_QUOTE = re.compile(r'(?:^|\t)"(?:[^"\t]*+(?:""[^"\t]*+)*+|(?:[^"\\\t]++|\\.)*+)(?![^\t])')
@@ -39,6 +39,7 @@ _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 _WRITE_TWO = 'write a quote inside a quoted value as two (""), and not as \\"'
 _QUOTE = "quote text, as pandas does with quoting=csv.QUOTE_NONNUMERIC"
 _FAULTS = {
+    "too long": "more than 32 Mi characters, or a quote that is never closed: remove it",
     "expected after": f"text after a closing quote (or an earlier quote is not closed): {_WRITE_TWO}",
     "a quote in": "a quote in a value that is not quoted: quote such values, and write a quote inside as two",
     "carriage return": f"a carriage return in a value that is not quoted, or another end than the first row: {_QUOTE}",
@@ -47,10 +48,8 @@ _FAULTS = {
 _ONE_LINE = "a tsv file has no quotes or escapes, and one record is one line: write jsonl, or csv with quoted text"
 _NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
 
-MAX_ROW_CHARACTERS = 32 << 20
-"""A longer row is dropped, so that one record cannot take the memory of a worker."""
-MAX_VALUE_CHARACTERS = 1 << 27
-"""A longer value counts as one whose quote is never closed: Python's reader holds four bytes for each character."""
+MAX_ROW_CHARACTERS = MAX_LINE_BYTES
+"""A file with a longer row is refused: it could take the memory of a worker, and its end cannot be checked."""
 
 
 class Csv:
@@ -88,7 +87,8 @@ class Tsv:
         """The fields of the first row, or positions, as many as the longest of the first rows has values."""
         check_encoding(file)
         with file.open() as handle:
-            return _columns(_tsv_rows(lines(handle, 0, None), file), wanted, _by_position(self.name, wanted, file))
+            rows = _tsv_rows(lines(handle, 0, None, cut=True), file)
+            return _columns(rows, wanted, _by_position(self.name, wanted, file))
 
     def rows(self, file: DataFile, wanted: Sequence[str], part: int, parts: int) -> Iterator[pa.Table]:
         """The rows of the lines that start in the share's byte range."""
@@ -96,9 +96,9 @@ class Tsv:
             check_encoding(file)
         with file.open() as handle:
             by_position = _by_position(self.name, wanted, file)
-            first = b"" if by_position else handle.readline()
+            first = b"" if by_position else handle.readline(MAX_LINE_BYTES)
             header = None if by_position else next(_tsv_rows([first], file))
-            found = _tsv_rows(lines(handle, *file.byte_range(part, parts), at=len(first)), file)
+            found = _tsv_rows(lines(handle, *file.byte_range(part, parts), at=len(first), cut=True), file)
             yield from text_tables(_values(found, header, wanted, file), wanted)
 
 
@@ -144,13 +144,13 @@ def _values(
     """The values of the wanted columns; None where a row is too short.
 
     Empty rows, those with more values than names, and those that end before the column of the user are dropped. Empty
-    values beyond the names do not count, unless the user's id is behind another column.
+    values beyond the names count only if there is a column of the user.
     """
     positions = _positions(header, wanted, file)
     least = 1 if file.user is None else 1 + positions[list(wanted).index(file.user)]
     width = None if header is None else len(header)
     for row in rows:
-        moved = width is not None and (len(row) > width if least > 1 else any(row[width:]))
+        moved = width is not None and (any(row[width:]) if file.user is None else len(row) > width)
         if len(row) >= least and not moved:
             yield [row[i] if i < len(row) else None for i in positions]
 
@@ -158,15 +158,11 @@ def _values(
 def _csv_records(found: bytes) -> list[bytes]:
     """The rows of the beginning of a csv file, as bytes: a quoted value may hold any number of lines."""
     rows: list[bytes] = []
-    reader = _reader(io.StringIO(found.decode("latin-1"), newline=""))
+    csv.field_size_limit(MAX_ROW_CHARACTERS)  # of the process
+    reader = csv.reader(io.StringIO(found.decode("latin-1"), newline=""))
     with suppress(csv.Error):
         rows += (",".join(row).encode("latin-1") for row in reader)
     return rows[:-1]  # the last one may be cut
-
-
-def _reader(lines: Iterable[str], strict: bool = False) -> Any:
-    csv.field_size_limit(MAX_VALUE_CHARACTERS)  # of the process
-    return csv.reader(lines, strict=strict)
 
 
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
@@ -176,14 +172,13 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     quote, or if a value that is not quoted has a quote or a carriage return.
     """
     rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
-    reader = _reader(rows, strict=True)
+    reader = csv.reader(rows, strict=True)
     while True:
         line = reader.line_num + 1
         try:
+            csv.field_size_limit(MAX_ROW_CHARACTERS)  # of the process: other code may have changed it
             row = next(reader)
             text = rows.take()
-            if text is None:
-                continue
             if '"' in text and not _QUOTED_ROW.fullmatch(text):
                 raise csv.Error("a quote in a value that is not quoted")
             if not rows.ends_as_before(text):
@@ -192,7 +187,7 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
                 raise csv.Error("a backslash at the end of a row")
         except StopIteration:
             return
-        except csv.Error as error:  # also where the value is too long
+        except csv.Error as error:
             found = next((text for part, text in _FAULTS.items() if part in str(error)), _NEVER_CLOSED)
             raise UnreadableDataError(
                 f"{file.where}.uri: {file.path}: the row that begins in line {line} has {found}"
@@ -201,23 +196,27 @@ def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
 
 
 class _TextOfRows:
-    """The lines of a csv file, with the text of the row to which the last ones belong."""
+    """The lines of a csv file, with the text of the row to which the last ones belong.
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = iter(lines)
+    Raises csv.Error for a row of more than MAX_ROW_CHARACTERS.
+    """
+
+    def __init__(self, handle: io.TextIOWrapper) -> None:
+        self._handle = handle
         self._text = io.StringIO()
         self._by_return: bool | None = None
 
     def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            if self._text.tell() <= MAX_ROW_CHARACTERS:
-                self._text.write(line)
+        while line := self._handle.readline(MAX_ROW_CHARACTERS + 1):
+            self._text.write(line)
+            if self._text.tell() > MAX_ROW_CHARACTERS:
+                raise csv.Error("row too long")
             yield line
 
-    def take(self) -> str | None:
-        """The text of the lines that were read since the last call; None if it is too long."""
+    def take(self) -> str:
+        """The text of the lines that were read since the last call."""
         text, self._text = self._text.getvalue(), io.StringIO()
-        return text if len(text) <= MAX_ROW_CHARACTERS else None
+        return text
 
     def ends_as_before(self, text: str) -> bool:
         """Whether a row ends in a carriage return alone if the first one does, and only then.
@@ -239,9 +238,9 @@ def _tsv_rows(found: Iterable[bytes], file: DataFile) -> Iterator[list[str]]:
     """
     for line in found:
         text = _tsv_text(line)
-        if _tsv_fault(text):
+        if _tsv_fault(line, text):
             with file.open() as handle:
-                faults = map(_tsv_fault, map(_tsv_text, lines(handle, 0, None, blank=True)))
+                faults = (_tsv_fault(each, _tsv_text(each)) for each in lines(handle, 0, None, cut=True))
                 number, fault = next((n, fault) for n, fault in enumerate(faults, start=1) if fault)
             raise UnreadableDataError(f"{file.where}.uri: {file.path}: line {number} has {fault}")
         yield text.split("\t") if text else []
@@ -251,8 +250,10 @@ def _tsv_text(line: bytes) -> str:
     return line.decode("utf-8", "replace").removeprefix("\ufeff").rstrip("\r\n")
 
 
-def _tsv_fault(text: str) -> str | None:
-    """What shows that the record of a line may continue in the next; None if nothing does."""
+def _tsv_fault(line: bytes, text: str) -> str | None:
+    """What shows, or does not exclude, that the record of a line continues in the next; None if nothing does."""
+    if len(line) >= MAX_LINE_BYTES:
+        return "more than 32 MiB: remove it"
     if '"' in text and _OPEN_QUOTE.search(text):
         return f"a value that begins with a quote which the line does not close: {_ONE_LINE}"
     if "\\" in text and any(map(_ends_in_escape, text.split("\t"))):

@@ -100,10 +100,10 @@ def beginning(records: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
             return
 
 
-def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, blank: bool = False) -> Iterator[bytes]:
+def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, cut: bool = False) -> Iterator[bytes]:
     """The lines whose first byte lies in [start, end), with their newlines: ranges that tile a file tile its lines.
 
-    Lines of more than MAX_LINE_BYTES are left out, or empty if `blank` is set.
+    Longer lines than MAX_LINE_BYTES are left out or, with `cut`, in the result without what follows these bytes.
 
     at: the position of `handle`, where a line starts. end: None for the end of the file. Seeks only where start > at.
     """
@@ -120,8 +120,8 @@ def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, blank: 
             at += len(line)
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
                 at += _rest_of_line(reader)
-                if blank:
-                    yield b""
+                if cut:
+                    yield line
             else:
                 yield line
     finally:
