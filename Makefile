@@ -118,7 +118,7 @@ mutants-generated: setup ## let a tool break the privacy code (MODULES=privacy/n
 
 bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and with KubeRay's operator (needs Go)
 	$(PY) -m benchmarks.noise $(if $(SHORT),--settings 1)
-	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --steps 2)
+	$(PY) -m benchmarks.accuracy $(if $(SHORT),--seeds 1 --epsilons 8 --steps 2)
 	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
 	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1)
 	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)

@@ -121,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
                 max_seq_length=160,
                 num_workers=2,
                 checkpoint_dir=Path(scratch) / f"{rate}",
+                checkpoint_frequency=1000,  # evaluates at the end alone
                 unit_at_least=AT_LEAST,
                 dp_config=DistributedDPConfig(target_epsilon=EPSILON, target_delta=1e-5),
             )

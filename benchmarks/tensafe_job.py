@@ -45,7 +45,6 @@ spec:
     expectedBatchSize: 512
     microBatchSize: 64
     maxLength: 32
-    learningRate: "5e-3"
     schedule: Linear
     warmupRatio: "0.1"
     weightDecay: "0.01"
