@@ -19,11 +19,11 @@ from fractions import Fraction
 from tensafe_api import accountant_choice, accounting
 from tensafe_api.manifest import ManifestError, Problem
 from tensafe_api.privacy_events import Mechanism, round_up
-from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.numeric import parse_decimal
 from tensafe_api.resources.training import DEFAULT_MAX_LENGTH, Privacy
-from tensafe_api.tasks import image_columns, shape_for
+from tensafe_api.tasks import TASKS, image_columns, shape_for
 
 SAMPLE_RATE_DIGITS = 10
 MIN_GRID_BITS = 14
@@ -199,6 +199,11 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
     return _completed(job, plan), plan
 
 
+def learning_rate(spec: Spec) -> str:
+    """The peak learning rate of a job: its own, or the default of its task."""
+    return spec.training.learning_rate or TASKS[spec.model.task].learning_rate
+
+
 def ledger_spec(job: TenSafeTrainingJob, plan: Plan, uid: str) -> LedgerSpec:
     """The spec of the ledger of `job`, which has this `uid`."""
     spec = job.spec
@@ -277,6 +282,7 @@ def _completed(job: TenSafeTrainingJob, plan: Plan) -> TenSafeTrainingJob:
             "epochs": None,
             "expected_batch_size": plan.mechanism.expected_batch_size,
             "max_length": max_length,
+            "learning_rate": learning_rate(spec),
         }
     )
     privacy = spec.privacy.model_copy(

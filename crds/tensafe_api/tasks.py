@@ -77,6 +77,7 @@ class TaskContract:
     Attributes:
         name: the value of `model.task`, and the name of the trainer's class.
         purpose: completes "What the model learns to do: ...".
+        learning_rate: the default of `training.learningRate`, where the public search for a better one begins.
         shapes: the sets of columns that it can learn from.
         classes: whether it has classes: then `model.numLabels` is required, otherwise it is refused.
         metrics: what a public evaluation can measure beside the loss, the most telling one first.
@@ -84,6 +85,7 @@ class TaskContract:
 
     name: str
     purpose: str
+    learning_rate: str
     shapes: tuple[Shape, ...]
     classes: bool = False
     metrics: tuple[Metric, ...] = ()
@@ -100,6 +102,7 @@ LABEL = Column(
 CAUSAL_LM = TaskContract(
     name="CausalLM",
     purpose="write text",
+    learning_rate="5e-3",
     shapes=(
         Shape(
             (
@@ -134,6 +137,7 @@ CAUSAL_LM = TaskContract(
 SEQUENCE_CLASSIFICATION = TaskContract(
     name="SequenceClassification",
     purpose="put text into classes",
+    learning_rate="2e-2",
     shapes=(Shape((TEXT, LABEL)),),
     classes=True,
     metrics=(ACCURACY,),
@@ -142,6 +146,7 @@ SEQUENCE_CLASSIFICATION = TaskContract(
 TOKEN_CLASSIFICATION = TaskContract(
     name="TokenClassification",
     purpose="give each word a class",
+    learning_rate="2e-2",
     shapes=(
         Shape(
             (
@@ -168,6 +173,7 @@ TOKEN_CLASSIFICATION = TaskContract(
 IMAGE_CLASSIFICATION = TaskContract(
     name="ImageClassification",
     purpose="put images into classes",
+    learning_rate="2e-2",
     shapes=(
         Shape(
             (
@@ -207,6 +213,14 @@ METRICS = {metric.name: metric for task in TASKS.values() for metric in task.met
 
 WITH_CLASSES = tuple(task.name for task in TASKS.values() if task.classes)
 """The tasks that have classes."""
+
+
+def learning_rates() -> str:
+    """The default learning rates in words: "5e-3 for CausalLM, 2e-2 for SequenceClassification and ..."."""
+    rates = dict.fromkeys(task.learning_rate for task in TASKS.values())
+    return ", ".join(
+        f"{rate} for {join(name for name, task in TASKS.items() if task.learning_rate == rate)}" for rate in rates
+    )
 
 
 def given_in(columns: Any) -> set[str]:

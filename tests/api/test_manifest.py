@@ -128,7 +128,7 @@ def problems_of(manifest: str | dict[str, Any], *overrides: str) -> list[str]:
 
 def test_the_shortest_manifest_has_the_documented_defaults() -> None:
     spec = load_manifest(SHORTEST).spec
-    assert (spec.training.epochs, spec.training.steps, spec.training.learning_rate) == (None, None, "2e-4")
+    assert (spec.training.epochs, spec.training.steps, spec.training.learning_rate) == (None, None, None)
     assert (spec.lora.rank, spec.lora.alpha, spec.lora.target_modules) == (16, None, ())
     assert (spec.privacy.accountant, spec.privacy.target_delta, spec.privacy.max_grad_norm) == (None, None, "1.0")
     assert (spec.cluster.worker.gpus, spec.cluster.worker.cpus) == (0, "1")
@@ -157,7 +157,7 @@ def test_every_field_can_be_read_and_written() -> None:
 def test_a_job_is_written_without_nulls_and_empty_blocks() -> None:
     text = dump_manifest(load_manifest(SHORTEST))
     assert not re.search(r"null|\{\}|\[\]|: \"\"$", text, re.MULTILINE)
-    assert 'learningRate: "2e-4"' in text
+    assert 'weightDecay: "0.01"' in text
     assert 'targetEpsilon: "8"' in text
 
 

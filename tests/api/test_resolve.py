@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -15,6 +15,7 @@ from tensafe_api.resolve import Claim, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
 from tensafe_api.status_fold import privacy_status
+from tensafe_api.tasks import TASKS
 
 Job = Callable[..., TenSafeTrainingJob]
 
@@ -267,3 +268,20 @@ def test_ledger_keeps_what_decides_about_the_claim_besides_epsilon(job: Job) -> 
     )
     assert (plain.verify, plain.private_metrics, plain.evaluation) == ("Standard", "Hidden", "Nothing")
     assert (changed.verify, changed.private_metrics, changed.evaluation) == ("Disabled", "Internal", "Private")
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "rate"),
+    [
+        ({"prompt": "p", "completion": "c"}, "CausalLM", TASKS["CausalLM"].learning_rate),
+        ({"text": "t", "label": "l"}, "SequenceClassification", TASKS["SequenceClassification"].learning_rate),
+    ],
+)
+def test_learning_rate_is_that_of_the_task_unless_it_is_set(
+    columns: Mapping[str, str], task: str, rate: str, job: Job
+) -> None:
+    model: dict[str, Any] = {"name": "m", "task": task} | ({"numLabels": 2} if "label" in columns else {})
+    changes: dict[str, Any] = {"spec.dataset.columns": columns, "spec.model": model}
+    assert resolve_job(job(changes))[0].spec.training.learning_rate == rate
+    given = {**changes, "spec.training": {"learningRate": "3e-3"}}
+    assert resolve_job(job(given))[0].spec.training.learning_rate == "3e-3"

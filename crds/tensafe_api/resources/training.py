@@ -26,6 +26,7 @@ from tensafe_api.resources.numeric import (
     WeightDecay,
 )
 from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreURI
+from tensafe_api.tasks import learning_rates
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Accountant = Literal["RDP", "PLD"]
@@ -57,7 +58,11 @@ class Training(Block):
         description="Maximum number of records that a worker processes at a time. It affects memory and speed, not the "
         "result. A worker processes fewer where its kernels would round differently for so many.",
     )
-    learning_rate: LearningRate = Field("2e-4", description="Peak learning rate of AdamW.")
+    learning_rate: LearningRate | None = Field(
+        None,
+        description="Peak learning rate of AdamW. Private training needs a higher one than training without privacy. "
+        f"Default: {learning_rates()}.",
+    )
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(
         "Linear", description="Learning rate after the warm-up. Linear and Cosine: decay to 0. Constant: no decay."
     )

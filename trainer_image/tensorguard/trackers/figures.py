@@ -21,7 +21,7 @@ from typing import Any
 
 from tensafe_api import accounting
 from tensafe_api.manifest import dump_manifest
-from tensafe_api.resolve import Claim, Plan
+from tensafe_api.resolve import Claim, Plan, learning_rate
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.tasks import METRICS
 from tensorguard.training.run_log import Evaluated
@@ -154,7 +154,8 @@ def public_config(job: TenSafeTrainingJob, plan: Plan) -> dict[str, str | int | 
 def progress_figures(job: TenSafeTrainingJob, plan: Plan) -> Callable[[int], dict[str, float]]:
     """A function from the number of steps done to the figures that follow from the plan alone."""
     training = job.spec.training
-    rate = learning_rate_schedule(float(training.learning_rate), training.schedule, plan.steps, plan.warmup_steps)
+    peak = float(learning_rate(job.spec))
+    rate = learning_rate_schedule(peak, training.schedule, plan.steps, plan.warmup_steps)
     units = job.spec.dataset.unit.at_least
 
     def figures(step: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from tensafe_api import accounting
 from tensafe_api.reasons import Reason
-from tensafe_api.resolve import Plan, resolve_job
+from tensafe_api.resolve import Plan, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
@@ -128,7 +128,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
-    rate = parse_decimal(spec.training.learning_rate)
+    rate = parse_decimal(learning_rate(spec))
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=parse_decimal(spec.training.weight_decay))
     return StepComponents(
         job=job,
