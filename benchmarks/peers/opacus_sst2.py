@@ -30,9 +30,13 @@ NUM_LABELS = 2
 
 
 def noise_multiplier(epsilon: float, steps: int = STEPS) -> float:
-    """Opacus' own sigma, in clip norms, for ``steps`` Poisson steps of 512/6920."""
+    """The sigma of ``make_private_with_epsilon``, in clip norms, for ``steps`` Poisson steps of 512/6920."""
     rate = EXPECTED_BATCH / len(corpora.sst2("train"))
-    return float(get_noise_multiplier(target_epsilon=epsilon, target_delta=DELTA, sample_rate=rate, steps=steps))
+    return float(
+        get_noise_multiplier(
+            target_epsilon=epsilon, target_delta=DELTA, sample_rate=rate, steps=steps, accountant="prv"
+        )
+    )
 
 
 def accuracies(
