@@ -168,8 +168,7 @@ def _csv_records(found: bytes) -> list[bytes]:
 def _csv_rows(handle: BinaryIO, file: DataFile) -> Iterator[list[str]]:
     """Rows of a csv file. Bytes that are not UTF-8 become the replacement character.
 
-    Raises UnreadableDataError, with the line, if a quote is never closed, if text follows a closing
-    quote, or if a value that is not quoted has a quote or a carriage return.
+    Raises UnreadableDataError, with the line, for a row that has one of _FAULTS, or whose quote is never closed.
     """
     rows = _TextOfRows(io.TextIOWrapper(handle, encoding="utf-8-sig", errors="replace", newline=""))
     reader = csv.reader(rows, strict=True)
