@@ -97,8 +97,17 @@ def test_file_with_a_row_that_is_too_long_is_refused(tmp_path, monkeypatch, writ
     path = tmp_path / ("d.tsv" if written else "d.csv")
     text = ["b", "a" * 1001 + f"{end}alice{written.get('sep', ',')}never said", "a"]
     pd.DataFrame({"user": ["bob", "mallory", "alice"], "text": text}).to_csv(path, index=False, **written)
-    with pytest.raises(UnreadableDataError, match="line 3 has more than 32 Mi"):
+    with pytest.raises(UnreadableDataError, match=r"line 3 has (more than 32 Mi characters|32 MiB or more)"):
         rows_at(path, {"user": "user", "text": "text"})
+
+
+@pytest.mark.parametrize(("name", "separator"), [("d.csv", ","), ("d.tsv", "\t")])
+def test_file_with_a_row_of_too_many_values_is_refused(tmp_path, monkeypatch, name, separator):
+    monkeypatch.setattr("tensorguard.data.formats.csv.MAX_ROW_SEPARATORS", 100)
+    path = tmp_path / name
+    path.write_text("a,1\n".replace(",", separator) + separator * 100 + "\n" + separator * 101 + "\n")
+    with pytest.raises(UnreadableDataError, match=r"line 3 has more than .*1 Mi separators"):
+        rows_at(path, BY_POSITION)
 
 
 def test_quotes_in_a_quoted_csv_value_are_characters(tmp_path):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from s3fs import S3FileSystem
@@ -23,6 +24,7 @@ from tensorguard.data import listing
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named
+from tensorguard.data.formats.base import DataFile
 from tensorguard.data.keys import user_of
 from tensorguard.data.listing import inspect
 from tensorguard.data.packed import tables_in
@@ -160,6 +162,43 @@ def test_fragments_hold_every_row_once(tmp_path_factory, form, texts):
         row["text"] for part in range(5) for table in source.tables(str(path), part, 5) for row in table.to_pylist()
     ]
     assert sorted(found) == sorted(text.removeprefix("\ufeff") if form == "tsv" else text for text in texts)
+
+
+class RemoteFileSystem(AbstractFileSystem):
+    """Files as those of s3fs and gcsfs, whose `readline` takes no limit."""
+
+    def __init__(self, content):
+        super().__init__(skip_instance_cache=True)
+        self.content = content
+
+    def info(self, path, **options):
+        return {"name": path, "size": len(self.content), "type": "file"}
+
+    def _open(self, path, mode="rb", **options):
+        return RemoteFile(self, path, size=len(self.content), block_size=16)
+
+
+class RemoteFile(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        return self.fs.content[start:end]
+
+
+@pytest.mark.parametrize("form", ["tsv", "csv", "jsonl"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_remote_file_is_read_line_by_line(form, parts):
+    rows = [{"text": f"note {number}", "label": str(number)} for number in range(20)]
+    separator = {"tsv": "\t", "csv": ","}.get(form)
+    lines = [separator.join(row.values()) for row in rows] if separator else [json.dumps(row) for row in rows]
+    header = [f"text{separator}label"] if separator else []
+    filesystem = RemoteFileSystem("".join(line + "\n" for line in [*header, *lines]).encode())
+    known, wanted = format_named(form), ("text", "label")
+    file = DataFile(filesystem, f"d.{form}", "w")
+    assert set(known.columns(file, wanted).names) == set(wanted)
+    parts = parts if known.splittable else 1
+    found = [
+        row for part in range(parts) for table in known.rows(file, wanted, part, parts) for row in table.to_pylist()
+    ]
+    assert found == rows
 
 
 def test_tables_of_files_with_other_types_stay_apart(tmp_path):

@@ -27,6 +27,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from tensorguard.data.columns import FileColumns
+from tensorguard.data.compression import BUFFER_BYTES
 from tensorguard.data.errors import DataError, UnreadableDataError
 from tensorguard.data.formats.base import DataFile
 from tensorguard.data.formats.text import MAX_LINE_BYTES, beginning, check_encoding, lines, text_tables
@@ -39,7 +40,7 @@ _QUOTED_ROW = re.compile(rf"{_VALUE}(?:,{_VALUE})*+[\r\n]*+")
 _WRITE_TWO = 'write a quote inside a quoted value as two (""), and not as \\"'
 _QUOTE = "quote text, as pandas does with quoting=csv.QUOTE_NONNUMERIC"
 _FAULTS = {
-    "too long": "more than 32 Mi characters, or a quote that is never closed: remove it",
+    "too long": "more than 32 Mi characters or 1 Mi separators, or a quote that is never closed: remove it",
     "expected after": f"text after a closing quote (or an earlier quote is not closed): {_WRITE_TWO}",
     "a quote in": "a quote in a value that is not quoted: quote such values, and write a quote inside as two",
     "carriage return": f"a carriage return in a value that is not quoted, or another end than the first row: {_QUOTE}",
@@ -50,6 +51,8 @@ _NEVER_CLOSED = f"a quote that is never closed: {_WRITE_TWO}"
 
 MAX_ROW_CHARACTERS = MAX_LINE_BYTES
 """A file with a longer row is refused: it could take the memory of a worker, and its end cannot be checked."""
+MAX_ROW_SEPARATORS = 1 << 20
+"""A file with a row of more separators, also in quoted text, is refused: each value takes some 70 bytes of memory."""
 
 
 class Csv:
@@ -96,9 +99,10 @@ class Tsv:
             check_encoding(file)
         with file.open() as handle:
             by_position = _by_position(self.name, wanted, file)
-            first = b"" if by_position else handle.readline(MAX_LINE_BYTES)
+            reader = io.BufferedReader(handle, BUFFER_BYTES)  # type: ignore[type-var] # readline of fsspec has no limit
+            first = b"" if by_position else reader.readline(MAX_LINE_BYTES)
             header = None if by_position else next(_tsv_rows([first], file))
-            found = _tsv_rows(lines(handle, *file.byte_range(part, parts), at=len(first), cut=True), file)
+            found = _tsv_rows(lines(reader, *file.byte_range(part, parts), at=len(first), cut=True), file)
             yield from text_tables(_values(found, header, wanted, file), wanted)
 
 
@@ -203,18 +207,20 @@ class _TextOfRows:
     def __init__(self, handle: io.TextIOWrapper) -> None:
         self._handle = handle
         self._text = io.StringIO()
+        self._separators = 0
         self._by_return: bool | None = None
 
     def __iter__(self) -> Iterator[str]:
         while line := self._handle.readline(MAX_ROW_CHARACTERS + 1):
             self._text.write(line)
-            if self._text.tell() > MAX_ROW_CHARACTERS:
+            self._separators += line.count(",")
+            if self._text.tell() > MAX_ROW_CHARACTERS or self._separators > MAX_ROW_SEPARATORS:
                 raise csv.Error("row too long")
             yield line
 
     def take(self) -> str:
         """The text of the lines that were read since the last call."""
-        text, self._text = self._text.getvalue(), io.StringIO()
+        text, self._text, self._separators = self._text.getvalue(), io.StringIO(), 0
         return text
 
     def ends_as_before(self, text: str) -> bool:
@@ -252,7 +258,9 @@ def _tsv_text(line: bytes) -> str:
 def _tsv_fault(line: bytes, text: str) -> str | None:
     """What shows, or does not exclude, that the record of a line continues in the next; None if nothing does."""
     if len(line) >= MAX_LINE_BYTES:
-        return "more than 32 MiB: remove it"
+        return "32 MiB or more: remove it"
+    if text.count("\t") > MAX_ROW_SEPARATORS:
+        return "more than 1 Mi separators: remove it"
     if '"' in text and _OPEN_QUOTE.search(text):
         return f"a value that begins with a quote which the line does not close: {_ONE_LINE}"
     if "\\" in text and any(map(_ends_in_escape, text.split("\t"))):

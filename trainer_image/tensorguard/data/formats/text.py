@@ -30,7 +30,8 @@ PROBE_BYTES, PROBE_LINES = 1 << 20, 100
 MANY_LINES = 10
 """A file with fewer records that are not UTF-8 is read: one record must not stop a job."""
 MAX_LINE_BYTES = 32 << 20
-"""A longer line is dropped unread, so that one record cannot take the memory of a worker."""
+"""The limit of a line, so that one record cannot take the memory of a worker: a longer one is dropped unread, or ends
+the job in formats where it is not certain that the record ends with the line."""
 
 
 class LineFormat(ABC):
@@ -119,9 +120,9 @@ def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, cut: bo
                 return
             at += len(line)
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                at += _rest_of_line(reader)
                 if cut:
                     yield line
+                at += _rest_of_line(reader)
             else:
                 yield line
     finally:
