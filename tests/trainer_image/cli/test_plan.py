@@ -33,14 +33,18 @@ def test_table_compares_pairs_with_the_manifest(write_manifest: Write, capsys: p
     assert "about 10,240 example gradients (2.56 epochs) and keeps ε = 8" in shown.out
 
 
-def test_proposed_command_is_valid(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", write_manifest(**OWN)]) == 0
+@pytest.mark.parametrize("length", [{"steps": 40}, {"epochs": "2.56"}], ids=["steps", "epochs"])
+def test_proposed_command_is_valid(
+    write_manifest: Write, capsys: pytest.CaptureFixture[str], length: dict[str, Any]
+) -> None:
+    path = write_manifest(**{**OWN, "training": {"expectedBatchSize": 256, **length}})
+    assert main(["plan", path, "--set", "spec.privacy.targetEpsilon=4"]) == 0
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert command[:2] == ["tensafe", "run"]
     assert main(["plan", *command[2:], "-o", "json"]) == 0
     own = next(each for each in json.loads(capsys.readouterr().out) if each["own"])
     assert (own["steps"], own["expectedBatchSize"]) == (20, 512)
-    assert own["epsilon"] <= 8
+    assert own["epsilon"] <= 4
 
 
 def test_picture_is_written(write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from tensafe_api.step_choices import choices
+    from tensafe_api.step_choices import choices, proposed
     from tensorguard.cli.job_loading import load_job
 
     job = load_job(arguments.manifest, arguments.overrides).job
@@ -65,7 +66,18 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.output == "json":
         print(json.dumps([_figures(choice) for choice in found], indent=2))
     else:
-        _print(found, arguments.manifest)
+        _print(found)
+        if best := proposed(found):
+            changes = [*arguments.overrides, f"spec.training.expectedBatchSize={best.batch}"]
+            if job.spec.training.steps is not None:  # otherwise they follow from the epochs
+                changes.append(f"spec.training.steps={best.plan.steps}")
+            command = [
+                "tensafe",
+                "run",
+                arguments.manifest,
+                *(part for change in changes for part in ("--set", change)),
+            ]
+            print(f"To try less noise:\n  {shlex.join(command)}")
     if arguments.plot is not None:
         try:
             _draw(found, job.metadata.name, arguments.plot)
@@ -89,8 +101,7 @@ def _figures(choice: Choice) -> dict[str, object]:
     }
 
 
-def _print(found: Sequence[Choice], manifest: str) -> None:
-    from tensafe_api.step_choices import proposed
+def _print(found: Sequence[Choice]) -> None:
     from tensorguard.cli.tables import print_table
 
     own = next(choice for choice in found if choice.own)
@@ -115,11 +126,6 @@ def _print(found: Sequence[Choice], manifest: str) -> None:
         "Noise of a step: σ / batch, in clip norms. Noise of the same movement: σ / (batch × √steps), compared with "
         "that of the manifest."
     )
-    if best := proposed(found):
-        print(
-            f"To try less noise:\n  tensafe run {manifest} --set spec.training.steps="
-            f"{best.plan.steps} --set spec.training.expectedBatchSize={best.batch}"
-        )
 
 
 def _draw(found: Sequence[Choice], name: str, path: Path) -> None:
