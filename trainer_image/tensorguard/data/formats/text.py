@@ -104,7 +104,7 @@ def beginning(records: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
 def lines(handle: BinaryIO, start: int, end: int | None, at: int = 0, *, cut: bool = False) -> Iterator[bytes]:
     """The lines whose first byte lies in [start, end), with their newlines: ranges that tile a file tile its lines.
 
-    Longer lines than MAX_LINE_BYTES are left out or, with `cut`, in the result without what follows these bytes.
+    Of a line of more than MAX_LINE_BYTES, nothing is in the result or, with `cut`, its first MAX_LINE_BYTES.
 
     at: the position of `handle`, where a line starts. end: None for the end of the file. Seeks only where start > at.
     """
