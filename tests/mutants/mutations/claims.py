@@ -293,7 +293,9 @@ CLAIMS: tuple[Mutation, ...] = (
                 "            self._write(",
             ),
         ),
-        ("tests/trainer_image/distributed/test_trainer.py::test_audit_log_has_a_step_that_was_charged_and_not_taken",),
+        (
+            "tests/trainer_image/distributed/test_audit_log.py::test_audit_log_has_a_step_that_was_charged_and_not_taken",
+        ),
     ),
     Mutation(
         "a file with two links is read twice: each of its records is two units",
