@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
 
 def budget_of(steps: int) -> dict[str, Any]:
-    """Changes to the job that leave budget for exactly so many steps."""
-    changes = {"spec.privacy.noiseMultiplier": "1"}
+    """Changes to the job that leave budget for exactly so many steps, by the accountant that the changed job gets."""
+    changes = {"spec.privacy.noiseMultiplier": "1", "spec.privacy.accountant": "PLD", "spec.privacy.targetEpsilon": "8"}
     plan = resolve_job(parse_job(changed(JOB, changes)))[1]
     return {**changes, "spec.privacy.targetEpsilon": f"{(plan.epsilon(steps) + plan.epsilon(steps + 1)) / 2:.6f}"}
 
