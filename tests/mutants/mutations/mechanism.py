@@ -142,8 +142,8 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 _CLIPPING,
-                "torch.floor(rows + uniforms(seeds, rows.shape[1], rows.device))",
-                "torch.floor(rows + uniforms(list(range(len(seeds))), rows.shape[1], rows.device))",
+                "uniforms(seeds, rows.shape[1], rows.device)",
+                "uniforms(list(range(len(seeds))), rows.shape[1], rows.device)",
             ),
         ),
         (PRIVACY_TESTS + "test_clipping.py::test_integers_of_a_unit_do_not_depend_on_its_neighbours",),

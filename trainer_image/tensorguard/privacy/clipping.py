@@ -23,7 +23,9 @@ from tensafe_api.reasons import Reason
 
 MIN_SCALE = 0.9
 """The smallest allowed S′/S."""
-_CACHED_COORDINATES = 1 << 16
+_CPU_COORDINATES, _GPU_COORDINATES = 1 << 16, 1 << 22
+"""How many coordinates are clipped and rounded at a time, in whole rows and at least one. On a CPU they should stay in
+the cache for the half dozen passes over them. On a GPU each pass starts a kernel, and needs up to 28 bytes for each."""
 
 
 class GridTooCoarse(ValueError):
@@ -75,8 +77,7 @@ class GridClipper:
         self.clip = clip
         self._norms: list[float] | None = [] if keep_norms else None
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
-        # On a CPU, a block should stay in the cache for the half dozen passes over it.
-        self._rows_at_once = max(1, _CACHED_COORDINATES // dimension) if device.type == "cpu" else 1 << 30
+        self._rows_at_once = max(1, (_CPU_COORDINATES if device.type == "cpu" else _GPU_COORDINATES) // dimension)
 
     def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
         """Clip, round, check and add one row for each unit.
@@ -111,7 +112,8 @@ class GridClipper:
         rows *= scale.to(rows.dtype).unsqueeze(1)
         if not bool(finite.all()):
             rows[~finite] = 0.0  # 0 × NaN is NaN
-        rounded, within = self._checked(torch.floor(rows + uniforms(seeds, rows.shape[1], rows.device)))
+        raised = uniforms(seeds, rows.shape[1], rows.device).add_(rows)
+        rounded, within = self._checked(raised.floor_())
         if not bool(within.all()):
             again, fits = self._checked(torch.trunc(rows[~within]))
             again[~fits] = 0
