@@ -24,6 +24,8 @@ from tensorguard.models.images import load_image_recipe
 from tensorguard.models.load import PRECISIONS, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
+from tensorguard.models.output_head import find_output_head
+from tensorguard.models.self_test import dummy_batches
 from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import task_named
 from tensorguard.privacy.clipping import GridClipper
@@ -108,6 +110,7 @@ def pipeline(
             form = PixelRows(load_image_recipe(source), PRECISIONS[precision])
     targets = None if TASKS[task].classes else ["q_proj", "v_proj", "down_proj"]
     model = attach_lora(base, rank=2, alpha=4, dropout=dropout, init_seed=1, target_modules=targets)
+    head = find_output_head(base.task, model, dummy_batches(base.task, form, rows=1, length=form.lengths[0])(0))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         if isinstance(form, TokenRows):
@@ -116,7 +119,7 @@ def pipeline(
             embeddings[POISON] = torch.finfo(embeddings.dtype).max
         for _, parameter in trainable_parameters(model):
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(base.task))
+    gradients = PerExampleGradients(model, trainable_parameters(model), loss or record_loss(base.task, head))
     return Pipeline(task, model, gradients, rows, form)
 
 

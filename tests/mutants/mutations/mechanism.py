@@ -261,6 +261,20 @@ MECHANISM: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "the loss in chunks is the mean over the batch's tokens instead of each record's",
+        (
+            Edit(
+                TRAINER + "models/output_head.py",
+                "weights = token_weights(labels, exact)",
+                "weights = (labels >= 0).to(exact) / (labels >= 0).sum().clamp(min=1)",
+            ),
+        ),
+        (
+            "tests/trainer_image/models/test_output_head.py::test_losses_and_gradients_are_those_of_the_whole_logits",
+            "tests/trainer_image/models/test_output_head.py::test_record_with_nan_changes_no_other_gradient",
+        ),
+    ),
+    Mutation(
         "the loss is the mean over the batch's labelled words instead of each record's",
         (
             Edit(

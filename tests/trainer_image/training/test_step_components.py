@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.platform.trainer.rank_harness import Job
+from e2e.platform.trainer.rank_harness import CAUSAL, Job
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup
@@ -85,6 +85,16 @@ def test_adapter_is_that_of_the_manifest(unusual: tuple[Job, StepComponents]) ->
     assert len(trained) == 4 and all(".layer.1." in name for name in trained)
     assert {name.split(".self.")[1].split(".")[0] for name in trained} == {"query", "value"}
     assert parts.model.training
+
+
+def test_causal_model_is_trained_and_evaluated_without_its_logits(
+    tmp_path: Path, plain: tuple[Job, StepComponents]
+) -> None:
+    causal = set_up(Job.make(tmp_path / "run", kind=CAUSAL).config(), 0, CPU)
+    assert causal.output_head is not None
+    assert causal.output_head.layer is causal.model.get_output_embeddings()
+    assert causal.per_example_gradients._loss == causal.output_head.losses
+    assert plain[1].output_head is None
 
 
 def test_alpha_is_twice_the_rank_by_default(plain: tuple[Job, StepComponents]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from torch.nn import functional
 from tensorguard.data.shard import IGNORE_INDEX
 from tensorguard.models.tasks.base import Task
 from tensorguard.privacy.gradients import Batch
+
+if TYPE_CHECKING:
+    from tensorguard.models.output_head import OutputHead
 
 LossFunction = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) to one loss for each record, fp32 [m].
@@ -46,7 +49,7 @@ class _MeanTokenLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         losses = torch.zeros(len(logits), dtype=exact, device=logits.device)
         normalisers = torch.empty(labels.shape, dtype=exact, device=logits.device)
-        weights = _token_weights(labels, exact)
+        weights = token_weights(labels, exact)
         for i, own in enumerate(logits):
             scores = own[: labels.shape[1]].to(exact)
             normalisers[i] = scores.logsumexp(dim=-1)
@@ -68,7 +71,7 @@ class _MeanTokenLoss(torch.autograd.Function):
         return slopes, None
 
 
-def _token_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def token_weights(labels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """1/(number of the record's learned tokens) where a token is learned, else 0: float [m, tokens]."""
     learned = labels != IGNORE_INDEX
     return learned.to(dtype) / learned.sum(dim=1, keepdim=True).clamp(min=1)
@@ -111,8 +114,14 @@ def forward_logits(model: nn.Module, batch: Batch) -> torch.Tensor:
     return logits
 
 
-def record_loss(task: Task) -> LossFunction:
-    """The loss function of a task: one loss for each record of a batch."""
+def record_loss(task: Task, head: OutputHead | None = None) -> LossFunction:
+    """The loss function of a task: one loss for each record of a batch.
+
+    Args:
+        head: computes the losses without the logits (`models.output_head`); None: from the logits.
+    """
+    if head is not None:
+        return head.losses
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         return task.losses(forward_logits(model, batch), batch["labels"])
@@ -137,9 +146,15 @@ class EvaluationSums:
 
 
 @torch.no_grad()
-def evaluate_batch(model: nn.Module, batch: Batch, task: Task) -> EvaluationSums:
-    """The sums of one batch. Dummy rows and records without a learned token do not count. Call `model.eval()` first."""
+def evaluate_batch(model: nn.Module, batch: Batch, task: Task, head: OutputHead | None = None) -> EvaluationSums:
+    """The sums of one batch. Dummy rows and records without a learned token do not count. Call `model.eval()` first.
+
+    Args:
+        head: computes the losses without the logits (`models.output_head`); None: from the logits.
+    """
     labels = batch["labels"]
+    if head is not None:
+        return EvaluationSums(float(head.losses(model, batch).double().sum()), int(task.learns(labels).sum()))
     logits = forward_logits(model, batch)
     loss = float(task.losses(logits, labels).double().sum())
     return EvaluationSums(loss, int(task.learns(labels).sum()), task.counts(logits, labels))

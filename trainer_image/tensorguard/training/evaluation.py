@@ -20,6 +20,7 @@ from tensorguard.data.batches import evaluation_batches
 from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
 from tensorguard.models.losses import EvaluationSums, evaluate_batch
+from tensorguard.models.output_head import OutputHead
 from tensorguard.models.tasks import Task
 from tensorguard.training.unit_gradients import model_inputs
 
@@ -42,6 +43,7 @@ def evaluate_on_all_ranks(
     batch_size: int,
     form: Rows,
     device: torch.device,
+    head: OutputHead | None = None,
     aggregator: SecureAggregator | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The mean loss and the metrics of the task over the whole set: the same on every rank.
@@ -50,6 +52,7 @@ def evaluate_on_all_ranks(
 
     Args:
         form: makes the rows of micro-batches.
+        head: computes the losses without the logits; None: from the logits.
         aggregator: adds the sums of a private set; None for a public set, whose sums need no protection.
     """
     sums = EvaluationSums()
@@ -57,7 +60,7 @@ def evaluate_on_all_ranks(
     model.eval()
     try:
         for batch in batches:
-            sums += evaluate_batch(model, model_inputs(batch, device), task)
+            sums += evaluate_batch(model, model_inputs(batch, device), task, head)
     finally:
         model.train()
     if aggregator is None:

@@ -29,6 +29,7 @@ from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
+from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import Task, task_of
@@ -56,6 +57,7 @@ class StepComponents:
         parameters: the trained parameters, in the order of the gradient's coordinates.
         evaluation: the tokenised evaluation set; None without one.
         form: makes the rows of micro-batches.
+        output_head: computes the losses without the logits; None where that is not possible.
         records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
@@ -81,6 +83,7 @@ class StepComponents:
     evaluation: Shard | None
     private_metrics: PrivateMetrics | None
     form: Rows
+    output_head: OutputHead | None
     identity: dict[str, str]
     remarks: tuple[str, ...]
 
@@ -106,12 +109,14 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     form = task.rows(processor, recipe, model)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
-    gradients = PerExampleGradients(model, named, record_loss(task), loss_scale)
     if isinstance(form, TokenRows):
         _check_length(job, model, form.max_length)
         _check_vocabulary(job, model, max(processor.get_vocab().values()))
     if isinstance(form, PixelRows):
         _check_image_size(job, model, form)
+    shortest = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)
+    head = find_output_head(task, model, shortest(0))
+    gradients = PerExampleGradients(model, named, record_loss(task, head), loss_scale)
     at_once = find_bit_equal_shape(
         lambda rows: _self_test(task, form, plan, model, gradients, device, rows),
         rows=spec.training.micro_batch_size,
@@ -160,6 +165,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
         private_metrics=private_metrics,
         form=form,
+        output_head=head,
         identity={"name": source.name, "weights": source.identity()},
         remarks=(*noise_remarks, *counted_records_remark(mechanism, spec.dataset.unit.at_least)),
     )

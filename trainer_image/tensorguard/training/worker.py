@@ -274,6 +274,7 @@ class Worker:
             batch_size=training.micro_batch_size,
             form=components.form,
             device=self._device,
+            head=components.output_head,
             aggregator=self.private_step.aggregator if evaluation.visibility == "Private" else None,
         )
         if evaluation.visibility == "Public":

@@ -1,0 +1,130 @@
+"""The loss of a language model without its logits: the output layer is computed in chunks of tokens.
+
+A vocabulary of 152,000 words makes the logits of four records of 1,024 tokens 1.2 GB in bf16, their slopes as much
+again, and one record in fp32 0.6 GB. Here each chunk's logits and slopes exist only until they are multiplied by the
+layer's weights. What stays is one slope for each hidden number, as large as the hidden states.
+
+In: a causal model whose output layer is frozen, and a micro-batch. Out: the same losses as those of
+`losses.causal_lm_losses`, and the same gradients up to rounding. Each record has separate kernel calls, whose shapes
+depend on the micro-batch's shape and the vocabulary alone. So a record's slot and neighbours have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from tensorguard.models.losses import forward_logits, token_weights
+from tensorguard.models.tasks.base import Task
+from tensorguard.privacy.gradients import Batch
+
+CHUNK_SCORES = 1 << 25
+"""The largest number of logits that exist at a time, unless one token has more: 128 MB in fp32."""
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """The frozen output layer of a causal model."""
+
+    layer: nn.Linear
+
+    def losses(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """Mean loss (nats) of each record over its own learned tokens: a `losses.LossFunction`.
+
+        Returns fp32 [m] (fp64 for an fp64 model); exactly 0 for a record without a learned token.
+        """
+        hidden = self.hidden_states(model, batch)
+        labels = batch["labels"][:, 1:]  # position i is predicted from those before it
+        losses: torch.Tensor = _ChunkedTokenLoss.apply(hidden, self.layer.weight, self.layer.bias, labels)
+        return losses
+
+    def hidden_states(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        """What the model would give to the output layer, [m, L, width]."""
+        with _returning_its_input(self.layer):
+            return forward_logits(model, batch)
+
+
+def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead | None:
+    """The output layer of `model`, if the loss can be computed from it; None if the whole logits are needed.
+
+    It must be linear and frozen, and its output must be the model's logits: some models scale or cap them afterwards.
+    `batch` is public dummy input with which this is tried.
+    """
+    layer: Any = model.get_output_embeddings() if task.has_vocabulary_head else None  # type: ignore[operator]
+    if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
+        return None
+    head, training = OutputHead(layer), model.training
+    model.eval()  # without dropout
+    try:
+        with torch.no_grad():
+            whole = forward_logits(model, batch)
+            hidden = head.hidden_states(model, batch)
+            same = hidden.shape[-1] == layer.in_features and torch.equal(layer(hidden).to(whole.dtype), whole)
+    finally:
+        model.train(training)
+    return head if same else None
+
+
+@contextmanager
+def _returning_its_input(layer: nn.Linear) -> Iterator[None]:
+    """Let `layer` return what comes in. The attribute hides the method of the class until it is removed."""
+    vars(layer)["forward"] = lambda hidden: hidden
+    try:
+        yield
+    finally:
+        del vars(layer)["forward"]
+
+
+class _ChunkedTokenLoss(torch.autograd.Function):
+    """Cross entropy of each record, averaged over its learned tokens, from hidden states and a frozen linear layer.
+
+    The forward pass also computes the slopes, so that no logits are computed twice. They are not yet multiplied by the
+    tokens' weights and the loss scale, because small products would vanish in fp16.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
+    ) -> torch.Tensor:
+        """hidden: float [m, L, h]. weight: [V, h]. labels: int64 [m, n], n at most L. Returns float [m]."""
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        weights = token_weights(labels, exact)
+        losses = torch.zeros(labels.shape, dtype=exact, device=hidden.device)
+        slopes = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        for i, own in enumerate(hidden):
+            for part in _chunks(labels.shape[1], len(weight)):
+                scores = functional.linear(own[part], weight, bias).to(exact)
+                targets = labels[i, part].clamp(min=0).unsqueeze(-1)
+                normaliser = scores.logsumexp(dim=-1, keepdim=True)
+                losses[i, part] = (normaliser - scores.gather(-1, targets)).squeeze(-1)
+                if slopes is not None:
+                    scores.sub_(normaliser).exp_()  # softmax
+                    scores.scatter_add_(-1, targets, -torch.ones_like(targets, dtype=exact))
+                    slopes[i, part] = scores.to(weight.dtype) @ weight
+        ctx.save_for_backward(slopes, weights)
+        return torch.stack([own.sum() for own in torch.where(weights > 0, losses * weights, 0.0)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        slopes, weights = ctx.saved_tensors
+        factors = (weights * grad.unsqueeze(-1)).unsqueeze(-1)
+        out = torch.zeros_like(slopes)
+        tokens = weights.shape[1]
+        for i, own in enumerate(slopes):
+            out[i, :tokens] = (own[:tokens] * factors[i]).masked_fill_(weights[i].unsqueeze(-1) == 0, 0.0)
+        return out, None, None, None
+
+
+def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
+    """The tokens of a record in chunks of a power of two, with at most CHUNK_SCORES logits each."""
+    size = 1 << (max(1, CHUNK_SCORES // vocabulary).bit_length() - 1)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
