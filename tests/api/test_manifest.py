@@ -49,8 +49,8 @@ metadata:
 spec:
   model: {name: meta-llama/Llama-3.1-8B, revision: main, task: CausalLM, tokenSecret: {name: hub, key: HF_TOKEN},
           trustRemoteCode: false, chatTemplate: "{{ messages }}"}
-  lora: {rank: 16, alpha: 32, dropout: "0.05", targetModules: [q_proj, v_proj], layers: [], modulesToSave: [],
-         initSeed: 7}
+  lora: {rank: 16, alpha: 32, variant: Standard, dropout: "0.05", targetModules: [q_proj, v_proj], layers: [],
+         modulesToSave: [], initSeed: 7}
   dataset:
     uri: s3://clinic/claims/
     format: jsonl

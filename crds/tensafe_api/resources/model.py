@@ -94,6 +94,11 @@ class Lora(Block):
     alpha: Positive | None = Field(
         None, description="Scale of the factors: their product is multiplied by alpha / rank. Default: 2 x rank."
     )
+    variant: Literal["Standard", "FrozenA"] = Field(
+        "Standard",
+        description="Which factors of a layer are trained. Standard: both, A and B. FrozenA: only B; A keeps its "
+        "random initial values. Fewer parameters are trained, and only trained parameters receive noise.",
+    )
     dropout: Share = Field("0.05", description="Dropout probability of the inputs of the factors.")
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
         (),

@@ -1,5 +1,7 @@
 """Attaching an adapter: which parameters are trained, their dtypes and seeds, and which names are refused."""
 
+from typing import get_args
+
 import peft
 import pytest
 import torch
@@ -16,6 +18,8 @@ from transformers import (
     MambaForCausalLM,
 )
 
+from tensafe_api.resources.model import Lora
+from tensorguard.models.adapter import adapter_state
 from tensorguard.models.dropout import RecordDropout
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -24,6 +28,8 @@ from tensorguard.models.tasks import task_named
 from tensorguard.models.unsupported import UnsupportedModelError, refuse_trainable
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+
+VARIANTS = get_args(Lora.model_fields["variant"].annotation)
 
 
 def bert():
@@ -84,6 +90,22 @@ def test_only_the_adapter_and_the_head_are_trained():
     names = [name for name, _ in trainable_parameters(attach(bert(), target_modules=["query"], layers=[1]))]
     assert len(names) == 4
     assert sum("classifier.modules_to_save" in name for name in names) == 2
+
+
+def test_frozen_first_factors_are_not_trained_and_are_saved():
+    standard, frozen = (attach(llama(), target_modules=["q_proj", "down_proj"], variant=each) for each in VARIANTS)
+    names = [name for name, _ in trainable_parameters(frozen)]
+    assert names == [name for name, _ in trainable_parameters(standard) if "lora_B" in name] and len(names) == 6
+    started, initial = adapter_state(standard), adapter_state(frozen)
+    assert initial.keys() == started.keys() and any("lora_A" in key for key in initial)
+    assert all(torch.equal(initial[key], started[key]) for key in initial)
+
+
+@pytest.mark.parametrize("kind", ("llama", "gpt2", "bert"))
+def test_gradients_beside_frozen_first_factors_are_those_of_one_record(trained, kind):
+    model = trained(kind, variant="FrozenA")
+    assert model.self_test().bit_equal
+    assert model.gradients.dimension == sum(each.numel() for _, each in trainable_parameters(model.model))
 
 
 def test_initial_factors_depend_on_the_seed_alone():

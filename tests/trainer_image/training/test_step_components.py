@@ -87,6 +87,12 @@ def test_adapter_is_that_of_the_manifest(unusual: tuple[Job, StepComponents]) ->
     assert parts.model.training
 
 
+def test_variant_of_the_adapter_is_that_of_the_manifest(tmp_path: Path, plain: tuple[Job, StepComponents]) -> None:
+    _, frozen = made(tmp_path, "spec.lora.variant=FrozenA")
+    trained = [name for name, _ in frozen.per_example_gradients.parameters]
+    assert [name for name, _ in plain[1].per_example_gradients.parameters if "lora_A" not in name] == trained
+
+
 def test_causal_model_is_trained_and_evaluated_without_its_logits(
     tmp_path: Path, plain: tuple[Job, StepComponents]
 ) -> None:

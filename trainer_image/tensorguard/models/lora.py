@@ -10,7 +10,7 @@ fp32: a bf16 weight would lose the small steps of the optimiser, and a bf16 grad
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -38,6 +38,7 @@ def attach_lora(
     target_modules: Sequence[str] | None = None,
     layers: Sequence[int] = (),
     modules_to_save: Sequence[str] = (),
+    variant: Literal["Standard", "FrozenA"] = "Standard",
 ) -> PeftModel:
     """Attach a LoRA adapter. The fields are those of `spec.lora`.
 
@@ -67,6 +68,8 @@ def attach_lora(
     _check_adapted_modules(base.model, targets, saved)
     cast(LoraConfig, model.peft_config[ADAPTER]).modules_to_save = saved or None
     _cast_saved_modules(model, base)
+    if variant == "FrozenA":
+        _freeze_first_factors(model)
     use_record_dropout(model)
     refuse_trainable(model)
     return model.train()
@@ -87,6 +90,11 @@ def _check_adapted_modules(model: nn.Module, targets: Sequence[str], saved: Sequ
                 f"spec.lora: peft {would} train '{name}', because it matches modules by the ends of their names: "
                 "choose targetModules and modulesToSave whose names no other module ends in."
             )
+
+
+def _freeze_first_factors(model: nn.Module) -> None:
+    for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
+        layer.lora_A[ADAPTER].requires_grad_(False)
 
 
 def _cast_saved_modules(model: PeftModel, base: BaseModel) -> None:

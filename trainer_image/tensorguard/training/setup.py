@@ -198,6 +198,7 @@ def load_lora_model(
         target_modules=lora.target_modules or None,
         layers=lora.layers,
         modules_to_save=lora.modules_to_save,
+        variant=lora.variant,
     )
     if spec.training.gradient_checkpointing:
         checkpoint_activations(base.model)
