@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import SUCCEEDED, CommandError
+from tensorguard.cli.pictures import INK, PRIVACY, new_figure, style
 
 if TYPE_CHECKING:
     from tensafe_api.step_choices import Choice
@@ -130,40 +130,28 @@ def _print(found: Sequence[Choice]) -> None:
 
 def _draw(found: Sequence[Choice], name: str, path: Path) -> None:
     """Write the picture. Raises OSError or ValueError if it cannot be written."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    ink, line, faint = "#1f2933", "#4c51bf", "#9aa5b1"
     own = next(choice for choice in found if choice.own)
     batches, noise = [choice.batch for choice in found], [choice.noise / own.noise for choice in found]
-    figure = Figure(figsize=(7, 4), dpi=150)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    FigureCanvasAgg(figure)
-    panel = figure.subplots()
+    figure, (panel,) = new_figure(7, 4)
     panel.set_xscale("log", base=2)
-    panel.plot(batches, noise, "o-", color=line, linewidth=2, markersize=6, zorder=3)
-    panel.plot(own.batch, 1.0, "o", color="white", markeredgecolor=line, markersize=11, markeredgewidth=2, zorder=2)
+    panel.plot(batches, noise, "o-", color=PRIVACY, linewidth=2, markersize=6, zorder=3)
+    panel.plot(own.batch, 1.0, "o", color="white", markeredgecolor=PRIVACY, markersize=11, markeredgewidth=2, zorder=2)
     for choice, value in zip(found, noise):
         steps = f"{choice.plan.steps:,} steps" + ("\n(manifest)" if choice.own else "")
         panel.annotate(
-            steps, (choice.batch, value), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=ink
+            steps, (choice.batch, value), (0, 9), textcoords="offset points", ha="center", fontsize=8.5, color=INK
         )
     panel.set_xticks(batches, [f"{batch:,}" for batch in batches])
     panel.minorticks_off()
     panel.set_ylim(0, max(noise) * 1.25)
     panel.margins(x=0.1)
-    panel.set_xlabel("expected batch", color=ink)
-    panel.set_ylabel("noise of the same movement", color=ink)
+    panel.set_xlabel("expected batch")
+    panel.set_ylabel("noise of the same movement")
     panel.set_title(
         f"{name}: {own.plan.steps * own.batch:,} example gradients, ε = {own.plan.target_epsilon:g}",
         loc="left",
-        color=ink,
+        color=INK,
         fontsize=11,
     )
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(faint)
-    panel.tick_params(colors=ink, labelsize=9)
-    panel.grid(axis="y", color=faint, alpha=0.25, linewidth=0.7)
-    panel.set_axisbelow(True)
+    style(panel)
     figure.savefig(path)

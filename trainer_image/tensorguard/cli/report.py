@@ -8,7 +8,6 @@ figure is public.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.cli.pictures import FAINT, INK, LIMIT, PRIVACY, QUALITY, new_figure, style
 from tensorguard.cli.progress import PLD_FIGURES
 from tensorguard.cli.wording import steps_text
 from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 NAME = "report.png"
 _RDP_FIGURES = 200
-_INK, _SPENT, _TARGET, _LEARNED, _FAINT = "#1f2933", "#4c51bf", "#c53030", "#0f766e", "#9aa5b1"
 _LAST: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "fontweight": "bold"}
 """The style of the figure at the end of a line."""
 
@@ -86,33 +85,26 @@ def write_report(output_dir: Path, plan: Plan, job: TenSafeTrainingJob) -> Path 
 
 def draw_report(history: History, plan: Plan, name: str, path: Path) -> None:
     """Write the picture of `history` to `path`. Raises OSError if it cannot be written."""
-    # matplotlib reports its font cache and its folders on standard error.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     panels = 2 if history.evaluations else 1
-    figure = Figure(figsize=(8, 1.2 + 2.8 * panels), dpi=150)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-    FigureCanvasAgg(figure)
-    axes: list[Axes] = list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
+    figure, axes = new_figure(8, 1.2 + 2.8 * panels, panels)
     _draw_spending(axes[0], history, plan)
     if history.evaluations:
         _draw_evaluations(axes[1], history)
     for panel in axes:
         _style_panel(panel, history)
     again = " (steps that ran again count again)" if history.restarts else ""
-    axes[-1].set_xlabel(f"steps charged{again}", color=_INK)
+    axes[-1].set_xlabel(f"steps charged{again}")
     axes[-1].set_xlim(0, max(plan.steps, history.charged))
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     run = plan.mechanism
     figures = (
         f"σ {run.noise_multiplier}   q {run.sample_rate}   δ {plan.delta}   {plan.accountant}   {run.workers} workers"
     )
-    axes[0].set_title(name, loc="left", pad=22, fontsize=14, fontweight="bold", color=_INK)
+    axes[0].set_title(name, loc="left", pad=22, fontsize=14, fontweight="bold", color=INK)
     axes[0].annotate(
-        figures, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8.5, color=_FAINT
+        figures, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", fontsize=8.5, color=FAINT
     )
     figure.savefig(path)
 
@@ -120,15 +112,15 @@ def draw_report(history: History, plan: Plan, name: str, path: Path) -> None:
 def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
     spent = _curve(plan, 0, history.charged)
     epsilon = spent[-1][1]
-    panel.plot(*zip(*spent), color=_SPENT, linewidth=2.2, zorder=3)
+    panel.plot(*zip(*spent), color=PRIVACY, linewidth=2.2, zorder=3)
     steps, epsilons = zip(*spent)
-    panel.fill_between(steps, epsilons, color=_SPENT, alpha=0.10, linewidth=0)
+    panel.fill_between(steps, epsilons, color=PRIVACY, alpha=0.10, linewidth=0)
     if history.charged < plan.steps:
         panel.plot(
-            *zip(*_curve(plan, history.charged, plan.steps)), color=_SPENT, linewidth=1.2, linestyle=":", alpha=0.7
+            *zip(*_curve(plan, history.charged, plan.steps)), color=PRIVACY, linewidth=1.2, linestyle=":", alpha=0.7
         )
-    panel.plot(history.charged, epsilon, "o", color=_SPENT, markersize=6, clip_on=False, zorder=4)
-    panel.axhline(plan.target_epsilon, color=_TARGET, linestyle="--", linewidth=1.4)
+    panel.plot(history.charged, epsilon, "o", color=PRIVACY, markersize=6, clip_on=False, zorder=4)
+    panel.axhline(plan.target_epsilon, color=LIMIT, linestyle="--", linewidth=1.4)
     top = max(plan.target_epsilon, epsilon) * 1.15
     panel.set_ylim(0, top)
     panel.annotate(
@@ -136,15 +128,15 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         (0, plan.target_epsilon),
         (6, 4),
         textcoords="offset points",
-        color=_TARGET,
+        color=LIMIT,
         fontsize=9,
     )
     figures = [f"ε {format_epsilon(epsilon)} spent, of {steps_text(history.charged, 'charged')}"]
     if (claimed := plan.claimed_steps(history.charged)) > history.charged:
         figures.append(f"ε {format_epsilon(plan.epsilon(claimed))} claimed, of {steps_text(claimed)}")
     # The curve is above its chord, so this corner is free.
-    panel.annotate("\n".join(figures), (1, 0), (-8, 10), xycoords="axes fraction", color=_SPENT, **_LAST)
-    panel.set_ylabel("ε spent", color=_INK)
+    panel.annotate("\n".join(figures), (1, 0), (-8, 10), xycoords="axes fraction", color=PRIVACY, **_LAST)
+    panel.set_ylabel("ε spent")
 
 
 def _curve(plan: Plan, first: int, last: int) -> list[tuple[int, float]]:
@@ -164,7 +156,7 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
         positions,
         values,
         "o-",
-        color=_LEARNED,
+        color=QUALITY,
         linewidth=1.8,
         markersize=5,
         markeredgecolor="white",
@@ -173,18 +165,14 @@ def _draw_evaluations(panel: Axes, history: History) -> None:
         zorder=3,
     )
     below = -15 if values[-1] < values[0] else 8
-    panel.annotate(f"{values[-1]:.3f}", (positions[-1], values[-1]), (-2, below), color=_LEARNED, **_LAST)
+    panel.annotate(f"{values[-1]:.3f}", (positions[-1], values[-1]), (-2, below), color=QUALITY, **_LAST)
     panel.margins(y=0.2)
-    panel.set_ylabel(f"evaluation {measured[0][0]}" if by_metric else "evaluation loss", color=_INK)
+    panel.set_ylabel(f"evaluation {measured[0][0]}" if by_metric else "evaluation loss")
 
 
 def _style_panel(panel: Axes, history: History) -> None:
     for position, label in history.restarts:
-        panel.axvline(position, color=_FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
+        panel.axvline(position, color=FAINT, linestyle=(0, (2, 2)), linewidth=1.1)
         anchor: dict[str, Any] = {"xycoords": panel.get_xaxis_transform(), "textcoords": "offset points"}
-        panel.annotate(label, (position, 0.02), (3, 0), **anchor, rotation=90, fontsize=7.5, color=_FAINT, va="bottom")
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.spines[["left", "bottom"]].set_color(_FAINT)
-    panel.tick_params(colors=_INK, labelsize=9)
-    panel.grid(axis="y", color=_FAINT, alpha=0.25, linewidth=0.7)
-    panel.set_axisbelow(True)
+        panel.annotate(label, (position, 0.02), (3, 0), **anchor, rotation=90, fontsize=7.5, color=FAINT, va="bottom")
+    style(panel)
