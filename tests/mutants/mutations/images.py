@@ -6,6 +6,7 @@ from mutations.mutation import TRAINER, Edit, Mutation
 
 _IMAGES = TRAINER + "data/images.py"
 _TESTS = "tests/trainer_image/data/test_images.py::"
+_HOSTILE = "tests/trainer_image/data/test_hostile_images.py::"
 
 IMAGES = (
     Mutation(
@@ -48,16 +49,16 @@ IMAGES = (
     Mutation(
         "a decompression bomb is decoded",
         (Edit(_IMAGES, "if _too_large(*image.size):", "if False:"),),
-        (_TESTS + "test_decompression_bomb_is_refused_by_its_header",),
+        (_HOSTILE + "test_decompression_bomb_is_refused_by_its_header",),
     ),
     Mutation(
         "Pillow's warnings are shown",
         (Edit(_IMAGES, 'warnings.simplefilter("ignore")', 'warnings.simplefilter("always")'),),
-        (_TESTS + "test_decompression_bomb_is_refused_by_its_header",),
+        (_HOSTILE + "test_decompression_bomb_is_refused_by_its_header",),
     ),
     Mutation(
         "the rest of a truncated image is grey",
         (Edit(_IMAGES, "ImageFile.LOAD_TRUNCATED_IMAGES = False", "ImageFile.LOAD_TRUNCATED_IMAGES = True"),),
-        (_TESTS + "test_truncated_file_cannot_be_used_and_shows_nothing",),
+        (_HOSTILE + "test_truncated_file_cannot_be_used_and_shows_nothing",),
     ),
 )
