@@ -42,13 +42,7 @@ def tensafe_accuracy(directory: Path, epsilon: float, seed: int, steps: int) -> 
     from tensorguard.ledger.file import FileLedger
 
     rows = corpora.sst2("train")
-    job, plan, config = tensafe_job.make(
-        directory,
-        rows,
-        f"spec.lora.initSeed={seed}",
-        f"spec.training.steps={steps}",
-        f'spec.privacy.targetEpsilon="{epsilon:g}"',
-    )
+    job, plan, config = tensafe_job.make(directory, rows, f"spec.lora.initSeed={seed}", *_overrides(epsilon, steps))
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(config, rank, directory / "meet")) for rank in range(WORKERS)]
     for rank in ranks:
@@ -104,8 +98,7 @@ def main() -> int:
 def _compare(epsilon: float, seeds: Sequence[int], steps: int) -> float:
     """Train both sides with each seed, print the accuracies, and return the difference of the means."""
     with tempfile.TemporaryDirectory() as scratch:
-        changes = (f"spec.training.steps={steps}", f'spec.privacy.targetEpsilon="{epsilon:g}"')
-        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", corpora.sst2("train"), *changes)
+        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", corpora.sst2("train"), *_overrides(epsilon, steps))
         sigma, theirs_sigma = plan.mechanism.noise_multiplier, opacus_sst2.noise_multiplier(epsilon, steps)
         print(
             f"epsilon {epsilon:g}: {plan.steps} steps, sampling rate {plan.mechanism.sample_rate}, sigma {sigma} "
@@ -133,6 +126,10 @@ def _compare(epsilon: float, seeds: Sequence[int], steps: int) -> float:
         flush=True,
     )
     return gap
+
+
+def _overrides(epsilon: float, steps: int) -> tuple[str, str]:
+    return f"spec.training.steps={steps}", f'spec.privacy.targetEpsilon="{epsilon:g}"'
 
 
 def _variance(values: Sequence[float]) -> float:
