@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from tensorguard.checkpoint.optimizer_state import dump_optimizer, load_optimizer
+from tensorguard.checkpoint.optimizer_state import OptimizerMismatchError, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.trainer_state import TrainerState
 
 STATE = TrainerState(job_uid="3f2a91c0", step=40, attempt=2, incarnation=3, ledger_head="ab" * 32, ledger_length=17)
@@ -94,3 +94,14 @@ def test_optimiser_without_a_step_can_be_restored() -> None:
     optimizer = adamw(trained)
     load_optimizer(optimizer, content)
     step(trained, optimizer, 0)
+
+
+@pytest.mark.parametrize("kept", [slice(0, 3), slice(1, 4), slice(None, None, -1)])
+def test_state_of_other_parameters_is_refused(kept: slice) -> None:
+    trained = parameters()
+    optimizer = adamw(trained)
+    step(trained, optimizer, 0)
+    other = adamw(parameters()[kept])
+    with pytest.raises(OptimizerMismatchError, match=r"spec\.lora: .* resume with the same spec\.lora"):
+        load_optimizer(other, dump_optimizer(optimizer))
+    assert not other.state

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -225,8 +226,9 @@ def test_resume_with_other_data_is_refused(halted: Job) -> None:
     assert "data set" in message
 
 
-def test_resume_with_another_adapter_is_refused(halted: Job) -> None:
-    lora = halted.job.spec.lora.model_copy(update={"rank": 4})
+@pytest.mark.parametrize("change", [{"rank": 4}, {"variant": "FrozenA"}])
+def test_resume_with_another_adapter_is_refused(halted: Job, change: dict[str, Any]) -> None:
+    lora = halted.job.spec.lora.model_copy(update=change)
     halted.job = halted.job.model_copy(update={"spec": halted.job.spec.model_copy(update={"lora": lora})})
     reason, message = refused(halted)
     assert reason == "ConfigurationChanged"

@@ -6,12 +6,20 @@ pickled, and no key of a secret stream is stored: a resumed run draws new sample
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load, save
 
+from tensafe_api.reasons import Reason
+
 OPTIMIZER = "optimizer.safetensors"
+
+
+class OptimizerMismatchError(ValueError):
+    """A checkpoint's optimizer state belongs to other parameters."""
+
+    reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
 
 
 def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:
@@ -26,9 +34,20 @@ def dump_optimizer(optimizer: torch.optim.Optimizer) -> bytes:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, content: bytes) -> None:
-    """Restore the state that `dump_optimizer` wrote."""
+    """Restore the state that `dump_optimizer` wrote.
+
+    Raises:
+        OptimizerMismatchError: the state belongs to other parameters; nothing is changed.
+    """
     state: dict[int, dict[str, Any]] = {}
     for key, value in load(content).items():
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = value
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = [tuple(state[number]["exp_avg"].shape) for number in sorted(state)]
+    if state and trained != [tuple(parameter.shape) for parameter in parameters]:
+        raise OptimizerMismatchError(
+            f"spec.lora: the checkpoint has the optimizer state of {len(trained)} trained tensors, which are not the "
+            f"{len(parameters)} that this job trains: resume with the same spec.lora"
+        )
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
