@@ -120,6 +120,7 @@ class Setting:
             records_at_once=16,
             model="model",
             form="form",
+            output_head="head",
             store="store",
             source="source",
             optimizer="optimizer",
@@ -240,12 +241,13 @@ def test_public_evaluation_is_logged_and_shown_in_the_ledger(private_metrics: bo
     at.worker._evaluate()
     (call,) = at.evaluated
     assert call["channel"] is at.worker._channel and call["device"] == torch.device("cpu")
-    assert (call["shard"], call["model"], call["task"], call["batch_size"], call["form"], call["aggregator"]) == (
+    assert tuple(call[name] for name in ("shard", "model", "task", "batch_size", "form", "head", "aggregator")) == (
         "shard",
         "model",
         "task",
         16,
         "form",
+        "head",
         None,
     )
     (record,) = at.recorded(Evaluated)
