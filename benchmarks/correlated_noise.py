@@ -1,0 +1,184 @@
+"""Accuracy on SST-2 with independent and with correlated noise (banded matrix factorisation), at the same ε.
+
+Correlated noise adds z_t − Σ_{j=1}^{b−1} a_j·w_{t−j} to step t, where w are the earlier noises: later noise takes back
+a part of earlier noise. Units are in b random groups, and step t draws from group t mod b at b times the rate. So a
+unit joins at most every b-th step, and T steps cost as much as ⌈T/b⌉ Poisson-sampled steps at the rate b·q, with z of
+σ·‖a‖ clip norms (the event of ``amplified_bandmf_event`` in ``jax_privacy``).
+
+Bands, learning rates and seeds come in. For each setting, the noise of the last iterate relative to one band goes out,
+with the accuracy on the dev split and on the test split of each seed. `--minimise` chooses the coefficients a: for the
+last iterate of SGD with a linear decay (last), the mean of all iterates (mean), or the last one with Adam's momentum
+(momentum). Decision 0042 quotes the figures. One run of 81 steps takes three to four minutes on one core.
+
+    .venv/bin/python -m benchmarks.correlated_noise --bands 1 4 --rates 2e-2 6e-2 --seeds 1 2 3 4 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers.optimizer import _mark_as_processed
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks import corpora, minilm
+from benchmarks.learning_rates import CachedOutputs, frozen_outputs, numbered
+from benchmarks.peers import opacus_sst2
+from benchmarks.peers.opacus_trainer import linear_schedule, take_step
+from tensafe_api import accounting
+
+Goal = Literal["last", "mean", "momentum"]
+MOMENTUM = 0.9
+WARMUP = 0.1
+
+
+def workload(steps: int, goal: Goal) -> Tensor:
+    """How much the noise of each step moves the iterates that count, fp64 [iterates, steps]."""
+    rates = torch.tensor([1 - t / steps for t in range(steps)], dtype=torch.float64)
+    moved = torch.tril(rates.expand(steps, steps))
+    if goal == "mean":
+        return moved / math.sqrt(steps)
+    if goal == "momentum":
+        ages = (torch.arange(steps)[:, None] - torch.arange(steps)[None, :]).clamp(min=0)
+        average = torch.tril((1 - MOMENTUM) * MOMENTUM ** ages.double())
+        moved = moved @ (average / average.sum(dim=1, keepdim=True))
+    return moved[-1:]
+
+
+def coefficients(steps: int, bands: int, goal: Goal) -> tuple[list[float], float]:
+    """The coefficients a (the first is 1) with the least noise in the workload, and that noise for σ = 1."""
+    goals = workload(steps, goal)
+    ages = torch.arange(steps)[:, None] - torch.arange(steps)[None, :]
+    later = torch.zeros(bands - 1, dtype=torch.float64, requires_grad=True)
+
+    def variance() -> Tensor:
+        a = torch.cat([torch.ones(1, dtype=torch.float64), later])
+        matrix = torch.where((ages >= 0) & (ages < bands), a[ages.clamp(0, bands - 1)], 0.0)
+        noise = torch.linalg.solve_triangular(matrix, goals, upper=False, left=False)
+        total: Tensor = (noise**2).sum() * (a**2).sum()
+        return total
+
+    if bands > 1:
+        optimizer = torch.optim.LBFGS([later], max_iter=2000, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = variance()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return [1.0, *later.detach().tolist()], math.sqrt(variance().item())
+
+
+def sigma(epsilon: float, bands: int, steps: int) -> float:
+    """The noise multiplier of ⌈steps/bands⌉ Poisson-sampled steps at `bands` times the rate."""
+    rate = bands * opacus_sst2.EXPECTED_BATCH / len(corpora.sst2("train"))
+    return float(
+        accounting.calibrate(
+            target_epsilon=epsilon,
+            sample_rate=rate,
+            steps=math.ceil(steps / bands),
+            delta=opacus_sst2.DELTA,
+            accountant="PLD",
+        )
+    )
+
+
+def trained_accuracy(
+    hidden: Tensor,
+    splits: Sequence[TensorDataset],
+    a: Sequence[float],
+    noise: float,
+    rate: float,
+    seed: int,
+    steps: int,
+) -> tuple[float, float]:
+    """The accuracy on the dev split and on the test split after one run; `noise`: σ·‖a‖, in clip norms."""
+    train, dev, test = splits
+    model = minilm.load_model(minilm.Adapter(), opacus_sst2.NUM_LABELS, seed)
+    encoder: Any = model.get_base_model().bert
+    encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[4:]
+    torch.manual_seed(1000 + seed)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rows = numbered(train, 0)
+    warnings.filterwarnings("ignore")
+    hooks, optimizer, _ = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01),
+        data_loader=DataLoader(rows, batch_size=64),
+        noise_multiplier=0.0,
+        max_grad_norm=opacus_sst2.MAX_GRAD_NORM,
+        poisson_sampling=False,
+        wrap_model=False,
+    )
+    optimizer.expected_batch_size = opacus_sst2.EXPECTED_BATCH
+    earlier: list[list[Tensor]] = [[] for _ in optimizer.params]
+
+    def add_noise() -> None:
+        for past, parameter in zip(earlier, optimizer.params):
+            correlated = torch.randn_like(parameter.summed_grad) * noise
+            for coefficient, old in zip(a[1:], reversed(past)):
+                correlated = correlated - coefficient * old
+            past.append(correlated)
+            del past[: -len(a)]
+            parameter.grad = (parameter.summed_grad + correlated).view_as(parameter)
+            _mark_as_processed(parameter.summed_grad)
+
+    optimizer.add_noise = add_noise
+    group = torch.randint(0, len(a), (len(train),))
+    share = len(a) * opacus_sst2.EXPECTED_BATCH / len(train)
+    for step in range(steps):
+        for settings in optimizer.param_groups:
+            settings["lr"] = rate * linear_schedule(step, steps, WARMUP)
+        drawn = (group == step % len(a)) & (torch.rand(len(train)) < share)
+        take_step(model, optimizer, [column[drawn] for column in rows.tensors], 64)
+    hooks.cleanup()
+    starts = len(train), len(train) + len(dev)
+    found = [minilm.accuracy(model, numbered(split, start)) for split, start in zip((dev, test), starts)]
+    return found[0], found[1]
+
+
+def main() -> int:
+    """Run the command line, which prints one line for each number of bands and learning rate."""
+    parser = argparse.ArgumentParser(description="Accuracy on SST-2 with correlated noise.")
+    parser.add_argument("--epsilon", type=float, default=opacus_sst2.TARGET_EPSILON)
+    parser.add_argument("--bands", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--minimise", choices=("last", "mean", "momentum"), default="mean")
+    parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=opacus_sst2.STEPS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        examples = [corpora.sst2(split) for split in ("train", "dev", "test")]
+    except corpora.CorpusMissing as missing:
+        print(f"skipped: {missing}")
+        return 0
+    tokenizer = minilm.load_tokenizer()
+    splits = [corpora.tokens(each, tokenizer, opacus_sst2.MAX_LENGTH) for each in examples]
+    hidden = torch.cat([frozen_outputs(split, 4) for split in splits]) if options.rates else torch.empty(0)
+    alone = sigma(options.epsilon, 1, options.steps) * coefficients(options.steps, 1, options.minimise)[1]
+    for bands in options.bands:
+        multiplier = sigma(options.epsilon, bands, options.steps)
+        a, spread = coefficients(options.steps, bands, options.minimise)
+        ratio = multiplier * spread / alone
+        print(f"bands {bands}: sigma {multiplier}, noise {ratio:.3f}, a {[round(each, 3) for each in a]}", flush=True)
+        for rate in options.rates:
+            noise = multiplier * math.hypot(*a)
+            runs = [trained_accuracy(hidden, splits, a, noise, rate, seed, options.steps) for seed in options.seeds]
+            means = [statistics.mean(column) for column in zip(*runs)]
+            print(f"  rate {rate:g}: dev {means[0]:.4f}, test {means[1]:.4f}, runs {runs}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
