@@ -10,11 +10,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from tensorguard.models import output_head
 from tensorguard.models.losses import IGNORE_INDEX, causal_lm_losses, evaluate_batch
 from tensorguard.models.output_head import OutputHead, find_output_head
-from tensorguard.models.tasks import task_named
+from tensorguard.models.tasks.causal_lm import CausalLM
 
 from .conftest import MAKERS, WORDS
 
-CAUSAL = task_named("CausalLM")
+CAUSAL = CausalLM()
 
 
 @pytest.fixture
@@ -150,6 +150,20 @@ def test_output_layer_that_is_trained_is_computed_whole(trained):
 def test_classifier_has_no_vocabulary_head(trained):
     model = trained("bert")
     assert find_output_head(model.task, model.model, model.batch(0)) is None
+
+
+def test_task_with_a_loss_or_a_metric_of_its_own_is_computed_whole(trained):
+    class Doubled(CausalLM):
+        def losses(self, logits, labels):
+            return 2 * super().losses(logits, labels)
+
+    class Measured(CausalLM):
+        def counts(self, logits, labels):
+            return (int(logits.argmax(dim=-1).sum()),)
+
+    model = trained("llama")
+    for kind in (Doubled, Measured):
+        assert find_output_head(kind(), model.model, model.batch(0)) is None
 
 
 def test_dropout_of_the_adapter_is_no_reason_for_whole_logits(trained):

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from tensorguard.models.losses import forward_logits, token_weights
 from tensorguard.models.tasks.base import Task
+from tensorguard.models.tasks.causal_lm import CausalLM
 from tensorguard.privacy.gradients import Batch
 
 CHUNK_SCORES = 1 << 25
@@ -57,7 +58,9 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
     It must be linear and frozen, and its output must be the model's logits: some models scale or cap them afterwards.
     `batch` is public dummy input with which this is tried.
     """
-    layer: Any = model.get_output_embeddings() if task.has_vocabulary_head else None  # type: ignore[operator]
+    # A subclass of CausalLM may have another loss, or metrics that need the logits.
+    causal = type(task).losses is CausalLM.losses and type(task).counts is Task.counts
+    layer: Any = model.get_output_embeddings() if causal else None  # type: ignore[operator]
     if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
         return None
     head, training = OutputHead(layer), model.training

@@ -43,8 +43,6 @@ class Task(ABC):
         peft_type: peft's name for the task (`peft.TaskType`); None where peft has none.
         processor_class: the transformers class that prepares a model's inputs.
         target: what a record's target is, and how a shard stores it.
-        has_vocabulary_head: whether the loss is that of `losses.causal_lm_losses`, and `counts` is empty: the loss may
-            then be computed without the logits (`models.output_head`).
         heads: how the names of the model's output modules end that are trained whole and saved with the adapter. A
             checkpoint may lack their weights: they then start from `lora.initSeed`.
     """
@@ -57,7 +55,6 @@ class Task(ABC):
     target: ClassVar[Target]
     heads: ClassVar[tuple[str, ...]] = ()
     processor_class: ClassVar[str] = "AutoTokenizer"
-    has_vocabulary_head: ClassVar[bool] = False
 
     @property
     def contract(self) -> TaskContract:

@@ -45,7 +45,6 @@ class CausalLM(Task):
     auto_class = "AutoModelForCausalLM"
     peft_type = "CAUSAL_LM"
     target = Target.LEARNED_TOKENS
-    has_vocabulary_head = True
 
     def encoder(self, processor: Any, recipe: Recipe) -> Encode:
         if "messages" in recipe.columns:
