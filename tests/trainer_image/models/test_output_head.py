@@ -129,15 +129,75 @@ def test_evaluation_gives_the_same_sums(trained, largest_chunk):
     assert chunks.loss == pytest.approx(logits.loss, rel=1e-6)
 
 
-def test_model_that_changes_its_logits_afterwards_is_computed_whole(trained, monkeypatch):
+@pytest.mark.parametrize("precision", ("fp32", "bf16"))
+@pytest.mark.parametrize("cap", (5.0, 1024.0))
+def test_model_that_caps_its_logits_is_computed_whole(trained, monkeypatch, cap, precision):
+    """A high cap changes no small logits, in bf16 not by a single bit."""
+
     def capped():
         size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         size |= {"vocab_size": WORDS, "head_dim": 8, "num_key_value_heads": 2, "max_position_embeddings": 16}
-        return Gemma2ForCausalLM(Gemma2Config(final_logit_softcapping=5.0, pad_token_id=0, **size))
+        return Gemma2ForCausalLM(Gemma2Config(final_logit_softcapping=cap, pad_token_id=0, **size))
 
     monkeypatch.setitem(MAKERS, "gemma", (capped, "CausalLM", ["q_proj"]))
-    model = trained("gemma")
+    model = trained("gemma", precision=precision)
     assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
+
+
+def test_model_that_changes_its_logits_in_training_only_is_computed_whole(trained, monkeypatch):
+    model = trained("llama")
+    base = model.model.get_base_model()
+    forward = base.forward
+
+    def changed(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits.tanh() if base.training else output.logits
+        return output
+
+    monkeypatch.setattr(base, "forward", changed)
+    assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
+
+
+def test_model_that_returns_fp32_logits_from_a_bf16_layer_keeps_its_chunks(trained, monkeypatch):
+    model = trained("llama", precision="bf16")
+    base = model.model.get_base_model()
+    forward = base.forward
+
+    def raised(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = output.logits.float()
+        return output
+
+    monkeypatch.setattr(base, "forward", raised)
+    head = find_output_head(CAUSAL, model.model, model.batch(0))
+    assert head is not None
+    assert head.losses(model.model, model.batch(0)).isfinite().all()
+
+
+def test_model_that_needs_its_logits_for_something_else_is_computed_whole(trained, monkeypatch):
+    model = trained("llama")
+    base = model.model.get_base_model()
+    forward = base.forward
+
+    def indexed(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits[..., WORDS - 1].sum()
+        return output
+
+    monkeypatch.setattr(base, "forward", indexed)
+    assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
+    assert "forward" not in vars(model.model.get_output_embeddings())
+
+
+def test_last_token_of_a_chunk_is_computed_alike_at_every_address(monkeypatch):
+    monkeypatch.setattr(output_head, "CHUNK_SCORES", 8 * WORDS)
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        row, weight = torch.randn(1, 10, 33, generator=generator), torch.randn(WORDS, 33, generator=generator)
+        labels = torch.randint(WORDS, (1, 9), generator=generator).expand(2, -1)
+        hidden = row.repeat(2, 1, 1).requires_grad_()
+        output_head._ChunkedTokenLoss.apply(hidden, weight, None, labels).sum().backward()
+        assert torch.equal(hidden.grad[0], hidden.grad[1])
 
 
 def test_output_layer_that_is_trained_is_computed_whole(trained):

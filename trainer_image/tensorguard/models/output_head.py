@@ -11,7 +11,7 @@ depend on the micro-batch's shape and the vocabulary alone. So a record's slot a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from tensorguard.models.dropout import record_seeds
 from tensorguard.models.losses import forward_logits, token_weights
 from tensorguard.models.tasks.base import Task
 from tensorguard.models.tasks.causal_lm import CausalLM
@@ -47,16 +48,25 @@ class OutputHead:
         return losses
 
     def hidden_states(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """What the model would give to the output layer, [m, L, width]."""
-        with _returning_its_input(self.layer):
-            return forward_logits(model, batch)
+        """What the model gives to the output layer, [m, L, width]."""
+        received: list[torch.Tensor] = []
+
+        def keep(hidden: torch.Tensor) -> torch.Tensor:
+            received.append(hidden)
+            return hidden
+
+        with _replaced(self.layer, keep):
+            forward_logits(model, batch)
+        (hidden,) = received
+        return hidden
 
 
 def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead | None:
     """The output layer of `model`, if the loss can be computed from it; None if the whole logits are needed.
 
     It must be linear and frozen, and its output must be the model's logits: some models scale or cap them afterwards.
-    `batch` is public dummy input with which this is tried.
+    This is tried with `batch`, which is public dummy input, and with an output of very small and very large numbers, in
+    which every scale and cap shows.
     """
     # A subclass of CausalLM may have another loss, or metrics that need the logits.
     causal = type(task).losses is CausalLM.losses and type(task).counts is Task.counts
@@ -64,21 +74,35 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
     if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
         return None
     head, training = OutputHead(layer), model.training
-    model.eval()  # without dropout
     try:
-        with torch.no_grad():
-            whole = forward_logits(model, batch)
-            hidden = head.hidden_states(model, batch)
-            same = hidden.shape[-1] == layer.in_features and torch.equal(layer(hidden).to(whole.dtype), whole)
+        with torch.no_grad(), record_seeds(model, [0] * len(batch["labels"])):
+            shown = all(_shows_every_output(model.train(mode), layer, batch) for mode in (True, False))
+            whole = forward_logits(model, batch)  # in evaluation mode, so without dropout
+            same = torch.equal(layer(head.hidden_states(model, batch)).to(whole.dtype), whole)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a model may do anything with its logits; then it gets them
+        return None
     finally:
         model.train(training)
-    return head if same else None
+    return head if shown and same else None
+
+
+def _shows_every_output(model: nn.Module, layer: nn.Linear, batch: Batch) -> bool:
+    """Whether the model's logits are what `layer` returns, whatever that is."""
+    words = layer.out_features
+    sizes = torch.logspace(-3, 4, words, device=layer.weight.device)
+    signs = 1 - 2 * (torch.arange(words, device=sizes.device) % 2)
+    wide = (sizes * signs).to(layer.weight.dtype)
+    with _replaced(layer, lambda hidden: wide.expand(*hidden.shape[:-1], words).clone()):
+        logits = forward_logits(model, batch)
+    return torch.equal(logits, wide.to(logits.dtype).expand_as(logits))
 
 
 @contextmanager
-def _returning_its_input(layer: nn.Linear) -> Iterator[None]:
-    """Let `layer` return what comes in. The attribute hides the method of the class until it is removed."""
-    vars(layer)["forward"] = lambda hidden: hidden
+def _replaced(layer: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Let `layer` compute `forward`. The attribute hides the method of the class until it is removed."""
+    vars(layer)["forward"] = forward
     try:
         yield
     finally:
@@ -103,7 +127,8 @@ class _ChunkedTokenLoss(torch.autograd.Function):
         slopes = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         for i, own in enumerate(hidden):
             for part in _chunks(labels.shape[1], len(weight)):
-                scores = functional.linear(own[part], weight, bias).to(exact)
+                # A copy, because the kernel of a single token depends on how its address is aligned.
+                scores = functional.linear(own[part].clone(), weight, bias).to(exact)
                 targets = labels[i, part].clamp(min=0).unsqueeze(-1)
                 normaliser = scores.logsumexp(dim=-1, keepdim=True)
                 losses[i, part] = (normaliser - scores.gather(-1, targets)).squeeze(-1)
