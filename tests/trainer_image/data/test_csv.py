@@ -5,7 +5,7 @@ import io
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.trainer.data_files import refusal, rows_at
@@ -167,8 +167,11 @@ VALUES = st.text(st.characters(codec="utf-8"), min_size=1) | st.sampled_from(['"
 @given(
     rows=st.lists(st.tuples(VALUES, VALUES)), last=st.sampled_from(["", "\n", "\r\n", "\n\n"]), all_quoted=st.booleans()
 )
+@example(rows=[("0", "\\")], last="", all_quoted=True)
 @settings(max_examples=60)
 def test_csv_whose_quotes_are_closed_is_read_to_its_last_row(tmp_path_factory, rows, last, all_quoted):
+    # A row that ends in a backslash outside quotes is refused: it may escape the newline.
+    assume(all_quoted or not any(label.endswith("\\") for _, label in rows))
     path = tmp_path_factory.mktemp("closed") / "d.csv"
     buffer = io.StringIO()
     csv.writer(buffer, quoting=csv.QUOTE_ALL if all_quoted else csv.QUOTE_MINIMAL).writerows([("text", "label"), *rows])
