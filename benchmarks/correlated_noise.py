@@ -16,28 +16,28 @@ last iterate of SGD with a linear decay (last), the mean of all iterates (mean),
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
-import warnings
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
 
 import torch
-from opacus import PrivacyEngine
 from opacus.optimizers.optimizer import _mark_as_processed
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm
-from benchmarks.learning_rates import CachedOutputs, frozen_outputs, numbered
+from benchmarks.learning_rates import frozen_outputs, numbered, use_cached_outputs
 from benchmarks.peers import opacus_sst2
-from benchmarks.peers.opacus_trainer import linear_schedule, take_step
+from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
 from tensafe_api import accounting
 
 Goal = Literal["last", "mean", "momentum"]
 MOMENTUM = 0.9
-WARMUP = 0.1
+ADAPTER = minilm.Adapter()
+FROZEN = min(ADAPTER.layers)
 
 
 def workload(steps: int, goal: Goal) -> Tensor:
@@ -57,7 +57,7 @@ def coefficients(steps: int, bands: int, goal: Goal) -> tuple[list[float], float
     """The coefficients a (the first is 1) with the least noise in the workload, and that noise for σ = 1."""
     goals = workload(steps, goal)
     ages = torch.arange(steps)[:, None] - torch.arange(steps)[None, :]
-    later = torch.zeros(bands - 1, dtype=torch.float64, requires_grad=True)
+    later = torch.zeros(bands - 1, dtype=torch.float64, requires_grad=True)  # the coefficients after the first
 
     def variance() -> Tensor:
         a = torch.cat([torch.ones(1, dtype=torch.float64), later])
@@ -94,33 +94,15 @@ def sigma(epsilon: float, bands: int, steps: int) -> float:
 
 
 def trained_accuracy(
-    hidden: Tensor,
-    splits: Sequence[TensorDataset],
-    a: Sequence[float],
-    noise: float,
-    rate: float,
-    seed: int,
-    steps: int,
+    hidden: Tensor, splits: Sequence[TensorDataset], a: Sequence[float], noise: float, settings: Settings, seed: int
 ) -> tuple[float, float]:
     """The accuracy on the dev split and on the test split after one run; `noise`: σ·‖a‖, in clip norms."""
     train, dev, test = splits
-    model = minilm.load_model(minilm.Adapter(), opacus_sst2.NUM_LABELS, seed)
-    encoder: Any = model.get_base_model().bert
-    encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[4:]
+    model = minilm.load_model(ADAPTER, opacus_sst2.NUM_LABELS, seed)
+    use_cached_outputs(model, hidden, FROZEN)
     torch.manual_seed(1000 + seed)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rows = numbered(train, 0)
-    warnings.filterwarnings("ignore")
-    hooks, optimizer, _ = PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.AdamW(parameters, lr=rate, weight_decay=0.01),
-        data_loader=DataLoader(rows, batch_size=64),
-        noise_multiplier=0.0,
-        max_grad_norm=opacus_sst2.MAX_GRAD_NORM,
-        poisson_sampling=False,
-        wrap_model=False,
-    )
-    optimizer.expected_batch_size = opacus_sst2.EXPECTED_BATCH
+    hooks, optimizer, _ = make_private(model, settings, DataLoader(rows, batch_size=settings.micro_batch))
     earlier: list[list[Tensor]] = [[] for _ in optimizer.params]
 
     def add_noise() -> None:
@@ -134,17 +116,19 @@ def trained_accuracy(
             _mark_as_processed(parameter.summed_grad)
 
     optimizer.add_noise = add_noise
-    group = torch.randint(0, len(a), (len(train),))
-    share = len(a) * opacus_sst2.EXPECTED_BATCH / len(train)
-    for step in range(steps):
-        for settings in optimizer.param_groups:
-            settings["lr"] = rate * linear_schedule(step, steps, WARMUP)
-        drawn = (group == step % len(a)) & (torch.rand(len(train)) < share)
-        take_step(model, optimizer, [column[drawn] for column in rows.tensors], 64)
+    take_steps(model, optimizer, _draws(rows, len(a), settings), settings)
     hooks.cleanup()
     starts = len(train), len(train) + len(dev)
     found = [minilm.accuracy(model, numbered(split, start)) for split, start in zip((dev, test), starts)]
     return found[0], found[1]
+
+
+def _draws(rows: TensorDataset, bands: int, settings: Settings) -> Iterator[list[Tensor]]:
+    """Poisson draws without end, each from the next of `bands` random groups, at `bands` times the rate."""
+    group = torch.randint(0, bands, (len(rows),))
+    for step in itertools.count():
+        drawn = (group == step % bands) & (torch.rand(len(rows)) < bands * settings.sample_rate)
+        yield [column[drawn] for column in rows.tensors]
 
 
 def main() -> int:
@@ -152,7 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Accuracy on SST-2 with correlated noise.")
     parser.add_argument("--epsilon", type=float, default=opacus_sst2.TARGET_EPSILON)
     parser.add_argument("--bands", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--minimise", choices=("last", "mean", "momentum"), default="mean")
+    parser.add_argument("--minimise", choices=get_args(Goal), default="mean")
     parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=opacus_sst2.STEPS)
@@ -165,7 +149,7 @@ def main() -> int:
         return 0
     tokenizer = minilm.load_tokenizer()
     splits = [corpora.tokens(each, tokenizer, opacus_sst2.MAX_LENGTH) for each in examples]
-    hidden = torch.cat([frozen_outputs(split, 4) for split in splits]) if options.rates else torch.empty(0)
+    hidden = torch.cat([frozen_outputs(split, FROZEN) for split in splits]) if options.rates else torch.empty(0)
     alone = sigma(options.epsilon, 1, options.steps) * coefficients(options.steps, 1, options.minimise)[1]
     for bands in options.bands:
         multiplier = sigma(options.epsilon, bands, options.steps)
@@ -173,8 +157,16 @@ def main() -> int:
         ratio = multiplier * spread / alone
         print(f"bands {bands}: sigma {multiplier}, noise {ratio:.3f}, a {[round(each, 3) for each in a]}", flush=True)
         for rate in options.rates:
+            settings = Settings(
+                noise_multiplier=0.0,  # the noise is added here
+                sample_rate=opacus_sst2.EXPECTED_BATCH / len(splits[0]),
+                steps=options.steps,
+                expected_batch=opacus_sst2.EXPECTED_BATCH,
+                learning_rate=rate,
+                max_grad_norm=opacus_sst2.MAX_GRAD_NORM,
+            )
             noise = multiplier * math.hypot(*a)
-            runs = [trained_accuracy(hidden, splits, a, noise, rate, seed, options.steps) for seed in options.seeds]
+            runs = [trained_accuracy(hidden, splits, a, noise, settings, seed) for seed in options.seeds]
             means = [statistics.mean(column) for column in zip(*runs)]
             print(f"  rate {rate:g}: dev {means[0]:.4f}, test {means[1]:.4f}, runs {runs}", flush=True)
     return 0

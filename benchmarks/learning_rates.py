@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -56,6 +57,12 @@ def frozen_outputs(rows: TensorDataset, layers: int) -> Tensor:
     encoder.encoder.layer = encoder.encoder.layer[:layers]
     outputs = [encoder(input_ids=ids, attention_mask=mask)[0] for ids, mask, _ in DataLoader(rows, batch_size=128)]
     return torch.cat(outputs).clone()
+
+
+def use_cached_outputs(model: PeftModel, hidden: Tensor, layers: int) -> None:
+    """Let ``model`` read ``hidden``, the outputs of its first ``layers`` layers, instead of computing them."""
+    encoder: Any = model.get_base_model().bert
+    encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[layers:]
 
 
 def numbered(rows: TensorDataset, start: int) -> TensorDataset:
@@ -123,8 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for rate in options.rates:
         for seed in options.seeds:
             model = minilm.load_model(adapter, labels, seed)
-            encoder: Any = model.get_base_model().bert
-            encoder.embeddings, encoder.encoder.layer = CachedOutputs(hidden), encoder.encoder.layer[frozen:]
+            use_cached_outputs(model, hidden, frozen)
             train(model, numbered(train_rows, 0), replace(settings, learning_rate=rate), seed)
             accuracy = minilm.accuracy(model, numbered(eval_rows, len(train_rows)))
             print(f"rate {rate:g} seed {seed}: accuracy {accuracy:.4f}", flush=True)

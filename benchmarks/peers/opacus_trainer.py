@@ -60,12 +60,21 @@ def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed:
     Opacus' ordinary random numbers are used (``secure_mode`` off), so that the run can be repeated.
     """
     torch.manual_seed(seed)
+    loader = DPDataLoader(rows, sample_rate=settings.sample_rate)
+    hooks, optimizer, loader = make_private(model, settings, loader)
+    take_steps(model, optimizer, endless(loader), settings)
+    hooks.cleanup()
+
+
+def make_private(
+    model: torch.nn.Module, settings: Settings, loader: DataLoader[Any]
+) -> tuple[Any, DPOptimizer, DataLoader[Any]]:
+    """Opacus' hooks on ``model``, AdamW with clipping and noise, and ``loader``, which keeps its own draws."""
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
     )
-    loader = DPDataLoader(rows, sample_rate=settings.sample_rate)
     warnings.filterwarnings("ignore", message="Secure RNG turned off")
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     hooks, private_optimizer, loader = PrivacyEngine().make_private(
@@ -78,14 +87,18 @@ def train(model: torch.nn.Module, rows: TensorDataset, settings: Settings, seed:
         wrap_model=False,
     )
     private_optimizer.expected_batch_size = settings.expected_batch
+    return hooks, private_optimizer, loader
 
-    draws = endless(loader)
+
+def take_steps(
+    model: torch.nn.Module, optimizer: DPOptimizer, draws: Iterator[Sequence[torch.Tensor]], settings: Settings
+) -> None:
+    """Take all steps of ``settings``, each on the next of ``draws``, at the rate of the linear schedule."""
     for step in range(settings.steps):
         rate = settings.learning_rate * linear_schedule(step, settings.steps, settings.warmup_ratio)
-        for group in private_optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        take_step(model, private_optimizer, next(draws), settings.micro_batch)
-    hooks.cleanup()
+        take_step(model, optimizer, next(draws), settings.micro_batch)
 
 
 def endless(loader: DataLoader[Any]) -> Iterator[list[torch.Tensor]]:
