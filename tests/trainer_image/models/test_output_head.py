@@ -18,7 +18,7 @@ CAUSAL = CausalLM()
 
 
 @pytest.fixture
-def largest_chunk(monkeypatch) -> Iterator[list[int]]:
+def chunk_sizes(monkeypatch) -> Iterator[list[int]]:
     """Chunks of four tokens; yields the number of logits of each chunk."""
     monkeypatch.setattr(output_head, "CHUNK_SCORES", 5 * WORDS)
     seen: list[int] = []
@@ -34,9 +34,9 @@ def largest_chunk(monkeypatch) -> Iterator[list[int]]:
     yield seen
 
 
-def chunked(trained, kind, **settings):
+def chunked(trained, kind):
     """The same model twice: with the loss from the whole logits, and in chunks."""
-    whole = trained(kind, **settings)
+    whole = trained(kind)
     head = find_output_head(whole.task, whole.model, whole.batch(0))
     assert head is not None
     parts = trained(kind, loss=lambda model, batch: OutputHead(model.get_output_embeddings()).losses(model, batch))
@@ -44,13 +44,13 @@ def chunked(trained, kind, **settings):
 
 
 @pytest.mark.parametrize("kind", ("llama", "gpt2"))
-def test_losses_and_gradients_are_those_of_the_whole_logits(trained, kind, largest_chunk):
+def test_losses_and_gradients_are_those_of_the_whole_logits(trained, kind, chunk_sizes):
     whole, parts, head = chunked(trained, kind)
     batch = whole.batch(3)
     batch["labels"][0, 4:9] = IGNORE_INDEX
-    largest_chunk.clear()
+    chunk_sizes.clear()
     found = head.losses(whole.model, batch)
-    assert max(largest_chunk) == 4 * WORDS
+    assert max(chunk_sizes) == 4 * WORDS
     torch.testing.assert_close(found, whole.gradients.losses(batch), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(parts.rows(batch), whole.rows(batch), rtol=1e-4, atol=1e-6)
 
@@ -61,7 +61,7 @@ def test_one_chunk_may_hold_a_whole_record(trained):
 
 
 @pytest.mark.parametrize("bias", (False, True))
-def test_gradient_agrees_with_finite_differences(largest_chunk, bias):
+def test_gradient_agrees_with_finite_differences(chunk_sizes, bias):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(WORDS, 5, generator=generator, dtype=torch.float64)
@@ -97,12 +97,12 @@ def test_half_precision_keeps_the_slopes_of_long_records(dtype):
 
 
 @pytest.mark.parametrize("kind", ("llama", "gpt2"))
-def test_no_bit_of_a_row_depends_on_slot_or_other_records(trained, kind, largest_chunk):
+def test_no_bit_of_a_row_depends_on_slot_or_other_records(trained, kind, chunk_sizes):
     _, parts, _ = chunked(trained, kind)
     assert parts.self_test().bit_equal
 
 
-def test_record_with_nan_changes_no_other_gradient(largest_chunk):
+def test_record_with_nan_changes_no_other_gradient(chunk_sizes):
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(3, 7, 5, generator=generator), torch.randn(WORDS, 5, generator=generator)
     labels = torch.randint(WORDS, (3, 6), generator=generator)
@@ -119,7 +119,7 @@ def test_record_with_nan_changes_no_other_gradient(largest_chunk):
     assert not slopes(other, others_labels)[1].any()
 
 
-def test_evaluation_gives_the_same_sums(trained, largest_chunk):
+def test_evaluation_gives_the_same_sums(trained, chunk_sizes):
     whole, _, head = chunked(trained, "llama")
     batch = whole.batch(1)
     batch["labels"][2] = IGNORE_INDEX
@@ -144,47 +144,40 @@ def test_model_that_caps_its_logits_is_computed_whole(trained, monkeypatch, cap,
     assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
 
 
-def test_model_that_changes_its_logits_in_training_only_is_computed_whole(trained, monkeypatch):
-    model = trained("llama")
+def with_changed_output(monkeypatch, model, change):
+    """Let `change` receive and return the output of the base model."""
     base = model.model.get_base_model()
     forward = base.forward
+    monkeypatch.setattr(base, "forward", lambda *args, **kwargs: change(base, forward(*args, **kwargs)))
+    return model
 
-    def changed(*args, **kwargs):
-        output = forward(*args, **kwargs)
+
+def test_model_that_changes_its_logits_in_training_only_is_computed_whole(trained, monkeypatch):
+    def changed(base, output):
         output.logits = output.logits.tanh() if base.training else output.logits
         return output
 
-    monkeypatch.setattr(base, "forward", changed)
+    model = with_changed_output(monkeypatch, trained("llama"), changed)
     assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
 
 
 def test_model_that_returns_fp32_logits_from_a_bf16_layer_keeps_its_chunks(trained, monkeypatch):
-    model = trained("llama", precision="bf16")
-    base = model.model.get_base_model()
-    forward = base.forward
-
-    def raised(*args, **kwargs):
-        output = forward(*args, **kwargs)
+    def raised(_base, output):
         output.logits = output.logits.float()
         return output
 
-    monkeypatch.setattr(base, "forward", raised)
+    model = with_changed_output(monkeypatch, trained("llama", precision="bf16"), raised)
     head = find_output_head(CAUSAL, model.model, model.batch(0))
     assert head is not None
     assert head.losses(model.model, model.batch(0)).isfinite().all()
 
 
 def test_model_that_needs_its_logits_for_something_else_is_computed_whole(trained, monkeypatch):
-    model = trained("llama")
-    base = model.model.get_base_model()
-    forward = base.forward
-
-    def indexed(*args, **kwargs):
-        output = forward(*args, **kwargs)
+    def indexed(_base, output):
         output.logits[..., WORDS - 1].sum()
         return output
 
-    monkeypatch.setattr(base, "forward", indexed)
+    model = with_changed_output(monkeypatch, trained("llama"), indexed)
     assert find_output_head(CAUSAL, model.model, model.batch(0)) is None
     assert "forward" not in vars(model.model.get_output_embeddings())
 

@@ -1,8 +1,8 @@
 """The loss of a language model without its logits: the output layer is computed in chunks of tokens.
 
-A vocabulary of 152,000 words makes the logits of four records of 1,024 tokens 1.2 GB in bf16, their slopes as much
-again, and one record in fp32 0.6 GB. Here each chunk's logits and slopes exist only until they are multiplied by the
-layer's weights. What stays is one slope for each hidden number, as large as the hidden states.
+A vocabulary of 152,000 words makes the logits of four records of 1,024 tokens 1.2 GB in bf16, their gradients as much
+again, and one record in fp32 0.6 GB. Here each chunk's logits and gradients exist only until they are multiplied by the
+layer's weights. What stays is the gradient of the hidden states, which is as large as they are.
 
 In: a causal model whose output layer is frozen, and a micro-batch. Out: the same losses as those of
 `losses.causal_lm_losses`, and the same gradients up to rounding. Each record has separate kernel calls, whose shapes
@@ -76,7 +76,7 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
     head, training = OutputHead(layer), model.training
     try:
         with torch.no_grad(), record_seeds(model, [0] * len(batch["labels"])):
-            shown = all(_shows_every_output(model.train(mode), layer, batch) for mode in (True, False))
+            unchanged = all(_passes_on_output(model.train(mode), layer, batch) for mode in (True, False))
             whole = forward_logits(model, batch)  # in evaluation mode, so without dropout
             same = torch.equal(layer(head.hidden_states(model, batch)).to(whole.dtype), whole)
     except torch.OutOfMemoryError:
@@ -85,10 +85,10 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
         return None
     finally:
         model.train(training)
-    return head if shown and same else None
+    return head if unchanged and same else None
 
 
-def _shows_every_output(model: nn.Module, layer: nn.Linear, batch: Batch) -> bool:
+def _passes_on_output(model: nn.Module, layer: nn.Linear, batch: Batch) -> bool:
     """Whether the model's logits are what `layer` returns, whatever that is."""
     words = layer.out_features
     sizes = torch.logspace(-3, 4, words, device=layer.weight.device)
@@ -112,8 +112,8 @@ def _replaced(layer: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor])
 class _ChunkedTokenLoss(torch.autograd.Function):
     """Cross entropy of each record, averaged over its learned tokens, from hidden states and a frozen linear layer.
 
-    The forward pass also computes the slopes, so that no logits are computed twice. They are not yet multiplied by the
-    tokens' weights and the loss scale, because small products would vanish in fp16.
+    The forward pass also computes the gradients, so that no logits are computed twice. The backward pass multiplies
+    them by the tokens' weights and the loss scale, because small products would vanish in fp16.
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ class _ChunkedTokenLoss(torch.autograd.Function):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         weights = token_weights(labels, exact)
         losses = torch.zeros(labels.shape, dtype=exact, device=hidden.device)
-        slopes = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        gradients = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         for i, own in enumerate(hidden):
             for part in _chunks(labels.shape[1], len(weight)):
                 # A copy, because the kernel of a single token depends on how its address is aligned.
@@ -132,21 +132,21 @@ class _ChunkedTokenLoss(torch.autograd.Function):
                 targets = labels[i, part].clamp(min=0).unsqueeze(-1)
                 normaliser = scores.logsumexp(dim=-1, keepdim=True)
                 losses[i, part] = (normaliser - scores.gather(-1, targets)).squeeze(-1)
-                if slopes is not None:
+                if gradients is not None:
                     scores.sub_(normaliser).exp_()  # softmax
                     scores.scatter_add_(-1, targets, -torch.ones_like(targets, dtype=exact))
-                    slopes[i, part] = scores.to(weight.dtype) @ weight
-        ctx.save_for_backward(slopes, weights)
+                    gradients[i, part] = scores.to(weight.dtype) @ weight
+        ctx.save_for_backward(gradients, weights)
         return torch.stack([own.sum() for own in torch.where(weights > 0, losses * weights, 0.0)])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        slopes, weights = ctx.saved_tensors
+        gradients, weights = ctx.saved_tensors
         factors = (weights * grad.unsqueeze(-1)).unsqueeze(-1)
-        out = torch.zeros_like(slopes)
+        out = torch.zeros_like(gradients)
         tokens = weights.shape[1]
-        for i, own in enumerate(slopes):
+        for i, own in enumerate(gradients):
             out[i, :tokens] = (own[:tokens] * factors[i]).masked_fill_(weights[i].unsqueeze(-1) == 0, 0.0)
         return out, None, None, None
 
