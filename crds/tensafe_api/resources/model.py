@@ -60,6 +60,12 @@ class Model(Block):
     trust_remote_code: Flag = Field(
         False, description="Run Python code that is part of the model. That code can read the training data."
     )
+    sharding: Literal["Replicated", "Workers"] = Field(
+        "Replicated",
+        description="Where the frozen weights of the base model are. Replicated: each worker holds all of them. "
+        "Workers: each worker holds a part of every layer, and the workers gather a layer when they need it. Use it "
+        "for a model that does not fit on one GPU; it needs a fast network between the workers.",
+    )
     chat_template: Template | None = Field(
         None,
         description="Jinja template that turns a conversation into text. Valid with dataset.columns.messages only. "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from tensorguard.aggregation import pairwise_masks, reduce
 from tensorguard.aggregation.header import HeaderAgreement
@@ -28,7 +29,8 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
-from tensorguard.training import worker
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training import setup, worker
 from tensorguard.training.budget_gate import BudgetGate
 from tensorguard.training.checkpointing import Checkpointer
 from tensorguard.training.config import WorkerConfig
@@ -258,6 +260,38 @@ class KeepWeights:
             os.write(file, (hashlib.sha256(weights).hexdigest() + "\n").encode())
 
         replace_attribute(PrivateStep, "_apply", applying)
+
+
+@dataclass(frozen=True)
+class KnownSecrets:
+    """Gives each rank the same secrets in every run, so that runs over the same shards draw, round and hide alike."""
+
+    def install(self, rank: int, directory: Path) -> None:
+        replace_attribute(setup, "SecretStream", lambda: SecretStream(bytes([rank] * 32)))
+
+
+@dataclass(frozen=True)
+class KeepFloatTraffic:
+    """Every rank writes to `traffic-<rank>` what it sends as floating-point numbers: the collective, and a hash."""
+
+    def install(self, rank: int, directory: Path) -> None:
+        file = os.open(directory / f"traffic-{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"):
+            self._watch(file, name)
+        for name in ("all_reduce", "reduce", "broadcast", "send", "isend"):
+            self._watch(file, name)
+
+    def _watch(self, file: int, name: str) -> None:
+        original = getattr(dist, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            sent = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)][-1]
+            if sent.is_floating_point():
+                content = sent.detach().contiguous().view(torch.uint8).numpy().tobytes()
+                os.write(file, f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+            return original(*args, **kwargs)
+
+        replace_attribute(dist, name, watched)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ class GivenGradients:
 
     shard: Shard
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> bool:
         numbers = [list(self.shard)[unit] for unit in units]
         if numbers:
             clipper.add(torch.tensor([self.shard[number] for number in numbers], dtype=torch.float32), numbers)
+        return True
 
 
 @dataclass

@@ -149,12 +149,17 @@ MECHANISM: tuple[Mutation, ...] = (
         (PRIVACY_TESTS + "test_clipping.py::test_integers_of_a_unit_do_not_depend_on_its_neighbours",),
     ),
     Mutation(
+        "a sum that lacks gradients is revealed",
+        (Edit(_STEP, "stop=bool(self.stop) or not complete", "stop=bool(self.stop)"),),
+        (TRAINING_TESTS + "test_private_step.py::test_sum_that_lacks_a_gradient_is_not_revealed",),
+    ),
+    Mutation(
         "the step skips empty draws",
         (
             Edit(
                 _STEP,
-                "        self.gradients.add_to(",
-                "        if not len(units):\n            return Verdict.CONTINUE\n        self.gradients.add_to(",
+                "        complete = self.gradients",
+                "        if not len(units):\n            return Verdict.CONTINUE\n        complete = self.gradients",
             ),
         ),
         (AGGREGATION_TESTS + "test_whole_step.py::test_step_with_an_empty_draw_is_taken_noised_and_charged",),

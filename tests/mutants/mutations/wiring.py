@@ -6,6 +6,7 @@ from mutations.mutation import TRAINER, TRAINING_TESTS, Edit, Mutation
 
 _SETUP = TRAINER + "training/setup.py"
 _WIRING = TRAINING_TESTS + "test_wiring.py::"
+_SHARDED = TRAINING_TESTS + "test_sharded_base.py::"
 _KEYS = (_WIRING + "test_every_purpose_of_every_rank_has_its_own_key",)
 
 WIRING: tuple[Mutation, ...] = (
@@ -86,5 +87,26 @@ WIRING: tuple[Mutation, ...] = (
             _WIRING + "test_what_every_rank_hands_to_the_channel_is_uniform",
             _WIRING + "test_vectors_of_two_of_three_ranks_are_uniform_together",
         ),
+    ),
+    Mutation(
+        "LoRA not ignored: the trained parameters are sharded with the base",
+        (
+            Edit(
+                TRAINER + "models/sharded_base.py",
+                "fully_shard(layer, mesh=self.mesh, ignored_params=kept)",
+                "fully_shard(layer, mesh=self.mesh)",
+            ),
+        ),
+        (_SHARDED + "test_workers_send_each_other_only_parts_of_the_frozen_weights",),
+    ),
+    Mutation(
+        "dummies not padded: a worker with fewer records runs fewer passes of a shared base",
+        (Edit(TRAINER + "training/unit_gradients.py", ", at_least=passes", ""),),
+        (_SHARDED + "test_rank_without_a_record_takes_part_in_all_passes",),
+    ),
+    Mutation(
+        "workers that share a base try different numbers of records at once",
+        (Edit(_SETUP, "    if sharding is None:\n        return own\n", "    return own\n"),),
+        (_SHARDED + "test_kernel_that_is_inexact_on_one_rank_ends_the_attempt_on_all",),
     ),
 )

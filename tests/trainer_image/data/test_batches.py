@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorguard.data.batches import evaluation_batches, micro_batches
+from tensorguard.data.batches import count_micro_batches, evaluation_batches, micro_batches
 from tensorguard.data.rows import TokenRows, buckets
 from tensorguard.data.shard import Shard, Target, records_table, units_table
 
@@ -114,3 +114,24 @@ def test_evaluation_batches_hold_every_record_once_over_all_ranks(workers):
     options = {"size": 2, "form": TokenRows(64, PAD, 99), "workers": workers}
     seen = [u for r in range(workers) for batch in evaluation_batches(shard, rank=r, **options) for u in batch.units]
     assert sorted(seen) == list(range(9))
+
+
+@pytest.mark.parametrize("units", [[], [1], list(range(9))])
+def test_micro_batches_of_dummies_fill_up_to_the_requested_number(units):
+    shard = shard_of([[n] for n in (3, 40, 5, 20, 6, 7, 8, 16, 17)])
+    form = TokenRows(64, PAD, 99)
+    own = count_micro_batches(shard, units, size=2, form=form)
+    assert own == len(batches(shard, units, size=2, max_length=64))
+    filled = list(micro_batches(shard, units, size=2, form=form, at_least=own + 2))
+    assert [batch.units for batch in filled[own:]] == [(), ()]
+    assert all((batch.labels == -100).all() and batch.labels.shape == (2, 16) for batch in filled[own:])
+    assert len(list(micro_batches(shard, units, size=2, form=form, at_least=own - 1))) == own
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_ranks_can_evaluate_the_same_number_of_micro_batches(workers):
+    shard = shard_of([[n] for n in (3, 40, 5, 20, 6, 7, 8, 16, 17)])
+    options = {"size": 2, "form": TokenRows(64, PAD, 99), "workers": workers, "same_number": True}
+    ranks = [list(evaluation_batches(shard, rank=rank, **options)) for rank in range(workers)]
+    assert len({len(rank) for rank in ranks}) == 1
+    assert sorted(unit for rank in ranks for batch in rank for unit in batch.units) == list(range(9))

@@ -68,16 +68,14 @@ def test_losses_are_those_of_the_records_and_not_of_dummy_rows(model, batch):
     kept = [0.5]
     gradients.compute(batch, 3, losses_into=kept)
     assert kept == [0.5, *squares(model, batch)[:3].tolist()]
-    gradients.compute({}, 0, losses_into=kept)
+    gradients.compute(batch, 0, losses_into=kept)
     assert len(kept) == 4
 
 
-def test_empty_draw_does_not_run_the_model(model, batch):
-    gradients = PerExampleGradients(model.eval(), parameters(model), squares)
-    assert gradients.compute({}, 0).shape == (0, gradients.dimension)
-    model.train()
+def test_batch_of_dummies_gives_no_row(model, batch):
+    gradients = PerExampleGradients(model, parameters(model), squares)
     gradients.compute(batch, 4)
-    assert gradients.compute({}, 0).shape == (0, gradients.dimension), "a row of the previous draw"
+    assert gradients.compute(batch, 0).shape == (0, gradients.dimension), "a row of the previous draw"
 
 
 def test_calls_do_not_accumulate_and_share_one_buffer(model, batch):

@@ -157,9 +157,9 @@ def test_users_are_sampled_not_their_records(tmp_path: Path, monkeypatch: pytest
     rows: Counter[int] = Counter()
     add_to, compute = ShardGradients.add_to, ShardGradients._compute
 
-    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> None:
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> bool:
         drawn.append(units)
-        add_to(self, clipper, units, stop)
+        return add_to(self, clipper, units, stop)
 
     def computing(self: ShardGradients, batch: MicroBatch, dropout: KeyedSeeds) -> torch.Tensor:
         rows[len(drawn)] += len(batch.units)

@@ -48,10 +48,10 @@ def test_internal_writes_each_step_to_a_file_of_the_owner(tmp_path: Path, monkey
         losses[-1] += sum((self._losses or [])[-len(batch.units) :])
         return rows
 
-    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> None:
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> bool:
         records.append(0)
         losses.append(0.0)
-        add_to(self, clipper, units, stop)
+        return add_to(self, clipper, units, stop)
 
     monkeypatch.setattr(ShardGradients, "_compute", computing)
     monkeypatch.setattr(ShardGradients, "add_to", adding)
@@ -83,9 +83,10 @@ def test_hidden_keeps_no_loss_and_no_norm(tmp_path: Path, monkeypatch: pytest.Mo
         seen.append(losses_into)
         return compute(self, batch, rows, losses_into)
 
-    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> None:
-        add_to(self, clipper, units, stop)
+    def adding(self: ShardGradients, clipper: GridClipper, units: list[int], stop: StopSignal) -> bool:
+        complete = add_to(self, clipper, units, stop)
         kept.extend([*self.take_losses(), *clipper.take_norms()])
+        return complete
 
     monkeypatch.setattr(PerExampleGradients, "compute", computing)
     monkeypatch.setattr(ShardGradients, "add_to", adding)

@@ -25,6 +25,7 @@ class Parts:
     def __init__(self, directory: Path) -> None:
         self.order: list[str] = []
         self.verdict = Verdict.CONTINUE
+        self.complete = True
         self.total: np.ndarray | None = np.arange(DIMENSION, dtype=np.int64)
         self.summed: list[dict[str, Any]] = []
         self.stop = StopSignal.of(directory)
@@ -58,9 +59,10 @@ class Parts:
         self.order.append("sample")
         return np.array([3, 5])
 
-    def add_to(self, clipper: Any, units: list[int], stop: StopSignal) -> None:
+    def add_to(self, clipper: Any, units: list[int], stop: StopSignal) -> bool:
         assert (clipper, units, stop) == (self, [3, 5], self.stop)
         self.order.append("gradients")
+        return self.complete
 
     def take(self) -> torch.Tensor:
         self.order.append("clip")
@@ -151,6 +153,13 @@ def test_request_to_stop_reaches_the_gate_and_the_other_ranks(
     parts.stop.request()
     step_of().run(2)
     assert "charge 2 True" in parts.order
+    assert parts.summed[0]["stop"] is True
+
+
+def test_sum_that_lacks_a_gradient_is_not_revealed(parts: Parts, step_of: Callable[..., PrivateStep]) -> None:
+    """Another rank's request to stop can end the gradients here before this rank sees the request itself."""
+    parts.complete = False
+    step_of().run(2)
     assert parts.summed[0]["stop"] is True
 
 

@@ -121,6 +121,7 @@ class Setting:
             model="model",
             form="form",
             output_head="head",
+            sharding=None,
             store="store",
             source="source",
             optimizer="optimizer",

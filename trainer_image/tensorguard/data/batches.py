@@ -45,20 +45,41 @@ class MicroBatch:
 Row = tuple[int, int, int]  # unit, which of its records, that record's number in the shard
 
 
-def micro_batches(shard: Shard, units: Sequence[int], *, size: int, form: Rows) -> Iterator[MicroBatch]:
+def micro_batches(
+    shard: Shard, units: Sequence[int], *, size: int, form: Rows, at_least: int = 0
+) -> Iterator[MicroBatch]:
     """All records of `units`, bucket by bucket, and within a bucket in the order of `units`.
 
     The rows of one unit are consecutive; they may continue in the next micro-batch. `form` makes the rows; its last
-    length bounds every record of the shard. Without units there are no micro-batches.
+    length bounds every record of the shard. Micro-batches of dummies follow until there are `at_least` in all.
     """
+    number = 0
     for length, rows in _layout(shard, units, size, form):
+        number += 1
         yield _build(shard, rows, size, length, form)
+    for _ in range(number, at_least):
+        yield _build(shard, [], size, form.lengths[0], form)
 
 
-def evaluation_batches(shard: Shard, *, size: int, form: Rows, rank: int, workers: int) -> Iterator[MicroBatch]:
-    """Every `workers`-th micro-batch of a public file, from the `rank`-th on: over all ranks, each record once."""
-    for length, rows in islice(_layout(shard, range(len(shard)), size, form), rank, None, workers):
-        yield _build(shard, rows, size, length, form)
+def count_micro_batches(shard: Shard, units: Sequence[int], *, size: int, form: Rows) -> int:
+    """The number of micro-batches of `units`, without dummies."""
+    return sum(1 for _ in _layout(shard, units, size, form))
+
+
+def evaluation_batches(
+    shard: Shard, *, size: int, form: Rows, rank: int, workers: int, same_number: bool = False
+) -> Iterator[MicroBatch]:
+    """Every `workers`-th micro-batch of a public file, from the `rank`-th on: over all ranks, each record once.
+
+    With `same_number`, a rank that has one micro-batch fewer than others gets one of dummies.
+    """
+    layout = _layout(shard, range(len(shard)), size, form)
+    while group := list(islice(layout, workers)):
+        if rank < len(group):
+            length, rows = group[rank]
+            yield _build(shard, rows, size, length, form)
+        elif same_number:
+            yield _build(shard, [], size, form.lengths[0], form)
 
 
 def _layout(shard: Shard, units: Sequence[int], size: int, form: Rows) -> Iterator[tuple[int, list[Row]]]:

@@ -62,12 +62,8 @@ def load_model(
     `pad_token_id` is that of the tokenizer: decoders use it to find a record's last token. Raises
     UnsupportedModelError for models that cannot be trained record by record.
     """
-    config = read_pretrained(AutoConfig, source, trust_remote_code)
-    refuse_config(config)
-    if task.contract.classes:
-        _set_labels(config, task)
-    _switch_off_dropout(config)
-    with seeded(init_seed), _silenced():
+    config = read_config(source, task, trust_remote_code=trust_remote_code)
+    with seeded(init_seed), silenced():
         model, report = read_pretrained(
             getattr(transformers, task.auto_class),
             source,
@@ -83,15 +79,31 @@ def load_model(
     return prepare_base(model, task, fresh=fresh, pad_token_id=pad_token_id, device=device)
 
 
+def read_config(source: ModelSource, task: Task, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """The model's config, with the classes of the task and without dropout.
+
+    Raises UnsupportedModelError for models that cannot be trained record by record.
+    """
+    config: PreTrainedConfig = read_pretrained(AutoConfig, source, trust_remote_code)
+    refuse_config(config)
+    if task.contract.classes:
+        _set_labels(config, task)
+    _switch_off_dropout(config)
+    return config
+
+
 def prepare_base(
     model: PreTrainedModel,
     task: Task,
     *,
     fresh: Sequence[str] = (),
     pad_token_id: int | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = "cpu",
 ) -> BaseModel:
-    """Prepare a transformers model in memory for training record by record (see the module's docstring)."""
+    """Prepare a transformers model in memory for training record by record (see the module's docstring).
+
+    `device`: where its weights move; None leaves them where they are.
+    """
     refuse_config(model.config)
     refuse_base(model)
     _switch_off_dropout(model.config)
@@ -105,12 +117,14 @@ def prepare_base(
     if getattr(text, "pad_token_id", pad_token_id) is None:  # the config of a vision model has no such field
         text.pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
-    movable: Any = model  # `to` is wrapped, and the wrapper hides its types
-    return BaseModel(movable.to(device), task, tuple(dict.fromkeys([*fresh, *heads])))
+    if device is not None:
+        movable: Any = model  # `to` is wrapped, and the wrapper hides its types
+        movable.to(device)
+    return BaseModel(model, task, tuple(dict.fromkeys([*fresh, *heads])))
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Silence the progress bar of transformers and its report of missing weights: `_fresh_modules` checks those."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -80,6 +80,20 @@ def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
+def adapter_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Every parameter that the adapter adds to the base, trained or frozen (`variant: FrozenA`)."""
+    added: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            parts = [getattr(module, name) for name in module.adapter_layer_names]
+        elif isinstance(module, ModulesToSaveWrapper):
+            parts = [module.modules_to_save]
+        else:
+            continue
+        added.update(parameter for part in parts for parameter in part.parameters())
+    return added
+
+
 def _check_adapted_modules(model: nn.Module, targets: Sequence[str], saved: Sequence[str]) -> None:
     """Raise LoraTargetError if peft, which matches the ends of names, adapts other modules than the requested ones."""
     for kind, wanted in ((LoraLayer, targets), (ModulesToSaveWrapper, saved)):

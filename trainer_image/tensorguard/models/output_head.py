@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.losses import forward_logits, token_weights
+from tensorguard.models.sharded_base import recover_from_failed_pass
 from tensorguard.models.tasks.base import Task
 from tensorguard.models.tasks.causal_lm import CausalLM
 from tensorguard.privacy.gradients import Batch
@@ -82,6 +83,7 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
     except torch.OutOfMemoryError:
         raise
     except Exception:  # a model may do anything with its logits; then it gets them
+        recover_from_failed_pass(model)
         return None
     finally:
         model.train(training)

@@ -105,15 +105,13 @@ class PerExampleGradients:
         Args:
             losses_into: if given, the losses of these records are appended. They are private.
 
-        Returns: fp32 [rows, d], **valid until the next call**, which writes into the same memory. `rows` = 0 (an empty
-        draw) gives [0, d] and does not run the model. `p.grad` is None afterwards.
+        Returns: fp32 [rows, d], **valid until the next call**, which writes into the same memory. `rows` = 0 (dummies
+        only) gives [0, d]. `p.grad` is None afterwards.
 
         Raises:
             RuntimeError: if a trainable parameter takes no part in the loss.
             ValueError: if a loss or a layer is not per record.
         """
-        if rows == 0:
-            return self._buffer[:0]
         if not self._model.training:
             raise RuntimeError("the model is in evaluation mode: call model.train() before computing gradients.")
         self._clear()
@@ -166,7 +164,7 @@ class PerExampleGradients:
         if gradients.dtype != torch.float32:
             raise RuntimeError(f"a gradient came out as {gradients.dtype}: run the model without autocast.")
         columns = self._buffer[: self._rows, self._slices[id(parameter)]]
-        rows = gradients[: self._rows].reshape(self._rows, -1)
+        rows = gradients[: self._rows].flatten(start_dim=1)
         if id(parameter) in self._seen:
             columns.add_(rows)
             return

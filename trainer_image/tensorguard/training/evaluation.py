@@ -44,6 +44,7 @@ def evaluate_on_all_ranks(
     form: Rows,
     device: torch.device,
     head: OutputHead | None = None,
+    same_number: bool = False,
     aggregator: SecureAggregator | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The mean loss and the metrics of the task over the whole set: the same on every rank.
@@ -53,10 +54,13 @@ def evaluate_on_all_ranks(
     Args:
         form: makes the rows of micro-batches.
         head: computes the losses without the logits; None: from the logits.
+        same_number: whether every rank must run the same number of batches, because the ranks share the base model.
         aggregator: adds the sums of a private set; None for a public set, whose sums need no protection.
     """
     sums = EvaluationSums()
-    batches = evaluation_batches(evaluation, size=batch_size, form=form, rank=channel.rank, workers=channel.size)
+    batches = evaluation_batches(
+        evaluation, size=batch_size, form=form, rank=channel.rank, workers=channel.size, same_number=same_number
+    )
     model.eval()
     try:
         for batch in batches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,8 @@ from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
+from tensorguard.models.sharded_base import SHARED_PASSES_REMARK, BaseSharding
+from tensorguard.models.sketch import sketch_model
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import Task, task_of
 from tensorguard.privacy.clipping import GridClipper
@@ -61,6 +63,7 @@ class StepComponents:
         records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
+        sharding: the workers that share one base model; None where each worker has a whole one.
         identity: name and digest of the base model, for the statement.
         remarks: sentences that the statement must contain.
     """
@@ -84,6 +87,7 @@ class StepComponents:
     private_metrics: PrivateMetrics | None
     form: Rows
     output_head: OutputHead | None
+    sharding: BaseSharding | None
     identity: dict[str, str]
     remarks: tuple[str, ...]
 
@@ -105,7 +109,8 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     source = resolve_model(spec.model.name, spec.model.revision)
     task, recipe = task_of(spec), Recipe.from_spec(spec)
     processor = task.load_processor(source, spec.model)
-    model = load_lora_model(job, source, task.pad_id(processor), device)
+    sharding = BaseSharding.over_all_ranks(device) if is_sharded(job) else None
+    model = load_lora_model(job, source, task.pad_id(processor), device, sharding)
     form = task.rows(processor, recipe, model)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
@@ -118,7 +123,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     head = find_output_head(task, model, shortest(0))
     gradients = PerExampleGradients(model, named, record_loss(task, head), loss_scale)
     at_once = find_bit_equal_shape(
-        lambda rows: _self_test(task, form, plan, model, gradients, device, rows),
+        lambda rows: _on_all_sharing(sharding, _self_test(task, form, plan, model, gradients, device, rows)),
         rows=spec.training.micro_batch_size,
         device=device,
     )
@@ -151,6 +156,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
             micro_batch_size=at_once,
             form=form,
             device=device,
+            sharding=sharding,
             keep_losses=private_metrics is not None,
         ),
         clipper=GridClipper(
@@ -166,29 +172,52 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         private_metrics=private_metrics,
         form=form,
         output_head=head,
+        sharding=sharding,
         identity={"name": source.name, "weights": source.identity()},
-        remarks=(*noise_remarks, *counted_records_remark(mechanism, spec.dataset.unit.at_least)),
+        remarks=(
+            *noise_remarks,
+            *counted_records_remark(mechanism, spec.dataset.unit.at_least),
+            *((SHARED_PASSES_REMARK,) if sharding else ()),
+        ),
     )
+
+
+def is_sharded(job: TenSafeTrainingJob) -> bool:
+    """Whether the workers share one base model."""
+    return job.spec.model.sharding == "Workers" and job.spec.cluster.workers > 1
 
 
 def load_lora_model(
-    job: TenSafeTrainingJob, source: ModelSource, pad_id: int | None, device: torch.device
+    job: TenSafeTrainingJob,
+    source: ModelSource,
+    pad_id: int | None,
+    device: torch.device,
+    sharding: BaseSharding | None = None,
 ) -> PeftModel:
     """The job's base model with its LoRA factors, in training mode.
 
-    It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`.
+    It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`. With
+    `sharding`, this rank holds its part of the base.
     """
-    spec = job.spec
-    base = load_model(
-        source,
-        task_of(spec),
-        init_seed=spec.lora.init_seed,
-        pad_token_id=pad_id,
-        precision=precision_of(job, device),
-        device=device,
-        trust_remote_code=spec.model.trust_remote_code,
+    spec, lora, precision = job.spec, job.spec.lora, precision_of(job, device)
+    task, sketch = task_of(spec), None
+    if sharding and not spec.model.trust_remote_code:
+        sketch = sketch_model(
+            source, task, modules_to_save=lora.modules_to_save, precision=precision, pad_token_id=pad_id
+        )
+    base = (
+        sketch.base
+        if sketch
+        else load_model(
+            source,
+            task,
+            init_seed=lora.init_seed,
+            pad_token_id=pad_id,
+            precision=precision,
+            device="cpu" if sharding else device,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
     )
-    lora = spec.lora
     model = attach_lora(
         base,
         rank=lora.rank,
@@ -202,6 +231,8 @@ def load_lora_model(
     )
     if spec.training.gradient_checkpointing:
         checkpoint_activations(base.model)
+    if sharding:
+        sharding.shard(model, device, sketch)
     return model
 
 
@@ -229,6 +260,17 @@ def _self_test(
         sum_error=max(report.sum_error for report in reports),
         neighbour_error=max(report.neighbour_error for report in reports),
     )
+
+
+def _on_all_sharing(sharding: BaseSharding | None, own: SelfTest) -> SelfTest:
+    """The self-test's result, or that of a worker whose kernels round where those of this one do not.
+
+    Workers that share a base must agree: they run the same passes.
+    """
+    if sharding is None:
+        return own
+    (inexact,) = sharding.largest(int(not own.bit_equal))
+    return replace(own, neighbour_error=max(own.neighbour_error, math.ulp(0.0))) if inexact else own
 
 
 def _check_length(job: TenSafeTrainingJob, model: PeftModel, length: int) -> None:

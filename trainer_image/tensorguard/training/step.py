@@ -33,10 +33,10 @@ from tensorguard.training.stop_signal import StopSignal
 class UnitGradients(Protocol):
     """Computes the gradients of the drawn units (`training.unit_gradients`)."""
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
-        """Add each unit's clipped gradient to `clipper`.
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> bool:
+        """Add each unit's clipped gradient to `clipper`; return whether all were added.
 
-        It may return early once `stop` is set, because nothing is revealed after that.
+        It may return early once `stop` is set on any worker. Then the step must not be revealed.
         """
         ...
 
@@ -77,7 +77,7 @@ class PrivateStep:
         """
         prepared = self._prepared(step)
         units = self.sampler.draw()  # 1
-        self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
+        complete = self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
         local_sum = self.clipper.take().cpu().numpy()
         allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5
         if allowed.verdict is not Verdict.CONTINUE:
@@ -92,7 +92,7 @@ class PrivateStep:
             noise,
             charged_through=allowed.charged_through,
             ledger_head=allowed.head,
-            stop=bool(self.stop),
+            stop=bool(self.stop) or not complete,
         )
         if total is None:
             return Verdict.STOP

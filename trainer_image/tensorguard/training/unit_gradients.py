@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
-from tensorguard.data.batches import MicroBatch, micro_batches
+from tensorguard.data.batches import MicroBatch, count_micro_batches, micro_batches
 from tensorguard.data.rows import Rows
 from tensorguard.data.shard import Shard
 from tensorguard.models.dropout import record_seeds
+from tensorguard.models.sharded_base import BaseSharding
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.stream import KeyedSeeds, SecretStream
@@ -36,10 +37,13 @@ class ShardGradients:
         micro_batch_size: int,
         form: Rows,
         device: torch.device,
+        sharding: BaseSharding | None = None,
         keep_losses: bool = False,
     ) -> None:
         """Args:
         form: makes the rows of micro-batches.
+        sharding: the workers that share the base model, all of which must run the same number of passes; None where
+            each worker has a whole one.
         stream: gives the seeds of dropout (one per record and step) and of rounding (one per unit and step).
         keep_losses: whether to keep the loss of each record, which is private.
         """
@@ -50,23 +54,31 @@ class ShardGradients:
         self._size = micro_batch_size
         self._form = form
         self._device = device
+        self._sharding = sharding
         self._losses: list[float] | None = [] if keep_losses else None
 
-    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> None:
-        """Add the clipped gradient of each of `units` to `clipper`.
+    def add_to(self, clipper: GridClipper, units: Sequence[int], stop: StopSignal) -> bool:
+        """Add the clipped gradient of each of `units` to `clipper`; return whether all were added.
 
-        Returns early once `stop` is set. The sum is then incomplete and must not be revealed.
+        It is False if it returned early because `stop` is set. The sum is then incomplete and must not be revealed.
         """
         dropout, rounding = self._stream.keyed_seeds(), self._stream.keyed_seeds()
         open_unit: tuple[int, torch.Tensor] | None = None
-        for batch in micro_batches(self._shard, units, size=self._size, form=self._form):
-            if stop:
-                return
+        passes = 0
+        if self._sharding is not None:
+            own = count_micro_batches(self._shard, units, size=self._size, form=self._form)
+            passes, stops = self._sharding.largest(own, int(bool(stop)))
+            if stops:
+                return False
+        for batch in micro_batches(self._shard, units, size=self._size, form=self._form, at_least=passes):
+            if stop and self._sharding is None:  # a worker that left alone would leave the others waiting for it
+                return False
             closed, sums, open_unit = _by_unit(batch.units, self._compute(batch, dropout), open_unit)
             clipper.add(sums, rounding(closed, [0] * len(closed)))
         if open_unit is not None:
             unit, total = open_unit
             clipper.add(total.unsqueeze(0), rounding([unit], [0]))
+        return True
 
     def take_losses(self) -> list[float]:
         """The losses of the records since the last call. They are private; without `keep_losses` there are none."""

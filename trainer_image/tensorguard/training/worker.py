@@ -275,6 +275,7 @@ class Worker:
             form=components.form,
             device=self._device,
             head=components.output_head,
+            same_number=components.sharding is not None,
             aggregator=self.private_step.aggregator if evaluation.visibility == "Private" else None,
         )
         if evaluation.visibility == "Public":

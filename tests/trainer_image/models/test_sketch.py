@@ -1,0 +1,159 @@
+"""A model without its weights, and each worker's part of them: the same numbers as those of the whole model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM
+
+from tensorguard.models.load import BaseModel, load_model
+from tensorguard.models.lora import adapter_parameters, attach_lora
+from tensorguard.models.sharded_base import BaseSharding
+from tensorguard.models.sketch import Sketch, sketch_model
+from tensorguard.models.source import ModelSource, resolve_model
+from tensorguard.models.tasks import Task, task_named
+from tensorguard.models.weight_files import WeightFiles
+
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+CAUSAL, CLASSES = task_named("CausalLM"), task_named("SequenceClassification", labels=3)
+
+
+def llama(folder: Path, *, shard_size: str = "50GB", **settings: object) -> ModelSource:
+    config = LlamaConfig(**SMALL, num_key_value_heads=2, dtype="float32", **settings)  # type: ignore[arg-type]
+    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size=shard_size)
+    return resolve_model(str(folder))
+
+
+def bert(folder: Path) -> ModelSource:
+    BertForSequenceClassification(BertConfig(**SMALL, num_labels=3)).save_pretrained(folder)  # type: ignore[call-arg]
+    return resolve_model(str(folder))
+
+
+def sketch(source: ModelSource, task: Task, precision: str = "fp32") -> Sketch | None:
+    return sketch_model(source, task, modules_to_save=(), precision=precision, pad_token_id=0)
+
+
+def adapted(base: BaseModel) -> PeftModel:
+    return attach_lora(base, rank=2, alpha=4, dropout=0.1, init_seed=7)
+
+
+@contextlib.contextmanager
+def rank_of(rank: int, size: int) -> Iterator[BaseSharding]:
+    """This process as one rank of a group whose other ranks do not exist. Enough to place weights, not to train."""
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield BaseSharding.over_all_ranks(CPU)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize(
+    ("make", "task", "precision"),
+    [
+        pytest.param(llama, CAUSAL, "bf16", id="llama"),
+        pytest.param(lambda path: llama(path, tie_word_embeddings=True), CAUSAL, "fp32", id="tied"),
+        pytest.param(lambda path: llama(path, shard_size="10KB"), CAUSAL, "fp32", id="several-files"),
+        pytest.param(bert, CLASSES, "fp32", id="bert"),
+    ],
+)
+def test_worker_reads_its_rows_of_each_weight(tmp_path: Path, make, task: Task, precision: str, rank: int) -> None:
+    source = make(tmp_path)
+    found = sketch(source, task, precision)
+    assert found is not None
+    reference = adapted(load_model(source, task, init_seed=7, pad_token_id=0, precision=precision))
+    whole = dict(reference.named_parameters(remove_duplicate=False))
+    buffers = dict(reference.named_buffers())
+    model = adapted(found.base)
+    with rank_of(rank, 3) as sharding:
+        sharding.shard(model, CPU, found)
+        parts = dict(model.named_parameters(remove_duplicate=False))
+        assert parts.keys() == whole.keys()
+        for name, part in parts.items():
+            expected = whole[name].detach()
+            if isinstance(part, DTensor):
+                rows = -(-len(expected) // 3)
+                part, expected = part.to_local(), expected[rank * rows : (rank + 1) * rows]
+            assert torch.equal(part, expected), name
+            assert part.dtype == expected.dtype
+        assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+        kept = adapter_parameters(model)
+        assert all(isinstance(part, DTensor) is (part not in kept) for part in parts.values())
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_loaded_model_is_cut_into_the_same_rows(tmp_path: Path, rank: int) -> None:
+    source = bert(tmp_path)
+    found = sketch(source, CLASSES)
+    assert found is not None
+    read, cut = adapted(found.base), adapted(load_model(source, CLASSES, init_seed=7, pad_token_id=0))
+    with rank_of(rank, 3) as sharding:
+        sharding.shard(read, CPU, found)
+        sharding.shard(cut, CPU)
+        parts = dict(cut.named_parameters())
+        for name, part in read.named_parameters():
+            own, other = (p.to_local() if isinstance(p, DTensor) else p for p in (part, parts[name]))
+            assert torch.equal(own, other), name
+
+
+def test_sketch_has_no_memory_for_frozen_weights(tmp_path: Path) -> None:
+    found = sketch(llama(tmp_path), CAUSAL)
+    assert found is not None
+    assert sum(parameter.untyped_storage().nbytes() for parameter in found.base.model.parameters()) < 500
+    assert sum(parameter.nbytes for parameter in found.base.model.parameters()) > 20_000
+
+
+def test_worker_holds_its_share_of_the_base(tmp_path: Path) -> None:
+    source = llama(tmp_path)
+    found = sketch(source, CAUSAL)
+    assert found is not None
+    model = adapted(found.base)
+    with rank_of(1, 4) as sharding:
+        sharding.shard(model, CPU, found)
+        whole = sum(parameter.nbytes for parameter in model.parameters() if isinstance(parameter, DTensor))
+        own = sum(parameter.to_local().nbytes for parameter in model.parameters() if isinstance(parameter, DTensor))
+    assert whole / 4 <= own < whole / 3.8
+
+
+def rename(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.other"] = weights.pop("model.layers.0.self_attn.q_proj.weight")
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_files_without_the_name_of_a_weight_give_no_sketch(tmp_path: Path) -> None:
+    source = llama(tmp_path)
+    rename(tmp_path)
+    assert sketch(source, CAUSAL) is None
+
+
+def test_model_whose_head_is_new_has_no_sketch(tmp_path: Path) -> None:
+    BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    assert sketch(resolve_model(str(tmp_path)), CLASSES) is None
+
+
+def test_model_without_safetensors_has_no_sketch(tmp_path: Path) -> None:
+    source = llama(tmp_path)
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert sketch(source, CAUSAL) is None
+
+
+def test_rows_of_a_tensor_are_read_by_themselves(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(12.0).reshape(4, 3), "scalar": torch.tensor(3.0)}, tmp_path / "model.safetensors")
+    files = WeightFiles.of(ModelSource("x", str(tmp_path), None))
+    assert files is not None
+    assert files.shape("a") == (4, 3)
+    assert files.read("a", 2, 3).tolist() == [[6.0, 7.0, 8.0]]
+    assert files.read("a", 4, 4).shape == (0, 3)
+    assert files.read("scalar").item() == 3.0
