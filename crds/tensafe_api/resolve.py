@@ -159,7 +159,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
             f"the number of units is {counted}, but spec.dataset.unit.atLeast is {at_least}: remove the annotation, "
             "which is for jobs whose units were counted",
         )
-    workers, colluders = spec.cluster.workers, spec.aggregation.colluding_workers
+    workers, colluders = spec.cluster.ranks, spec.aggregation.colluding_workers
     mechanism = Mechanism(
         sample_rate=sample_rate,
         noise_multiplier=sigma,

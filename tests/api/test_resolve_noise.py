@@ -139,6 +139,14 @@ def test_unreachable_target_is_refused_at_its_field(job: Job) -> None:
     assert "raise it, or lower spec.training.steps" in message
 
 
+def test_each_gpu_adds_a_share_of_the_noise(job: Job) -> None:
+    noise = {"spec.privacy.noiseMultiplier": "0.5"}
+    gpus = {**noise, "spec.cluster.workers": 3, "spec.cluster.worker": {"gpus": 4}}
+    alone, together = (resolve_job(job(changes))[1].mechanism for changes in (noise, gpus))
+    assert (alone.workers, together.workers) == (2, 12)
+    assert together.share_sigma == pytest.approx(alone.share_sigma * math.sqrt(2 / 12))
+
+
 def test_colluding_workers_make_noise_shares_larger(job: Job) -> None:
     """No manifest may ask for it yet, so this job did not pass the rules of manifests."""
     accepted = job({"spec.cluster.workers": 4})

@@ -10,7 +10,7 @@ import pytest
 from e2e.platform.fixtures.rule_examples import MORE_REJECTED, RULE_EXAMPLES, RuleExample
 from tensafe_api.problems import ManifestError, parse_job
 from tensafe_api.resources.base import Block, Rule, block_of
-from tensafe_api.resources.cluster import Cluster
+from tensafe_api.resources.cluster import Cluster, Worker
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.training import Training
 
@@ -93,6 +93,13 @@ def test_blocks_without_required_fields_are_never_null() -> None:
                 continue
             demanding = any(part.is_required() for part in inner.model_fields.values()) or inner.rules
             assert demanding or name == "status", f"{block.__name__}.{name}"
+
+
+def test_each_gpu_is_a_rank() -> None:
+    def ranks(workers: int, gpus: int) -> int:
+        return Cluster(workers=workers, worker=Worker(gpus=gpus)).ranks
+
+    assert (ranks(3, 0), ranks(3, 1), ranks(3, 8)) == (3, 3, 24)
 
 
 def test_spec_is_immutable() -> None:

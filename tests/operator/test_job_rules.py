@@ -59,6 +59,7 @@ def test_error_of_bad_input_names_its_field(
     ("path", "value", "message"),
     [
         ("spec.cluster.workers", 3, "cannot change, because each worker adds a share of the noise"),
+        ("spec.cluster.worker", {"gpus": 2}, "spec.cluster.worker.gpus cannot change, except between 0 and 1"),
         ("spec.cluster.serviceAccountName", "another", "because only it may charge the ledger: create a new job"),
         ("spec.cluster.serviceAccountName", None, "because only it may charge the ledger: create a new job"),
         ("spec.lora.rank", 8, "spec.lora cannot change after creation: create a new job with another name"),
@@ -70,4 +71,5 @@ def test_immutable_fields_are_immutable_in_suspension_too(
     job = changed(MINIMAL, {"metadata.namespace": namespace, "spec.suspend": True})
     control_plane.kubectl("apply", "-f", "-", text=json.dumps(job))
     assert message in apply(control_plane, changed(job, {path: value}))
-    assert apply(control_plane, changed(job, {"spec.cluster.priorityClassName": "high"})) == ""
+    mutable = {"spec.cluster.priorityClassName": "high", "spec.cluster.worker": {"gpus": 1}}
+    assert apply(control_plane, changed(job, mutable)) == ""

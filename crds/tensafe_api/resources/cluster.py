@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
-from tensafe_api.resources.numeric import Count, Cpus, Flag, Memory, Size, Workers
+from tensafe_api.resources.numeric import MAX_GPUS, MAX_WORKERS, Count, Cpus, Flag, Memory, Size, Workers
 from tensafe_api.resources.string_form import cel_matches
 from tensafe_api.resources.strings import (
     QUALIFIED,
@@ -49,27 +49,23 @@ class NamedObject(Block):
 
 
 class Worker(Block):
-    """Resources of each worker. A worker is one pod, one training process (rank) and one trust domain."""
+    """Resources of each worker. A worker is one pod and one trust domain.
 
-    gpus: Annotated[int, Field(strict=True, ge=0)] = Field(
-        0, description="GPUs of each worker: 0 or 1. To use more GPUs, raise cluster.workers."
+    It has one training process (rank), or one for each of its GPUs.
+    """
+
+    gpus: Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)] = Field(
+        0,
+        description=f"GPUs of each worker, up to {MAX_GPUS}. Each GPU has a training process (rank) of its own, with "
+        "its own records and its share of the noise. 0: one process without a GPU.",
     )
     gpu_resource: ResourceName = Field(
-        "nvidia.com/gpu", description="Resource name of the GPUs in the cluster. Used when gpus is 1."
+        "nvidia.com/gpu", description="Resource name of the GPUs in the cluster. Used when gpus is above 0."
     )
     cpus: Cpus = Field(
         "1", description="CPU request of each worker, in cores. There is no limit: idle cores are used too."
     )
     memory: Memory = Field("8Gi", description="Memory of each worker, as request and limit.")
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "!has(self.gpus) || self.gpus <= 1",
-            "worker.gpus must be 0 or 1, because one worker is one rank: write 1 and raise cluster.workers",
-            lambda worker: worker.gpus <= 1,
-            ".gpus",
-        ),
-    )
 
 
 class Head(Block):
@@ -335,7 +331,23 @@ class Cluster(Block):
             lambda cluster: len({volume.mount_path for volume in cluster.volumes}) == len(cluster.volumes),
             ".volumes",
         ),
+        Rule(
+            f"!has(self.worker) || !has(self.worker.gpus) || self.workers * self.worker.gpus <= {MAX_WORKERS}",
+            f"cluster must have at most {MAX_WORKERS} GPUs: lower workers or worker.gpus",
+            lambda cluster: cluster.workers * cluster.worker.gpus <= MAX_WORKERS,
+            ".worker.gpus",
+        ),
     )
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """Training processes of each worker: one for each of its GPUs, or one without a GPU."""
+        return max(1, self.worker.gpus)
+
+    @property
+    def ranks(self) -> int:
+        """Training processes of the job. Each has its own records, its share of the noise and its own masks."""
+        return self.workers * self.ranks_per_worker
 
 
 class Retry(Block):

@@ -63,6 +63,10 @@ _ACCOUNT = "(has({0}.cluster.serviceAccountName) ? {0}.cluster.serviceAccountNam
 """The service account in CEL. `orValue` would be shorter, but the API server estimates its cost as unbounded."""
 
 
+_GPUS = "(has({0}.cluster.worker) && has({0}.cluster.worker.gpus) ? {0}.cluster.worker.gpus : 0)"
+"""The GPUs of a worker in CEL."""
+
+
 def _immutable(name: str, *, optional: bool) -> Transition:
     cel = f"self.{name} == oldSelf.{name}"
     if optional:
@@ -263,6 +267,13 @@ class Spec(Block):
             "self.cluster.workers == oldSelf.cluster.workers",
             "spec.cluster.workers cannot change, because each worker adds a share of the noise: create a new job",
             ".cluster.workers",
+        ),
+        Transition(
+            f"{_GPUS.format('self')} == {_GPUS.format('oldSelf')} || "
+            f"{_GPUS.format('self')} < 2 && {_GPUS.format('oldSelf')} < 2",
+            "spec.cluster.worker.gpus cannot change, except between 0 and 1, because each GPU adds a share of the "
+            "noise: create a new job",
+            ".cluster.worker.gpus",
         ),
         Transition(
             f"{_ACCOUNT.format('self')} == {_ACCOUNT.format('oldSelf')}",

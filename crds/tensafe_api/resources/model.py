@@ -60,11 +60,12 @@ class Model(Block):
     trust_remote_code: Flag = Field(
         False, description="Run Python code that is part of the model. That code can read the training data."
     )
-    sharding: Literal["Replicated", "Workers"] = Field(
-        "Replicated",
-        description="Where the frozen weights of the base model are. Replicated: each worker holds all of them. "
-        "Workers: each worker holds a part of every layer, and the workers gather a layer when they need it. Use it "
-        "for a model that does not fit on one GPU; it needs a fast network between the workers.",
+    sharding: Literal["Replicated", "Worker", "Workers"] | None = Field(
+        None,
+        description="Where the frozen weights of the base model are. Replicated: each GPU holds all of them. Worker: "
+        "the GPUs of each worker hold them together. Workers: all GPUs of the job hold them together. A GPU gathers a "
+        "layer when it needs it. Workers needs a fast network between the workers. Default: Worker if "
+        "cluster.worker.gpus is above 1, otherwise Replicated.",
     )
     chat_template: Template | None = Field(
         None,

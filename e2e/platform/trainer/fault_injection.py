@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -354,6 +355,17 @@ class OtherKey:
     def install(self, rank: int, directory: Path) -> None:
         if rank == self.rank:
             replace_attribute(WorkerConfig, "job_key", lambda _config: bytes(32))
+
+
+@dataclass(frozen=True)
+class OtherHost:
+    """Gives one rank another host name than the rest."""
+
+    rank: int
+
+    def install(self, rank: int, directory: Path) -> None:
+        if rank == self.rank:
+            replace_attribute(socket, "gethostname", lambda: "another-host")
 
 
 @dataclass(frozen=True)

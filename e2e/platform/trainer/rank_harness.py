@@ -274,7 +274,7 @@ class Job:
 
     @property
     def workers(self) -> int:
-        return self.job.spec.cluster.workers
+        return self.job.spec.cluster.ranks
 
     def ledger(self) -> LedgerState:
         return FileLedger(self.directory).read()
@@ -334,7 +334,7 @@ def shard_records(
         columns=columns_of(job.spec),
         tokenise=tokeniser,
         key=key,
-        workers=job.spec.cluster.workers,
+        workers=job.spec.cluster.ranks,
     )
     partition, paths = split(pa.Table.from_pylist(rows)), []
     for rank, table in enumerate(partition.tables):

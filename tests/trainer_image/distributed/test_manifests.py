@@ -207,7 +207,7 @@ def test_one_worker_may_disable_secure_aggregation(config: Make) -> None:
         ({"num_workers": 257}, "num_workers: must be at most 256, not 257"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: must be at least 1, not 0"),
         ({"per_device_batch_size": 100}, "per_device_batch_size x gradient_accumulation_steps x num_workers"),
-        ({"use_gpu": True, "resources_per_worker": {"GPU": 2}}, "resources_per_worker['GPU'] must be 0 or 1"),
+        ({"use_gpu": True, "resources_per_worker": {"GPU": 17}}, "resources_per_worker['GPU']: must be at most 16"),
         ({"resources_per_worker": {"CPU": 0}}, "resources_per_worker['CPU']: \"0\" must be above 0"),
         ({"num_labels": None}, "num_labels is required for SequenceClassification"),
         ({"task": "CausalML"}, 'task: "CausalML" is none of'),

@@ -52,7 +52,7 @@ def rank_of(rank: int, size: int) -> Iterator[BaseSharding]:
     """This process as one rank of a group whose other ranks do not exist. Enough to place weights, not to train."""
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
-        yield BaseSharding.over_all_ranks(CPU)
+        yield BaseSharding.of(size, CPU)
     finally:
         dist.destroy_process_group()
 

@@ -58,6 +58,17 @@ def test_worker_group_requests_the_resources_of_the_job(trainer: type[Trainer], 
     assert trainer.settings["train_loop_config"] == {"a": 1}
 
 
+def test_each_gpu_of_a_pod_gets_a_rank_with_a_part_of_the_cpus(trainer: type[Trainer], tmp_path: Path) -> None:
+    """Ray fills each pod with as many ranks as it has GPUs."""
+    text = MANIFEST.replace("MODEL", "/m").replace("CHECKPOINTS", "/c")
+    overrides = ("spec.cluster.worker={gpus: 4, cpus: 10}", "spec.cluster.workers=3")
+    job, _ = resolve_job(load_manifest(text, overrides))
+    run_workers(lambda values: None, {}, WorkerGroup.of(job, one_per_node=True), tmp_path / "ray")
+    scaling = trainer.settings["scaling_config"]
+    assert (scaling.num_workers, scaling.resources_per_worker) == (12, {"CPU": 2.5, "GPU": 1})
+    assert scaling.placement_strategy == "PACK"
+
+
 def test_on_one_machine_workers_may_share_a_node(trainer: type[Trainer], tmp_path: Path) -> None:
     run_workers(lambda values: None, {}, WorkerGroup(2, 1, 0, 0), tmp_path / "ray")
     assert trainer.settings["scaling_config"].placement_strategy == "PACK"

@@ -13,6 +13,7 @@ from e2e.platform.trainer.fault_injection import (
     KeepBatchSizes,
     KeepFloatTraffic,
     KnownSecrets,
+    OtherHost,
     StopDuring,
 )
 from e2e.platform.trainer.rank_harness import CAUSAL, CLASSES, Job, JobKind, join, records
@@ -66,6 +67,32 @@ def test_sharded_base_trains_the_same_adapter(tmp_path: Path, kind: JobKind, ove
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert any(tensor.any() for name, tensor in found.items() if "lora_B" in name)
+
+
+@pytest.mark.slow
+def test_gpus_of_a_worker_share_a_base_and_run_as_many_passes_as_they_need(tmp_path: Path) -> None:
+    """Two workers with two ranks each. The statement does not say that another worker learns their passes."""
+    changes = (*SHORT[:2], "spec.cluster.worker={gpus: 2, cpus: 2}")
+    sharded = Job.make(tmp_path / "sharded", *changes, kind=CAUSAL)
+    assert join(sharded.start(KnownSecrets(), KeepFloatTraffic()), LIMIT) == [0] * 4, sharded.errors()
+    assert sharded.ended().reason == "Completed", sharded.ended().message
+    assert SHARED_PASSES_REMARK not in sharded.store().read("final")["statement.json"].decode()
+    sent = [set((sharded.directory / f"traffic-{rank}").read_text().splitlines()) for rank in range(4)]
+    assert sent[0] == sent[2] != sent[1] == sent[3]  # each pair has the two halves of the base
+
+    whole = Job.make(tmp_path / "whole", *changes, "spec.model.sharding=Replicated", kind=CAUSAL)
+    whole.shards, whole.digest = sharded.shards, sharded.digest
+    assert whole.run(KnownSecrets()) == [0] * 4, whole.errors()
+    expected, found = weights(whole), weights(sharded)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_worker_on_different_machines_are_refused(tmp_path: Path) -> None:
+    job = Job.make(tmp_path / "run", *SHORT[:2], "spec.cluster.worker={gpus: 2, cpus: 2}")
+    assert join(job.start(OtherHost(rank=1)), LIMIT) == [0] * 4, job.errors()
+    assert job.ended().reason == "ResourcesMissing"
+    assert "on different machines" in job.ended().message
 
 
 def test_workers_send_each_other_only_parts_of_the_frozen_weights(tmp_path: Path) -> None:

@@ -1,21 +1,23 @@
-"""Shards the frozen base model over the workers, so that no worker has to hold all of it.
+"""Shards the frozen base model over several ranks, so that no rank has to hold all of it.
 
-In: a peft model and the workers' process group. Out: the same model, of which each worker keeps one part of each
-layer's frozen weights. PyTorch's FSDP2 gathers a layer's weights when a pass needs them and frees them afterwards. The
-trained parameters stay whole on every worker and out of FSDP2. So only public weights travel here, and the gradients of
-records leave a worker through the secure aggregation alone.
+In: a peft model and the ranks' process group. Out: the same model, of which each rank keeps one part of each layer's
+frozen weights. PyTorch's FSDP2 gathers a layer's weights when a pass needs them and frees them afterwards. The trained
+parameters stay whole on every rank and out of FSDP2. So only public weights travel here, and the gradients of records
+leave a rank through the secure aggregation alone.
 
-FSDP2 gathers in collectives, so all workers must run the same number of passes. Workers draw different numbers of
-records. They agree on the largest number of micro-batches in each step (`BaseSharding.largest`), and a worker with
-fewer adds dummies, whose gradients are exactly 0.
+FSDP2 gathers in collectives, so all ranks must run the same number of passes. Ranks draw different numbers of records.
+They agree on the largest number of micro-batches in each step (`BaseSharding.largest`), and a rank with fewer adds
+dummies, whose gradients are exactly 0.
 """
 
 from __future__ import annotations
 
+import hashlib
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from tensafe_api.reasons import Reason
 from tensorguard.models.lora import adapter_parameters
 from tensorguard.models.sketch import Place, Sketch
 from tensorguard.models.weight_files import WeightFiles
@@ -35,26 +38,47 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 SHARED_PASSES_REMARK = (
     "The workers share the base model and run the same number of passes, so each worker learns the largest number of "
-    "micro-batches that any worker has in a step."
+    "micro-batches that any of them has in a step."
 )
+
+
+class ShardingError(RuntimeError):
+    """The ranks cannot share a base model. `str()` is a sentence."""
+
+    reason: ClassVar[Reason] = Reason.RESOURCES_MISSING
 
 
 @dataclass(frozen=True)
 class BaseSharding:
-    """The workers that share one base model. `mesh` is torch's description of their process group."""
+    """The ranks that share one base model. `mesh` is torch's description of their process group."""
 
     mesh: DeviceMesh
 
     @classmethod
-    def over_all_ranks(cls, device: torch.device) -> BaseSharding:
-        """All ranks of the default process group share the base. Call on every rank."""
-        return cls(init_device_mesh(device.type, (dist.get_world_size(),)))
+    def of(cls, sharing: int, device: torch.device) -> BaseSharding:
+        """Groups of `sharing` consecutive ranks of the default process group share a base. Call on every rank."""
+        groups = dist.get_world_size() // sharing
+        mesh = init_device_mesh(device.type, (groups, sharing), mesh_dim_names=("groups", "ranks"))
+        return cls(mesh["ranks"])
+
+    def check_one_machine(self) -> None:
+        """Check that the ranks are on one machine, or in one pod. Call on every rank.
+
+        Raises:
+            ShardingError: they are not, so weights would be gathered over a slow network.
+        """
+        host = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:7], "big")
+        if self.largest(host, -host) != (host, -host):
+            raise ShardingError(
+                "spec.model.sharding: Ray placed the GPUs of one worker on different machines: give each worker of the "
+                "Ray cluster exactly spec.cluster.worker.gpus GPUs"
+            )
 
     def shard(self, model: PeftModel, device: torch.device, sketch: Sketch | None = None) -> None:
-        """Replace each frozen weight of the base by this worker's rows of it, on `device`. Call on every rank.
+        """Replace each frozen weight of the base by this rank's rows of it, on `device`. Call on every rank.
 
         Weights on the CPU move to `device` one layer at a time. The weights of a `sketch` are read from their files:
-        this worker's rows only. Afterwards the trained parameters are on `device` too.
+        this rank's rows only. Afterwards the trained parameters are on `device` too.
         """
         kept = adapter_parameters(model) | {parameter for parameter in model.parameters() if not parameter.ndim}
         for parameter in kept:
@@ -68,14 +92,14 @@ class BaseSharding:
             _replace(sketch.names, lambda part, name: self._read(sketch.files, name, part, device))
 
     def _read(self, files: WeightFiles, name: str, part: Any, device: torch.device) -> torch.Tensor:
-        """`part`, a DTensor without numbers, with this worker's rows of the weight."""
-        rows = -(-part.shape[0] // self.mesh.size())  # of every worker but the last ones
+        """`part`, a DTensor without numbers, with this rank's rows of the weight."""
+        rows = -(-part.shape[0] // self.mesh.size())  # of every rank but the last ones
         start = self.mesh.get_local_rank() * rows
         local = files.read(name, start, start + len(part.to_local())).to(device, part.dtype)
         return DTensor.from_local(local, self.mesh, part.placements, shape=part.shape, stride=part.stride())
 
     def largest(self, *numbers: int) -> tuple[int, ...]:
-        """The largest value of each number over the workers. Call on every rank."""
+        """The largest value of each number over the ranks that share the base. Call on every rank."""
         device = torch.device(self.mesh.device_type)
         carrier = torch.tensor(numbers, dtype=torch.int64, device=device)
         dist.all_reduce(carrier, op=dist.ReduceOp.MAX, group=self.mesh.get_group())

@@ -38,6 +38,11 @@ def cpus_per_worker(job: TenSafeTrainingJob) -> float:
     return parse_quantity(job.spec.cluster.worker.cpus)
 
 
+def cpus_per_rank(job: TenSafeTrainingJob) -> float:
+    """CPU cores of one training process. The GPUs of a worker share its cores."""
+    return cpus_per_worker(job) / job.spec.cluster.ranks_per_worker
+
+
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:
     """The leaves in which two JSON objects differ, each as "a.b was 1, is 2"."""
     found: list[str] = []

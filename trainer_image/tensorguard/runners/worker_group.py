@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.backoff import RETRY_SECONDS
-from tensorguard.runners.preflight import cpus_per_worker
+from tensorguard.runners.preflight import cpus_per_rank
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import TRACEBACKS
 
@@ -65,23 +65,28 @@ class WorkersFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The number of workers, the resources of each, and how often all of them may be restarted."""
+    """The number of ranks, which Ray Train calls workers, the resources of each, and how often all may be restarted.
+
+    A worker of the job with several GPUs has one rank for each. Ray Train numbers the ranks node by node, so those of a
+    worker are consecutive.
+    """
 
     workers: int
     cpus: float
     gpus: int
     max_restarts: int
     one_per_node: bool = False
-    """Place each worker on its own node of Ray, which is a pod."""
+    """Place each rank on its own node of Ray, which is a pod."""
     timeout: float | None = None
     """Seconds that workers may wait for resources and for each other; None: the defaults of this module."""
 
     @classmethod
     def of(cls, job: TenSafeTrainingJob, *, one_per_node: bool = False, timeout: float | None = None) -> WorkerGroup:
-        """The worker group of a job."""
+        """The worker group of a job. `one_per_node`: each worker of the job is a pod."""
         cluster = job.spec.cluster
         restarts = job.spec.retry.max_restarts
-        return cls(cluster.workers, cpus_per_worker(job), cluster.worker.gpus, restarts, one_per_node, timeout)
+        alone = one_per_node and cluster.ranks_per_worker == 1  # otherwise the GPUs of a pod limit its ranks
+        return cls(cluster.ranks, cpus_per_rank(job), min(1, cluster.worker.gpus), restarts, alone, timeout)
 
     @property
     def resources(self) -> dict[str, float]:

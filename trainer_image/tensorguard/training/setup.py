@@ -19,7 +19,7 @@ from torch import nn
 from tensafe_api import accounting
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, learning_rate, resolve_job
-from tensafe_api.resources.job import TenSafeTrainingJob
+from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
@@ -63,7 +63,7 @@ class StepComponents:
         records_at_once: the number of records in a micro-batch: `training.microBatchSize`, or less where the gradients
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
-        sharding: the workers that share one base model; None where each worker has a whole one.
+        sharding: the ranks that share one base model; None where each rank has a whole one.
         identity: name and digest of the base model, for the statement.
         remarks: sentences that the statement must contain.
     """
@@ -109,7 +109,7 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     source = resolve_model(spec.model.name, spec.model.revision)
     task, recipe = task_of(spec), Recipe.from_spec(spec)
     processor = task.load_processor(source, spec.model)
-    sharding = BaseSharding.over_all_ranks(device) if is_sharded(job) else None
+    sharding = _share_base(spec, device)
     model = load_lora_model(job, source, task.pad_id(processor), device, sharding)
     form = task.rows(processor, recipe, model)
     named = trainable_parameters(model)
@@ -177,14 +177,22 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         remarks=(
             *noise_remarks,
             *counted_records_remark(mechanism, spec.dataset.unit.at_least),
-            *((SHARED_PASSES_REMARK,) if sharding else ()),
+            *((SHARED_PASSES_REMARK,) if sharding and spec.model.sharding == "Workers" else ()),
         ),
     )
 
 
-def is_sharded(job: TenSafeTrainingJob) -> bool:
-    """Whether the workers share one base model."""
-    return job.spec.model.sharding == "Workers" and job.spec.cluster.workers > 1
+def _share_base(spec: Spec, device: torch.device) -> BaseSharding | None:
+    """The ranks with which this rank shares the base model; None where it has a whole one. Call on every rank."""
+    cluster = spec.cluster
+    mode = spec.model.sharding or ("Worker" if cluster.worker.gpus > 1 else "Replicated")
+    sharing = {"Replicated": 1, "Worker": cluster.ranks_per_worker, "Workers": cluster.ranks}[mode]
+    if sharing == 1:
+        return None
+    sharding = BaseSharding.of(sharing, device)
+    if mode == "Worker":
+        sharding.check_one_machine()
+    return sharding
 
 
 def load_lora_model(
@@ -263,9 +271,9 @@ def _self_test(
 
 
 def _on_all_sharing(sharding: BaseSharding | None, own: SelfTest) -> SelfTest:
-    """The self-test's result, or that of a worker whose kernels round where those of this one do not.
+    """The self-test's result, or that of a rank whose kernels round where those of this one do not.
 
-    Workers that share a base must agree: they run the same passes.
+    Ranks that share a base must agree: they run the same passes.
     """
     if sharding is None:
         return own

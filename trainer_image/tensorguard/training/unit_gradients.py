@@ -42,8 +42,8 @@ class ShardGradients:
     ) -> None:
         """Args:
         form: makes the rows of micro-batches.
-        sharding: the workers that share the base model, all of which must run the same number of passes; None where
-            each worker has a whole one.
+        sharding: the ranks that share the base model, all of which must run the same number of passes; None where each
+            rank has a whole one.
         stream: gives the seeds of dropout (one per record and step) and of rounding (one per unit and step).
         keep_losses: whether to keep the loss of each record, which is private.
         """
@@ -71,7 +71,7 @@ class ShardGradients:
             if stops:
                 return False
         for batch in micro_batches(self._shard, units, size=self._size, form=self._form, at_least=passes):
-            if stop and self._sharding is None:  # a worker that left alone would leave the others waiting for it
+            if stop and self._sharding is None:  # a rank that left alone would leave the others waiting for it
                 return False
             closed, sums, open_unit = _by_unit(batch.units, self._compute(batch, dropout), open_unit)
             clipper.add(sums, rounding(closed, [0] * len(closed)))

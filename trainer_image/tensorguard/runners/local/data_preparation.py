@@ -87,7 +87,7 @@ def prepare_data(job: TenSafeTrainingJob, data: InMemoryData, key_file: Path, di
         dataset,
         spec,
         tokenise,
-        workers=spec.cluster.workers,
+        workers=spec.cluster.ranks,
         key_file=key_file,
         directory=directory,
         public=evaluation if spec.evaluation and spec.evaluation.visibility == "Public" else None,

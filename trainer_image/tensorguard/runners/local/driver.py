@@ -55,6 +55,7 @@ from tensorguard.runners.preflight import (
     check_evaluation_is_public,
     check_folders_are_outside_data,
     check_local_resources,
+    cpus_per_rank,
     cpus_per_worker,
     with_absolute_paths,
 )
@@ -336,7 +337,7 @@ class _Run:
             shards=prepared.shards,
             evaluation=prepared.evaluation,
             dataset_digest=prepared.digest,
-            threads=max(1, int(cpus_per_worker(self.job))),
+            threads=max(1, int(cpus_per_rank(self.job))),
         )
 
     @property

@@ -33,7 +33,7 @@ from tensorguard.models.source import resolve_model
 from tensorguard.models.tasks import tokeniser_of
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
-from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_worker
+from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_rank
 from tensorguard.runners.run_folder import hold_run_lock
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
@@ -106,7 +106,8 @@ def train_in_pod(files: PodFiles, channel: Channel, device: torch.device, barrie
         except AttemptFailed as failure:
             record_failed_start(files, channel.rank, 0, failure, log.write_record)
             return
-        hold_run_lock(files.run)  # until Ray Train has received the result of this rank, and ends the process
+        if channel.rank % files.job().spec.cluster.ranks_per_worker == 0:  # the others of this pod end with it
+            hold_run_lock(files.run)  # until Ray Train has received the result of this rank, and ends the process
         train(config, channel, device, log.write_record)
 
 
@@ -168,7 +169,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         shards=prepared.shards(channel),
         evaluation=str(prepared.evaluation) if prepared.evaluation else None,
         dataset_digest=shard.digest,
-        threads=max(1, int(cpus_per_worker(job))),
+        threads=max(1, int(cpus_per_rank(job))),
         ledger_location=location,
         mounts=str(files.mounts) if files.mounts else None,
     )
