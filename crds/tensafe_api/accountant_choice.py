@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tensafe_api import accounting
 from tensafe_api.accounting import AccountantName
+from tensafe_api.privacy_events import PrivacyEvent
 
 MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
 """A ledger may be charged ten times its steps, which is still within `accounting.PLD_STEPS_LIMIT`. The smaller σ is,
@@ -32,6 +33,7 @@ def choose(
     sample_rate: float,
     steps: int,
     delta: float,
+    earlier: tuple[PrivacyEvent, ...] = (),
 ) -> tuple[AccountantName, str]:
     """The accountant, and σ as a decimal string.
 
@@ -42,6 +44,7 @@ def choose(
         sample_rate: q in (0, 1].
         steps: the number of steps for which σ must keep the target.
         delta: the δ at which ε is computed; for a job that of `accounting.job_delta`.
+        earlier: privacy events that ε counts too.
 
     Raises:
         PLDLimitError: PLD was asked for, and these figures are outside its limits.
@@ -50,7 +53,12 @@ def choose(
 
     def sigma_by(accountant: AccountantName) -> str:
         return noise_multiplier or accounting.calibrate(
-            target_epsilon=target_epsilon, sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant
+            target_epsilon=target_epsilon,
+            sample_rate=sample_rate,
+            steps=steps,
+            delta=delta,
+            accountant=accountant,
+            earlier=earlier,
         )
 
     if asked != "RDP":

@@ -26,7 +26,7 @@ from dp_accounting import rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
 
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent, earlier_events, round_up
 
 AccountantName = Literal["RDP", "PLD"]
 
@@ -77,7 +77,13 @@ class CalibrationError(ValueError):
 
 
 def epsilon(
-    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName = "RDP"
+    *,
+    sample_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    accountant: AccountantName = "RDP",
+    earlier: tuple[PrivacyEvent, ...] = (),
 ) -> float:
     """ε at `delta` of `steps` Poisson-sampled Gaussian steps, the same for each adjacency (`Adjacency` has the proof).
 
@@ -87,10 +93,14 @@ def epsilon(
         steps: number of charged steps; 0 steps spend nothing.
         delta: δ in (0, 1).
         accountant: RDP, or PLD within its limits.
+        earlier: privacy events that the steps compose with.
 
     Returns:
         An upper bound of ε; infinity if the accountant has no finite one.
     """
+    if earlier:
+        own = PrivacyEvent(sample_rate=repr(sample_rate), noise_multiplier=repr(noise_multiplier), steps=steps)
+        return _composed_epsilon((*earlier, own), delta, accountant)
     if steps == 0:
         return 0.0
     by_rdp = _rdp_epsilon_of_steps(sample_rate, noise_multiplier, steps, delta)
@@ -101,6 +111,11 @@ def epsilon(
 
 def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: AccountantName = "RDP") -> float:
     """ε at `delta` of all `events`, composed in one accountant. `tensafe` claims it, and a verifier recomputes it."""
+    return _composed_epsilon(tuple(events), delta, accountant)
+
+
+@functools.lru_cache(maxsize=1024)
+def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant: AccountantName) -> float:
     charged = [event for event in events if event.steps]
     if not charged:
         return 0.0
@@ -122,16 +137,22 @@ def pld_interval(events: Sequence[PrivacyEvent]) -> float:
 
 
 def calibrate(
-    *, target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName = "RDP"
+    *,
+    target_epsilon: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    accountant: AccountantName = "RDP",
+    earlier: tuple[PrivacyEvent, ...] = (),
 ) -> str:
-    """The smallest σ with six decimals whose ε over `steps` steps is at most `target_epsilon`.
+    """The smallest σ with six decimals whose ε over `steps` steps, after `earlier`, is at most `target_epsilon`.
 
     ε is computed from the returned string, so the claim holds for exactly the figure that is stored and used.
 
     Raises:
         CalibrationError: not even σ = 2^14 reaches the target.
     """
-    return _calibrate(target_epsilon, sample_rate, steps, delta, accountant)
+    return _calibrate(target_epsilon, sample_rate, steps, delta, accountant, earlier)
 
 
 def steps_within(
@@ -141,9 +162,10 @@ def steps_within(
     noise_multiplier: float,
     delta: float,
     accountant: AccountantName = "RDP",
+    earlier: tuple[PrivacyEvent, ...] = (),
     at_most: int,
 ) -> int:
-    """The largest number of steps, up to `at_most`, with an ε of at most `target_epsilon`."""
+    """The largest number of steps, up to `at_most`, with an ε of at most `target_epsilon` after `earlier`."""
 
     def fits(steps: int) -> bool:
         return (
@@ -153,6 +175,7 @@ def steps_within(
                 steps=steps,
                 delta=delta,
                 accountant=accountant,
+                earlier=earlier,
             )
             <= target_epsilon
         )
@@ -179,6 +202,7 @@ def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant:
         steps=steps,
         delta=job_delta(target_delta),
         accountant=accountant,
+        earlier=earlier_events(mechanism.earlier_steps),
     )
 
 
@@ -202,6 +226,7 @@ def claimed_steps(
         noise_multiplier=float(mechanism.noise_multiplier),
         delta=job_delta(target_delta),
         accountant=accountant,
+        earlier=earlier_events(mechanism.earlier_steps),
         at_most=planned,
     )
     return max(charged, possible)
@@ -215,6 +240,7 @@ def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accoun
         steps=steps,
         delta=job_delta(target_delta),
         accountant=accountant,
+        earlier=earlier_events(mechanism.earlier_steps),
     )
 
 
@@ -302,13 +328,22 @@ def _pld_at(composed: PrivacyLossDistribution, steps: int, delta: float) -> floa
 
 
 @functools.lru_cache(maxsize=256)
-def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: float, accountant: AccountantName) -> str:
+def _calibrate(
+    target_epsilon: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    accountant: AccountantName,
+    earlier: tuple[PrivacyEvent, ...],
+) -> str:
     """The smallest six-decimal σ that meets the target."""
     least, most = int(MIN_CALIBRATED_SIGMA * _SIGMA_PLACES), int(MAX_CALIBRATED_SIGMA * _SIGMA_PLACES)
 
     def spent(places: int, by: AccountantName = accountant) -> float:
         sigma = float(_sigma(places))
-        return epsilon(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by)
+        return epsilon(
+            sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta, accountant=by, earlier=earlier
+        )
 
     def fits(places: int, by: AccountantName = accountant) -> bool:
         return spent(places, by) <= target_epsilon
@@ -322,7 +357,10 @@ def _calibrate(target_epsilon: float, sample_rate: float, steps: int, delta: flo
         return _sigma(least)
     low, high = least, _SIGMA_PLACES
     if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
-        high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP")) * _SIGMA_PLACES)
+        try:
+            high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
+        except CalibrationError:  # by RDP, the earlier events alone exceed the target
+            high = _SIGMA_PLACES
         low = max(least, high * 7 // 8)
         while fits(low):
             if low == least:

@@ -14,6 +14,7 @@ is paid from δ (`accounting.SAMPLER_SHARE_OF_DELTA`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Annotated, Literal
 
@@ -46,6 +47,7 @@ Under add-or-remove adjacency, point 1 fails where n is counted: D without x wou
 another n, which an adversary would distinguish with certainty.
 """
 
+MAX_EARLIER_TRAININGS = 64
 _MAX_DIGITS = 400
 """Enough for every float: the largest one has 309 digits before the decimal point."""
 
@@ -54,6 +56,14 @@ class FrozenModel(BaseModel):
     """A value that is stored and compared: immutable, camelCase in JSON, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class EarlierSteps(Block):
+    """Steps of an earlier private training. Its adapter is what this job starts from."""
+
+    sample_rate: Rate = Field(description="Probability with which each unit joined a step.")
+    noise_multiplier: PositiveDecimal = Field(description="Standard deviation of the noise divided by the clip norm.")
+    steps: Positive = Field(description="Number of steps that the claim of the earlier training covers.")
 
 
 class Mechanism(Block):
@@ -83,6 +93,11 @@ class Mechanism(Block):
         description="k: one clip norm is 2^k steps of the integer grid."
     )
     expected_batch_size: Positive = Field(description="B: public denominator of the mean of a step, in units.")
+    earlier_steps: Annotated[tuple[EarlierSteps, ...], Field(max_length=MAX_EARLIER_TRAININGS)] = Field(
+        (),
+        description="Steps of the earlier trainings of the adapter that the job starts from. Every epsilon of the job "
+        "counts them. Default: none.",
+    )
 
     @property
     def grid(self) -> int:
@@ -110,8 +125,17 @@ class PrivacyEvent(FrozenModel):
 
 
 def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]:
-    """The privacy events of `steps` charged steps. σ is the noise that remains when all colluders share theirs."""
-    return (PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps),)
+    """The privacy events of `steps` charged steps, after those of earlier trainings.
+
+    σ is the noise that remains when all colluders share theirs.
+    """
+    own = PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps)
+    return (*earlier_events(mechanism.earlier_steps), own)
+
+
+def earlier_events(earlier: Iterable[EarlierSteps]) -> tuple[PrivacyEvent, ...]:
+    """The privacy events of earlier trainings."""
+    return tuple(PrivacyEvent(**each.model_dump(by_alias=False)) for each in earlier)
 
 
 def round_up(value: Decimal | float, digits: int) -> str:

@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from tensafe_api import accountant_choice, accounting
 from tensafe_api.manifest import ManifestError, Problem
-from tensafe_api.privacy_events import Mechanism, round_up
+from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_events, round_up
 from tensafe_api.resources.job import Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LedgerSpec
 from tensafe_api.resources.numeric import parse_decimal
@@ -83,6 +83,7 @@ class Claim:
             noise_multiplier=float(self.mechanism.noise_multiplier),
             delta=accounting.job_delta(self.delta),
             accountant=self.accountant,
+            earlier=earlier_events(self.mechanism.earlier_steps),
             at_most=min(charged + wanted, self.max_steps),
         )
         return max(0, within - charged)
@@ -151,7 +152,8 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         reserve = min(spec.retry.max_attempts * (checkpoint_every + chunk), steps // 10)
     delta = spec.privacy.target_delta or round_down_delta(Decimal(1) / (10 * at_least))
     target = parse_decimal(spec.privacy.target_epsilon)
-    accountant, sigma = _accountant_and_sigma(spec.privacy, target, sample_rate, steps + reserve, delta)
+    earlier = spec.lora.init_from.earlier_steps if spec.lora.init_from else ()
+    accountant, sigma = _accountant_and_sigma(spec.privacy, target, sample_rate, steps + reserve, delta, earlier)
     counted = job.metadata.annotations.get(COUNTED_ANNOTATION)
     if counted not in (None, str(at_least)):
         raise _problem(
@@ -170,6 +172,7 @@ def resolve_job(job: TenSafeTrainingJob) -> tuple[TenSafeTrainingJob, Plan]:
         colluders=colluders,
         grid_bits=_grid_bits(batch, float(sigma), workers, colluders),
         expected_batch_size=batch,
+        earlier_steps=earlier,
     )
     if float(sigma) * mechanism.grid < accounting.MIN_NOISE:
         raise _problem(
@@ -235,8 +238,18 @@ def round_down_delta(value: Decimal) -> str:
 
 
 def _accountant_and_sigma(
-    privacy: Privacy, target: float, sample_rate: str, steps: int, delta: str
+    privacy: Privacy, target: float, sample_rate: str, steps: int, delta: str, earlier: tuple[EarlierSteps, ...]
 ) -> tuple[accounting.AccountantName, str]:
+    events = earlier_events(earlier)
+    spent = accounting.epsilon_of_events(events, accounting.job_delta(delta), "RDP")
+    if spent > target:
+        spent = min(spent, accounting.epsilon_of_events(events, accounting.job_delta(delta), "PLD"))
+    if spent > target:
+        raise _problem(
+            "spec.privacy.targetEpsilon",
+            f"{target:g} is below the epsilon of spec.lora.initFrom, which is {accounting.format_epsilon(spent)} and "
+            "counts too: raise it",
+        )
     try:
         return accountant_choice.choose(
             privacy.accountant,
@@ -245,6 +258,7 @@ def _accountant_and_sigma(
             sample_rate=float(sample_rate),
             steps=steps,
             delta=accounting.job_delta(delta),
+            earlier=events,
         )
     except accountant_choice.PLDLimitError as error:
         raise _problem("spec.privacy.accountant", f"{error}: remove it to use RDP") from error

@@ -79,6 +79,7 @@ _BOUND = {
     "the claim.",
     "ZeroOut": "The number of units: `unit.atLeast` is that number, and it is public.",
 }
+_STARTED_FROM = "What the statement of the adapter that the job started from does not cover."
 _PUBLIC_EVALUATION = (
     "The evaluation data set is public: this is the word of the job's author. A set that shares a file with the data "
     "set, or most of whose records are in it, is refused; other private data are not recognised."
@@ -127,6 +128,8 @@ class StatementInputs:
     dataset_digest: str | None = None
     lineage: str | None = None
     model: Mapping[str, str] = field(default_factory=dict)
+    started_from: Mapping[str, str] | None = None
+    """Address, digests and claim of the adapter that the training started from."""
     evaluation: str | None = None
     private_metrics: str = "Hidden"
     remarks: Sequence[str] = ()
@@ -157,7 +160,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "steps": claimed,
             "released": "the noised sum of every step, and therefore every checkpoint, the status and the public "
             "evaluations",
-            "covers": f"{claimed} steps of this job, in all its attempts and restarts",
+            "covers": f"{claimed} steps of this job, in all its attempts and restarts{_and_earlier(mechanism)}",
         },
         "spent": {
             "epsilon": accounting.format_epsilon(
@@ -197,6 +200,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "image": NOT_KNOWN,
         },
         "model": dict(inputs.model) or NOT_KNOWN,
+        "startedFrom": dict(inputs.started_from) if inputs.started_from else "new factors",
         "lineage": inputs.lineage or NOT_KNOWN,
         "evaluation": inputs.evaluation or "none",
         "privateMetrics": inputs.private_metrics,
@@ -211,10 +215,26 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             *_NOT_COVERED,
             *((_PRIVATE_METRICS,) if inputs.private_metrics == "Internal" else ()),
             _BOUND[mechanism.adjacency],
+            *((_STARTED_FROM,) if mechanism.earlier_steps else ()),
             *inputs.aggregation.not_covered,
         ],
         "remarks": list(inputs.remarks),
     }
+
+
+def _started_from(adapter: Mapping[str, str] | str) -> str:
+    if isinstance(adapter, str):
+        return adapter
+    return (
+        f"{adapter['uri']} (adapter `{adapter['adapter']}`, statement `{adapter['statement']}`, whose claim is "
+        f"({adapter['epsilon']}, {adapter['delta']}))"
+    )
+
+
+def _and_earlier(mechanism: Mechanism) -> str:
+    """What the claim covers beside the steps of this job."""
+    steps = sum(earlier.steps for earlier in mechanism.earlier_steps)
+    return f", and {steps} steps of the trainings of the adapter that it started from" if steps else ""
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:
@@ -285,6 +305,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| accountant | {_accountant(document['accounting'])} |",
         f"| public lower bound of the number of units | {document['accounting']['unitAtLeast']} |",
         f"| model | {_model(document['model'])} |",
+        f"| started from | {_started_from(document['startedFrom'])} |",
         f"| adapter | `{document['hashes']['adapter']}` |",
         f"| data set | `{document['hashes']['dataset']}` |",
         f"| lineage | {document['lineage']} |",

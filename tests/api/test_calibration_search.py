@@ -18,7 +18,7 @@ from tensafe_api.accounting import (
     job_delta,
     steps_within,
 )
-from tensafe_api.privacy_events import Mechanism
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 from tensafe_api.resolve import Claim
 
 RATE, STEPS, DELTA = 0.01, 400, 1e-5
@@ -35,9 +35,16 @@ class Formula:
         self.tried: dict[str, list[float]] = {"RDP": [], "PLD": []}
 
     def __call__(
-        self, *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountant: AccountantName
+        self,
+        *,
+        sample_rate: float,
+        noise_multiplier: float,
+        steps: int,
+        delta: float,
+        accountant: AccountantName,
+        earlier: tuple[PrivacyEvent, ...],
     ) -> float:
-        assert (sample_rate, delta) == (RATE, DELTA) and isinstance(steps, int)
+        assert (sample_rate, delta, earlier) == (RATE, DELTA, ()) and isinstance(steps, int)
         self.tried[accountant].append(noise_multiplier)
         return self.factors[accountant] * steps / STEPS / noise_multiplier
 

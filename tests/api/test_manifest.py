@@ -50,7 +50,9 @@ spec:
   model: {name: meta-llama/Llama-3.1-8B, revision: main, task: CausalLM, tokenSecret: {name: hub, key: HF_TOKEN},
           trustRemoteCode: false, sharding: Workers, chatTemplate: "{{ messages }}"}
   lora: {rank: 16, alpha: 32, variant: Standard, dropout: "0.05", targetModules: [q_proj, v_proj], layers: [],
-         modulesToSave: [], initSeed: 7}
+         modulesToSave: [], initSeed: 7,
+         initFrom: {uri: s3://clinic/models/2025/final,
+                    earlierSteps: [{sampleRate: "0.01", noiseMultiplier: "0.9", steps: 1000}]}}
   dataset:
     uri: s3://clinic/claims/
     format: jsonl

@@ -9,8 +9,9 @@ that may change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -222,14 +223,16 @@ class Spec(Block):
             "!has(self.cluster.volumes) || !self.cluster.volumes.exists(volume, "
             f"{_hides_in_cel('volume.mountPath', 'self.dataset.uri')} || "
             f"{_hides_in_cel('volume.mountPath', 'self.checkpoint.uri')} || "
-            f"has(self.evaluation) && {_hides_in_cel('volume.mountPath', 'self.evaluation.uri')})",
+            f"has(self.evaluation) && {_hides_in_cel('volume.mountPath', 'self.evaluation.uri')} || "
+            "has(self.lora) && has(self.lora.initFrom) && "
+            f"{_hides_in_cel('volume.mountPath', 'self.lora.initFrom.uri')})",
             "cluster.volumes must not cover /mnt/NAME, where the PersistentVolumeClaim of a pvc://NAME URI is mounted "
             "automatically: write another mountPath, or remove the volume",
             lambda spec: (
                 not any(
                     _hides(volume.mount_path, part.uri)
                     for volume in spec.cluster.volumes
-                    for part in (spec.dataset, spec.checkpoint, spec.evaluation)
+                    for part in (spec.dataset, spec.checkpoint, spec.evaluation, spec.lora.init_from)
                     if part is not None
                 )
             ),
@@ -284,9 +287,26 @@ class Spec(Block):
     )
 
     def uris(self) -> dict[str, str]:
-        """The URIs that the job reads and writes, by the name of their block: dataset, checkpoint, evaluation."""
-        blocks = {"dataset": self.dataset, "checkpoint": self.checkpoint, "evaluation": self.evaluation}
+        """The URIs that the job reads and writes, by the path of their block, such as dataset or lora.initFrom."""
+        blocks = {
+            "dataset": self.dataset,
+            "checkpoint": self.checkpoint,
+            "evaluation": self.evaluation,
+            "lora.initFrom": self.lora.init_from,
+        }
         return {name: block.uri for name, block in blocks.items() if block is not None}
+
+    def with_uris(self, uris: Mapping[str, str]) -> Spec:
+        """This spec with other URIs, by the paths of `uris`."""
+        update: dict[str, Any] = {}
+        for path, uri in uris.items():
+            if path == "lora.initFrom":
+                assert self.lora.init_from is not None
+                moved = self.lora.init_from.model_copy(update={"uri": uri})
+                update["lora"] = self.lora.model_copy(update={"init_from": moved})
+            else:
+                update[path] = getattr(self, path).model_copy(update={"uri": uri})
+        return self.model_copy(update=update)
 
 
 class TenSafeTrainingJob(Block):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api import tasks
+from tensafe_api.privacy_events import MAX_EARLIER_TRAININGS, EarlierSteps
 from tensafe_api.resources.base import Block, Rule, Unique
 from tensafe_api.resources.numeric import Count, Flag, Positive, Share
-from tensafe_api.resources.strings import DataKey, ObjectName, OneLine, Template
+from tensafe_api.resources.strings import DataKey, ObjectName, OneLine, StoreURI, Template
 
 if TYPE_CHECKING:
     Task = str
@@ -92,6 +93,17 @@ class Model(Block):
     )
 
 
+class InitFrom(Block):
+    """An adapter that was trained before, by this software. The new adapter starts from its weights."""
+
+    uri: StoreURI = Field(description="The checkpoint of the adapter, such as s3://clinic/models/triage/final.")
+    earlier_steps: Annotated[tuple[EarlierSteps, ...], Field(min_length=1, max_length=MAX_EARLIER_TRAININGS)] = Field(
+        description="What the adapter has spent: the privacy events of its statement. They must equal those of the "
+        "statement; if they do not, the error shows them. Every epsilon of this job counts them, as if each unit of "
+        "this job were in the earlier data too."
+    )
+
+
 class Lora(Block):
     """The trainable low-rank (LoRA) factors."""
 
@@ -122,6 +134,11 @@ class Lora(Block):
     )
     init_seed: Count = Field(
         7, description="Seed of the initial values of the factors. Sampling, dropout and noise do not use it."
+    )
+    init_from: InitFrom | None = Field(
+        None,
+        description="An adapter that was trained before: training starts from its weights. It must have the same base "
+        "model and the same lora fields. Default: new factors.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -157,14 +157,8 @@ def with_absolute_paths(job: TenSafeTrainingJob, base_dir: Path) -> TenSafeTrain
             return uri
         return str((base_dir / Path(uri).expanduser()).absolute())
 
-    spec = job.spec
-    update: dict[str, Any] = {
-        "dataset": spec.dataset.model_copy(update={"uri": absolute(spec.dataset.uri)}),
-        "checkpoint": spec.checkpoint.model_copy(update={"uri": absolute(spec.checkpoint.uri)}),
-    }
-    if spec.evaluation:
-        update["evaluation"] = spec.evaluation.model_copy(update={"uri": absolute(spec.evaluation.uri)})
+    spec = job.spec.with_uris({path: absolute(uri) for path, uri in job.spec.uris().items()})
     name = spec.model.name
     if name.startswith((".", "/", "~")) or (base_dir / name / "config.json").exists():
-        update["model"] = spec.model.model_copy(update={"name": absolute(name)})
-    return job.model_copy(update={"spec": spec.model_copy(update=update)})
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"name": absolute(name)})})
+    return job.model_copy(update={"spec": spec})

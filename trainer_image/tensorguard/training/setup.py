@@ -25,6 +25,7 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import Shard
+from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -42,6 +43,7 @@ from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import WorkerConfig, counted_records_remark
+from tensorguard.training.initial_adapter import read_initial_adapter
 from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
@@ -65,6 +67,7 @@ class StepComponents:
         private_metrics: None unless the job keeps private metrics.
         sharding: the ranks that share one base model; None where each rank has a whole one.
         identity: name and digest of the base model, for the statement.
+        started_from: for the statement, the adapter of `lora.initFrom` with its digests; None without one.
         remarks: sentences that the statement must contain.
     """
 
@@ -89,6 +92,7 @@ class StepComponents:
     output_head: OutputHead | None
     sharding: BaseSharding | None
     identity: dict[str, str]
+    started_from: dict[str, str] | None
     remarks: tuple[str, ...]
 
     @property
@@ -112,6 +116,10 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     sharding = _share_base(spec, device)
     model = load_lora_model(job, source, task.pad_id(processor), device, sharding)
     form = task.rows(processor, recipe, model)
+    identity = {"name": source.name, "weights": source.identity()}
+    initial = read_initial_adapter(spec, mechanism, identity)
+    if initial is not None:
+        load_adapter_state(model, initial.tensors)
     named = trainable_parameters(model)
     loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
     if isinstance(form, TokenRows):
@@ -173,7 +181,8 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         form=form,
         output_head=head,
         sharding=sharding,
-        identity={"name": source.name, "weights": source.identity()},
+        identity=identity,
+        started_from=initial.summary if initial else None,
         remarks=(
             *noise_remarks,
             *counted_records_remark(mechanism, spec.dataset.unit.at_least),

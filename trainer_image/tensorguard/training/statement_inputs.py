@@ -51,6 +51,7 @@ def statement_inputs(
         dataset_digest=state.dataset_digest,
         lineage=spec.lineage,
         model=components.identity,
+        started_from=components.started_from,
         evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
         private_metrics=components.job.spec.observability.private_metrics,
         remarks=components.remarks,

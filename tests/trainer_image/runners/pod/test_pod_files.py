@@ -13,6 +13,7 @@ from e2e.platform.trainer.rank_harness import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
+from tensafe_api.resources.model import InitFrom
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
 from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
@@ -54,6 +55,18 @@ def test_files_are_read_where_the_operator_mounts_them(pod_files: PodFiles) -> N
     assert len(pod_files.key()) == 32
     assert pod_files.run == pod_files.root / RUN_PATH.removeprefix("/")
     assert resolve_job(job)[1].steps == 12
+
+
+def test_adapter_to_start_from_is_read_from_its_pvc(pod_files: PodFiles) -> None:
+    job = pod_files.job()
+    steps = {"sampleRate": "0.1", "noiseMultiplier": "1", "steps": 4}
+    start = InitFrom.model_validate({"uri": "pvc://models/2025/final", "earlierSteps": [steps]})
+    spec = job.spec.model_copy(update={"lora": job.spec.lora.model_copy(update={"init_from": start})})
+    mounted = pod_files._with_mounted_paths(job.model_copy(update={"spec": spec})).spec
+    assert mounted.uris()["lora.initFrom"] == str(pod_files.mounts / "models/2025/final")
+    assert mounted.uris()["dataset"] == job.spec.dataset.uri
+    assert mounted.lora.init_from is not None
+    assert mounted.lora.init_from.earlier_steps == start.earlier_steps
 
 
 def test_pvc_uris_become_mounted_paths(pod_files: PodFiles) -> None:

@@ -165,9 +165,9 @@ class PodFiles:
     def _with_mounted_paths(self, job: TenSafeTrainingJob) -> TenSafeTrainingJob:
         """`job` with each URI pvc://name/path replaced by /mnt/name/path, where the PVC is mounted."""
         spec = job.spec
-        update = {
-            name: getattr(spec, name).model_copy(update={"uri": str(self.mounts / uri.removeprefix(PVC_SCHEME))})
-            for name, uri in spec.uris().items()
+        mounted = {
+            path: str(self.mounts / uri.removeprefix(PVC_SCHEME))
+            for path, uri in spec.uris().items()
             if uri.startswith(PVC_SCHEME)
         }
-        return job.model_copy(update={"spec": spec.model_copy(update=update)})
+        return job.model_copy(update={"spec": spec.with_uris(mounted)})

@@ -1,0 +1,81 @@
+"""`lora.initFrom`: every epsilon of a job counts the steps of the earlier trainings of its adapter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from tensafe_api import accounting
+from tensafe_api.manifest import ManifestError, parse_job
+from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
+
+DELTA = accounting.job_delta("1e-5")
+EARLIER = {"sampleRate": "0.05", "noiseMultiplier": "1.1", "steps": 200}
+EVENT = PrivacyEvent.model_validate(EARLIER)
+
+
+def plan_of(changes: dict[str, Any], *, earlier: list[dict[str, Any]] | None = None) -> tuple[Plan, Claim]:
+    """The plan, and the claim that its ledger would hold."""
+    lora = {"spec.lora": {"initFrom": {"uri": "s3://b/models/final", "earlierSteps": earlier}}} if earlier else {}
+    base = {"spec.dataset.unit.atLeast": 10_000, "spec.training": {"steps": 100, "expectedBatchSize": 500}}
+    manifest = changed(MINIMAL, {**base, "spec.privacy": {"targetDelta": "0.00001", **changes}, **lora})
+    job, plan = resolve_job(parse_job(manifest))
+    return plan, Claim.of(ledger_spec(job, plan, "uid"))
+
+
+@pytest.mark.parametrize("accountant", ["RDP", "PLD"])
+def test_noise_is_found_for_the_sum_of_both_trainings(accountant: accounting.AccountantName) -> None:
+    privacy = {"targetEpsilon": "9", "accountant": accountant, "reserveSteps": 0}
+    alone, _ = plan_of(privacy)
+    plan, claim = plan_of(privacy, earlier=[EARLIER])
+    sigma = plan.mechanism.noise_multiplier
+    assert float(sigma) > float(alone.mechanism.noise_multiplier)
+    own = PrivacyEvent(sample_rate=plan.mechanism.sample_rate, noise_multiplier=sigma, steps=100)
+    total = accounting.epsilon_of_events([EVENT, own], DELTA, accountant)
+    assert claim.epsilon(100) == plan.epsilon(100) == total
+    assert 0.99 * 9 < total <= 9
+    less = own.model_copy(update={"noise_multiplier": str(float(sigma) - 2e-6)})
+    assert accounting.epsilon_of_events([EVENT, less], DELTA, accountant) > 9
+
+
+def test_fewer_steps_fit_the_budget_after_earlier_ones() -> None:
+    privacy = {"targetEpsilon": "9", "noiseMultiplier": "0.9", "accountant": "RDP"}
+    (_, alone), (_, after) = plan_of(privacy), plan_of(privacy, earlier=[EARLIER])
+    few = after.affordable_steps(0, 10_000)
+    assert 0 < few < alone.affordable_steps(0, 10_000)
+    assert after.epsilon(few) <= 9 < after.epsilon(few + 1)
+    assert after.claimed_steps(0) == min(100, few)
+
+
+def test_job_without_a_step_has_spent_what_the_earlier_one_has() -> None:
+    _, claim = plan_of({"targetEpsilon": "9"}, earlier=[EARLIER])
+    assert claim.epsilon(0) == accounting.epsilon_of_events([EVENT], DELTA, claim.accountant) > 3
+    assert claim.epsilon_against_outsider(0) >= claim.epsilon(0)
+
+
+def test_order_and_grouping_of_earlier_trainings_do_not_matter() -> None:
+    one, two = ({**EARLIER, "steps": steps} for steps in (50, 150))
+    privacy = {"targetEpsilon": "9", "noiseMultiplier": "1"}
+    found = [plan_of(privacy, earlier=each)[0].epsilon(10) for each in ([EARLIER], [one, two], [two, one])]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-4)
+
+
+def test_target_below_what_the_earlier_training_has_spent_is_refused() -> None:
+    spent = min(accounting.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
+    with pytest.raises(ManifestError) as error:
+        plan_of({"targetEpsilon": "3"}, earlier=[EARLIER])
+    (problem,) = error.value.problems
+    assert problem.path == "spec.privacy.targetEpsilon"
+    assert f"is below the epsilon of spec.lora.initFrom, which is {accounting.format_epsilon(spent)}" in problem.message
+
+
+def test_target_that_only_pld_can_keep_is_kept() -> None:
+    """By RDP the earlier training alone exceeds it."""
+    by_rdp, by_pld = (accounting.epsilon_of_events([EVENT], DELTA, accountant) for accountant in ("RDP", "PLD"))
+    target = by_pld + 0.7 * (by_rdp - by_pld)
+    plan, _ = plan_of({"targetEpsilon": f"{target:.4f}", "reserveSteps": 0}, earlier=[EARLIER])
+    assert plan.accountant == "PLD"
+    assert plan.epsilon(100) <= target + 1e-4

@@ -1,0 +1,199 @@
+"""`lora.initFrom`: training starts from an earlier adapter, and every epsilon counts what that adapter has spent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load, save_file
+
+from e2e.platform.trainer.rank_harness import Job
+from tensafe_api.accounting import epsilon_of_events, format_epsilon, job_delta
+from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.statement import canonical_json, digest, recompute_epsilon
+from tensorguard.training.config import RUN_LOG
+
+ALONE = ("spec.cluster.workers=1", "spec.checkpoint.everySteps=2")
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that has ended, with an adapter of four steps."""
+    job = Job.make(tmp_path_factory.mktemp("earlier") / "run", *ALONE, "spec.training.steps=4")
+    job.train_alone()
+    assert job.ended().reason == "Completed"
+    return job
+
+
+def final(job: Job) -> Path:
+    return job.directory / "checkpoints" / "final"
+
+
+def spent(job: Job) -> list[dict[str, Any]]:
+    mechanism = job.plan.mechanism
+    steps = json.loads((final(job) / "statement.json").read_text())["claim"]["steps"]
+    return [{"sampleRate": mechanism.sample_rate, "noiseMultiplier": mechanism.noise_multiplier, "steps": steps}]
+
+
+def job_from(tmp_path: Path, folder: Path, events: list[dict[str, Any]], *overrides: str) -> Job:
+    start = json.dumps({"uri": str(folder), "earlierSteps": events})
+    short = ("spec.training.steps=2", "spec.privacy.targetEpsilon=40", f"spec.lora.initFrom={start}")
+    return Job.make(tmp_path / "run", *ALONE, *short, *overrides)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load((folder / "adapter_model.safetensors").read_bytes())
+
+
+def same_model(earlier: Job, later: Job) -> None:
+    """The harness writes the same random model for each job, so its digest is the same."""
+    assert (earlier.directory / "model/model.safetensors").read_bytes() == (
+        later.directory / "model/model.safetensors"
+    ).read_bytes()
+
+
+def test_training_starts_from_the_earlier_weights(earlier: Job, tmp_path: Path) -> None:
+    """With a learning rate of almost 0 the weights stay where they started."""
+    still = ("spec.training.learningRate=1e-30", "spec.training.weightDecay=0")
+    job = job_from(tmp_path, final(earlier), spent(earlier), *still)
+    same_model(earlier, job)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    before, after = weights(final(earlier)), weights(final(job))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert any(tensor.any() for name, tensor in after.items() if "lora_B" in name)
+
+
+def test_every_epsilon_counts_the_earlier_steps(earlier: Job, tmp_path: Path) -> None:
+    job = job_from(tmp_path, final(earlier), spent(earlier))
+    assert job.plan.epsilon(0) > 0
+    job.train_alone()
+    mechanism = job.plan.mechanism
+    own = {"sampleRate": mechanism.sample_rate, "noiseMultiplier": mechanism.noise_multiplier, "steps": 2}
+    events = [PrivacyEvent.model_validate(each) for each in (*spent(earlier), own)]
+    composed = format_epsilon(epsilon_of_events(events, job_delta(job.plan.delta), job.plan.accountant))
+    statement = json.loads((final(job) / "statement.json").read_text())
+    assert statement["claim"]["epsilon"] == statement["spent"]["epsilon"] == composed == recompute_epsilon(statement)
+    assert statement["claim"]["covers"].endswith("and 4 steps of the trainings of the adapter that it started from")
+    assert statement["startedFrom"]["statement"] == digest((final(earlier) / "statement.json").read_bytes())
+    assert [event["steps"] for event in statement["events"]] == [4, 2]
+    status = job.status()
+    assert status.privacy is not None
+    assert status.privacy.epsilon_spent == composed
+    page = (final(job) / "statement.md").read_text()
+    assert "started from" in page and str(final(earlier)) in page
+
+
+def test_third_training_counts_both_earlier_ones(earlier: Job, tmp_path: Path) -> None:
+    second = job_from(tmp_path / "second", final(earlier), spent(earlier))
+    second.train_alone()
+    third = job_from(tmp_path / "third", final(second), [*spent(earlier), *spent(second)])
+    third.train_alone()
+    assert third.ended().reason == "Completed", third.ended().message
+    assert third.plan.epsilon(2) > second.plan.epsilon(2) > earlier.plan.epsilon(4)
+
+
+def test_adapter_of_an_unfinished_job_counts_with_all_steps_that_it_claims(earlier: Job, tmp_path: Path) -> None:
+    """A checkpoint after two of four steps: that the person stopped there may depend on what the steps revealed."""
+    folder = next((earlier.directory / "checkpoints").glob("step-000002-*"))
+    statement = json.loads((folder / "statement.json").read_text())
+    assert (statement["events"][0]["steps"], statement["claim"]["steps"]) == (2, 4)
+    job = job_from(tmp_path, folder, [{**spent(earlier)[0], "steps": 2}])
+    job.train_alone()
+    assert "steps: 4}" in job.ended().message
+    job = job_from(tmp_path / "again", folder, spent(earlier))
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+
+
+def claim_less(folder: Path) -> None:
+    """Claim fewer steps than the earlier manifest has, with a manifest that fits."""
+    rewrite(folder, lambda statement: statement["events"][-1].update(steps=9))
+
+
+def another_adapter(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement["hashes"].update(adapter="sha256:" + "0" * 64))
+
+
+def another_base(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement["model"].update(weights="sha256:" + "0" * 64))
+
+
+def another_unit(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement["claim"].update(unit="User"))
+
+
+def counted_units(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement["claim"].update(adjacency="ZeroOut"))
+
+
+def another_schema(folder: Path) -> None:
+    rewrite(folder, lambda statement: statement.update(schema="other/v9"))
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    statement = json.loads((folder / "statement.json").read_text())
+    change(statement)
+    content = canonical_json(statement)
+    (folder / "statement.json").write_bytes(content)
+    listing = json.loads((folder / "manifest.json").read_text())
+    listing["files"]["statement.json"] = {"sha256": digest(content), "size": len(content)}
+    (folder / "manifest.json").write_bytes(canonical_json(listing))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (claim_less, "earlierSteps must be those of the statement"),
+        (another_adapter, "is that of another adapter"),
+        (another_base, "the base model of the earlier job is sha256:0000"),
+        (another_unit, "the unit of the earlier job is User"),
+        (counted_units, "the adjacency of the earlier job is ZeroOut"),
+        (another_schema, "its statement has the schema other/v9"),
+    ],
+)
+def test_adapter_that_does_not_fit_is_refused_before_the_ledger_is_acquired(
+    earlier: Job, tmp_path: Path, change: Any, message: str
+) -> None:
+    folder = tmp_path / "copy" / "final"
+    shutil.copytree(final(earlier), folder)
+    change(folder)
+    job = job_from(tmp_path, folder, spent(earlier))
+    job.train_alone()
+    assert job.ended().reason == "InvalidManifest"
+    assert message in job.ended().message
+    assert job.ledger().attempt == 0
+
+
+@pytest.mark.parametrize("key", ["steps", "noiseMultiplier", "sampleRate"])
+def test_refusal_shows_the_steps_to_write(earlier: Job, tmp_path: Path, key: str) -> None:
+    (right,) = spent(earlier)
+    smaller = {"steps": 3, "noiseMultiplier": "9", "sampleRate": "0.001"}
+    job = job_from(tmp_path, final(earlier), [{**right, key: smaller[key]}])
+    job.train_alone()
+    _, _, text = job.ended().message.partition("write earlierSteps: ")
+    assert yaml.safe_load(text) == [right]
+
+
+def test_weights_that_were_changed_are_refused(earlier: Job, tmp_path: Path) -> None:
+    folder = tmp_path / "copy" / "final"
+    shutil.copytree(final(earlier), folder)
+    save_file({name: tensor + 1 for name, tensor in weights(folder).items()}, folder / "adapter_model.safetensors")
+    job = job_from(tmp_path, folder, spent(earlier))
+    job.train_alone()
+    assert job.ended().reason == "CheckpointCorrupt"
+    assert not (job.directory / RUN_LOG).read_text().count('"step"')
+
+
+@pytest.mark.parametrize("override", ["spec.lora.rank=4", "spec.lora.alpha=9", "spec.lora.targetModules=[query]"])
+def test_other_lora_fields_are_refused(earlier: Job, tmp_path: Path, override: str) -> None:
+    job = job_from(tmp_path, final(earlier), spent(earlier), override)
+    job.train_alone()
+    assert job.ended().message.startswith("spec.lora")
+    assert job.ledger().attempt == 0
