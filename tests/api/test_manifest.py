@@ -48,7 +48,8 @@ metadata:
   uid: 3f2a91c0-0000-4000-8000-000000000000
 spec:
   model: {name: meta-llama/Llama-3.1-8B, revision: main, task: CausalLM, tokenSecret: {name: hub, key: HF_TOKEN},
-          trustRemoteCode: false, sharding: Workers, chatTemplate: "{{ messages }}"}
+          quantization: NF4, trustRemoteCode: false, sharding: Workers,
+          chatTemplate: "{{ messages }}"}
   lora: {rank: 16, alpha: 32, variant: Standard, dropout: "0.05", targetModules: [q_proj, v_proj], layers: [],
          modulesToSave: [], initSeed: 7,
          initFrom: {uri: s3://clinic/models/2025/final,

@@ -1,7 +1,7 @@
 """The model of a job: the base model, and the LoRA factors that are trained on top of it.
 
 The trainer's `models` package loads the model of `spec.model` and attaches the factors of `spec.lora`. The fields offer
-only what allows per-example gradients: no DoRA, no quantised base models, no tied parameters.
+only what allows per-example gradients: no DoRA, no tied trainable parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Task = str
 else:
     Task = Literal[tuple(tasks.TASKS)]
+
+Quantization = Literal["NF4", "INT8"]
+"""How the frozen weights of the base model are stored: four or eight bits a number."""
 
 _PURPOSES = tasks.join((task.purpose for task in tasks.TASKS.values()), "or")
 _WITH = tasks.join(tasks.WITH_CLASSES)
@@ -46,6 +49,12 @@ class Model(Block):
     task: Task = Field(
         "CausalLM",
         description=f"What the model learns to do: {_PURPOSES}.",
+    )
+    quantization: Quantization | None = Field(
+        None,
+        description="Keep the frozen linear layers of the base model in fewer bits: NF4 with 4.5 bits a number, INT8 "
+        "with 8. Embeddings, the output layer and modules that are trained in full keep training.precision, in which "
+        "everything is computed. Less memory, more time. Default: none.",
     )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description=f"Number of classes. Required for {_WITH}, otherwise refused."

@@ -132,6 +132,7 @@ def trained() -> Iterator[Callable[..., Trained]]:
         kind: str,
         *,
         precision: str = "fp32",
+        quantization: str | None = None,
         checkpointing: bool = False,
         loss: LossFunction | None = None,
         loss_scale: float = 1.0,
@@ -140,7 +141,13 @@ def trained() -> Iterator[Callable[..., Trained]]:
         maker, name, targets = MAKERS[kind]
         task = task_named(name, labels=3 if TASKS[name].classes else 0)
         torch.manual_seed(0)
-        base = prepare_base(maker().to(PRECISIONS[precision]), task, pad_token_id=0)
+        base = prepare_base(
+            maker().to(PRECISIONS[precision]),
+            task,
+            pad_token_id=0,
+            quantization=quantization,
+            modules_to_save=lora.get("modules_to_save", ()),
+        )
         if checkpointing:
             checkpoint_activations(base.model)
         settings = {"rank": 4, "alpha": 8, "dropout": 0.0, "init_seed": 7, "target_modules": targets} | lora

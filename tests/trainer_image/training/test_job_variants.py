@@ -41,6 +41,8 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
         pytest.param(("spec.training.gradientCheckpointing=true", "spec.lora.dropout=0.2"), id="checkpointing"),
         pytest.param(("spec.training.microBatchSize=1",), id="one-record-at-a-time"),
         pytest.param(("spec.aggregation.verify=Strict", "spec.training.schedule=Cosine"), id="strict"),
+        pytest.param(("spec.model.quantization=NF4", "spec.training.gradientCheckpointing=true"), id="four-bits"),
+        pytest.param(("spec.model.quantization=INT8", "spec.training.precision=bf16"), id="eight-bits"),
         pytest.param(("spec.lora.layers=[1]", "spec.lora.rank=4"), id="one-layer"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import CAUSAL, Job
+from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup
@@ -150,6 +151,16 @@ def test_base_model_is_identified_by_its_files(plain: tuple[Job, StepComponents]
     assert parts.source == source
     assert parts.identity == {"name": source.name, "weights": source.identity()}
     assert parts.remarks == ()
+
+
+def test_quantisation_of_the_base_is_part_of_its_identity(tmp_path: Path, plain: tuple[Job, StepComponents]) -> None:
+    job, parts = made(tmp_path, "spec.model.quantization=INT8", "spec.lora.modulesToSave=[output.dense]")
+    source = resolve_model(job.job.spec.model.name)
+    assert parts.identity == {"name": source.name, "weights": source.identity(), "quantization": "INT8"}
+    layers = {name: module for name, module in parts.model.named_modules() if isinstance(module, QuantizedLinear)}
+    assert all(layer.scheme == "INT8" for layer in layers.values())
+    assert len(layers) == 9 and not any("output.dense" in name for name in layers)
+    assert not any(isinstance(module, QuantizedLinear) for module in plain[1].model.modules())
 
 
 def test_nothing_private_is_kept_by_default(plain: tuple[Job, StepComponents]) -> None:

@@ -5,7 +5,7 @@ in the order in which a model passes them:
 
 - `source` finds the files of the model, and `tokenizer` loads its tokenizer.
 - `load` loads the base model. `attention` and `dropout` replace what would read other records; `unsupported` refuses
-  what cannot be replaced.
+  what cannot be replaced. `quantized` stores the frozen weights in fewer bits.
 - `targets` resolves the names of `spec.lora` to modules, and `lora` attaches the adapter.
 - `tasks` has one class for each model task, and `losses` the losses that they choose from.
 - `self_test` measures on this machine that a gradient depends on one record alone, and `bit_equality` finds how many

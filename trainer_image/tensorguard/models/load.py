@@ -20,8 +20,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from tensafe_api.resources.model import Quantization
 from tensorguard.models.attention import use_record_attention
+from tensorguard.models.quantized import quantize
 from tensorguard.models.source import ModelSource
+from tensorguard.models.targets import resolve_modules_to_save
 from tensorguard.models.tasks.base import Task
 from tensorguard.models.tokenizer import read_pretrained
 from tensorguard.models.unsupported import UnsupportedModelError, configs, refuse_base, refuse_config
@@ -56,11 +59,14 @@ def load_model(
     precision: str = "fp32",
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
+    modules_to_save: Sequence[str] = (),
 ) -> BaseModel:
-    """Load the weights in `precision` and move them to `device` (before LoRA: opacus#820, peft#3409).
+    """Load the weights in `precision`, quantise them, and move them to `device` (before LoRA: opacus#820, peft#3409).
 
-    `pad_token_id` is that of the tokenizer: decoders use it to find a record's last token. Raises
-    UnsupportedModelError for models that cannot be trained record by record.
+    `pad_token_id` is that of the tokenizer: decoders use it to find a record's last token. `modules_to_save`: those of
+    `spec.lora`, which are not quantised. Raises UnsupportedModelError for models that cannot be trained record by
+    record.
     """
     config = read_config(source, task, trust_remote_code=trust_remote_code)
     with seeded(init_seed), silenced():
@@ -76,7 +82,15 @@ def load_model(
         )
     absent = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     fresh = _fresh_modules(model, task, sorted(absent))
-    return prepare_base(model, task, fresh=fresh, pad_token_id=pad_token_id, device=device)
+    return prepare_base(
+        model,
+        task,
+        fresh=fresh,
+        pad_token_id=pad_token_id,
+        device=device,
+        quantization=quantization,
+        modules_to_save=modules_to_save,
+    )
 
 
 def read_config(source: ModelSource, task: Task, *, trust_remote_code: bool) -> PreTrainedConfig:
@@ -99,6 +113,8 @@ def prepare_base(
     fresh: Sequence[str] = (),
     pad_token_id: int | None = None,
     device: str | torch.device | None = "cpu",
+    quantization: Quantization | None = None,
+    modules_to_save: Sequence[str] = (),
 ) -> BaseModel:
     """Prepare a transformers model in memory for training record by record (see the module's docstring).
 
@@ -117,10 +133,13 @@ def prepare_base(
     if getattr(text, "pad_token_id", pad_token_id) is None:  # the config of a vision model has no such field
         text.pad_token_id = pad_token_id
     heads = [name for name, _ in model.named_children() if name.endswith(task.heads)]
+    trained = tuple(dict.fromkeys([*fresh, *heads]))
+    if quantization is not None:  # before the move, so that the whole weights need no memory of the device
+        quantize(model, quantization, resolve_modules_to_save(model, modules_to_save, trained))
     if device is not None:
         movable: Any = model  # `to` is wrapped, and the wrapper hides its types
         movable.to(device)
-    return BaseModel(model, task, tuple(dict.fromkeys([*fresh, *heads])))
+    return BaseModel(model, task, trained)
 
 
 @contextmanager

@@ -171,8 +171,8 @@ def _neighbour_error(
 ) -> float:
     """Largest relative change of `tried`, the first rows of `first`, when their slots or the other records change."""
     rows, seeds, worst = _rows(first), _seeds(first), 0.0
-    dtype = next((p.dtype for p in model.parameters() if not p.requires_grad), torch.float32)
-    limit = _ROUNDING[dtype]
+    # The scales of a quantised base are fp32 in every precision.
+    limit = max(_ROUNDING.get(parameter.dtype, 0.0) for parameter in model.parameters())
     stay = max(1, min(len(tried), rows - 1))  # at least one other record is beside them
     beside = {name: torch.cat([tensor[:stay], other[name][stay:]]) for name, tensor in first.items()}
     if stay < rows:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tensafe_api.reasons import Reason
+from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.unsupported import UnsupportedModelError
 
 ALL_LINEAR = "all-linear"
@@ -57,7 +58,7 @@ def resolve_targets(
         )
     modules = dict(model.named_modules())
     for name in found:
-        if type(modules[name]) not in (nn.Linear, Conv1D):
+        if type(modules[name]) not in (nn.Linear, QuantizedLinear, Conv1D):
             raise UnsupportedModelError(
                 f"spec.lora.targetModules matches '{name}', a {type(modules[name]).__name__}: "
                 "LoRA is supported for nn.Linear and GPT-2's Conv1D."

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class StepComponents:
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
         sharding: the ranks that share one base model; None where each rank has a whole one.
-        identity: name and digest of the base model, for the statement.
+        identity: name, digest and quantisation of the base model, for the statement.
         started_from: for the statement, the adapter of `lora.initFrom` with its digests; None without one.
         remarks: sentences that the statement must contain.
     """
@@ -117,6 +118,8 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
     model = load_lora_model(job, source, task.pad_id(processor), device, sharding)
     form = task.rows(processor, recipe, model)
     identity = {"name": source.name, "weights": source.identity()}
+    if spec.model.quantization:
+        identity["quantization"] = spec.model.quantization
     initial = read_initial_adapter(spec, mechanism, identity)
     if initial is not None:
         load_adapter_state(model, initial.tensors)
@@ -216,23 +219,25 @@ def load_lora_model(
     It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`. With
     `sharding`, this rank holds its part of the base.
     """
-    spec, lora, precision = job.spec, job.spec.lora, precision_of(job, device)
-    task, sketch = task_of(spec), None
-    if sharding and not spec.model.trust_remote_code:
-        sketch = sketch_model(
-            source, task, modules_to_save=lora.modules_to_save, precision=precision, pad_token_id=pad_id
-        )
+    spec, lora, sketch = job.spec, job.spec.lora, None
+    settings: dict[str, Any] = {
+        "modules_to_save": lora.modules_to_save,
+        "precision": precision_of(job, device),
+        "pad_token_id": pad_id,
+    }
+    if sharding and not (spec.model.trust_remote_code or spec.model.quantization):
+        sketch = sketch_model(source, task_of(spec), **settings)
     base = (
         sketch.base
         if sketch
         else load_model(
             source,
-            task,
+            task_of(spec),
             init_seed=lora.init_seed,
-            pad_token_id=pad_id,
-            precision=precision,
             device="cpu" if sharding else device,
             trust_remote_code=spec.model.trust_remote_code,
+            quantization=spec.model.quantization,
+            **settings,
         )
     )
     model = attach_lora(
