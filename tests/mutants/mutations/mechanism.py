@@ -295,6 +295,21 @@ MECHANISM: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "a quantised layer rounds its inputs on a scale of the whole batch",
+        (
+            Edit(
+                TRAINER + "models/quantized.py",
+                "return functional.linear(input, decode(codes, scales), bias)",
+                "scale = input.abs().amax().clamp(min=1e-6) / 127\n"
+                "        return functional.linear((input / scale).round() * scale, decode(codes, scales), bias)",
+            ),
+        ),
+        (
+            MODEL_TESTS + "test_quantized.py::test_self_test_passes_bit_equal",
+            MODEL_TESTS + "test_quantized.py::test_output_and_gradient_are_those_of_the_same_numbers",
+        ),
+    ),
+    Mutation(
         "gradients that differ by rounding are accepted",
         (Edit(_BIT_EQUALITY, "if report.bit_equal:", "if report.neighbour_error < 5e-2:"),),
         (

@@ -38,6 +38,11 @@ WIRING: tuple[Mutation, ...] = (
         (_WIRING + "test_clipped_sum_of_a_draw_is_one_clip_norm_of_the_ledgers_grid_for_each_unit",),
     ),
     Mutation(
+        "a statement does not say that the base was quantised",
+        (Edit(_SETUP, "if spec.model.quantization else {}", "if False else {}"),),
+        (TRAINING_TESTS + "test_step_components.py::test_quantisation_of_the_base_is_part_of_its_identity",),
+    ),
+    Mutation(
         "noise and sampling read the same key stream",
         (Edit(_SETUP, 'noise_stream=stream.derive("noise")', 'noise_stream=stream.derive("sampling")'),),
         _KEYS,
