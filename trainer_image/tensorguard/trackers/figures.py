@@ -47,6 +47,7 @@ CONFIG_FIELDS = (
     "spec.model.revision",
     "spec.model.task",
     "spec.model.numLabels",
+    "spec.model.quantization",
     "spec.lora.rank",
     "spec.lora.alpha",
     "spec.lora.dropout",
