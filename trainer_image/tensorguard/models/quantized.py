@@ -42,8 +42,8 @@ NF4_LEVELS = (
 )
 """Quantiles of a normal distribution, divided by the largest one. Zero is one of them."""
 
-_PIECE = 1 << 20
-"""The largest number of weights that are made in fp32 at a time, unless a row has more."""
+_PIECE = 1 << 22
+"""The largest number of weights that are made in fp32 at a time, unless a row has more: 16 MB."""
 
 
 class QuantizedLinear(nn.Linear):
