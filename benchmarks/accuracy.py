@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import corpora, minilm, tensafe_job
 from benchmarks.peers import opacus_sst2
+from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
@@ -35,14 +36,17 @@ from tensorguard.training.worker import train
 WORKERS = 2
 
 
-def tensafe_accuracy(directory: Path, epsilon: float, seed: int, steps: int) -> tuple[float, str]:
-    """One run's test accuracy, and a few words on the ε that was spent according to its ledger."""
-    from safetensors.torch import load_file
+def tensafe_run(
+    directory: Path, epsilon: float, seed: int, steps: int, *changes: str
+) -> tuple[TenSafeTrainingJob, str]:
+    """Train in ``directory``, with ``changes`` of the manifest.
 
+    Returns the job, and a few words on the ε that was spent according to its ledger.
+    """
     from tensorguard.ledger.file import FileLedger
 
-    rows = corpora.sst2("train")
-    job, plan, config = tensafe_job.make(directory, rows, f"spec.lora.initSeed={seed}", *_overrides(epsilon, steps))
+    overrides = (f"spec.lora.initSeed={seed}", *_overrides(epsilon, steps), *changes)
+    job, plan, config = tensafe_job.make(directory, corpora.sst2("train"), *overrides)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(config, rank, directory / "meet")) for rank in range(WORKERS)]
     for rank in ranks:
@@ -51,12 +55,19 @@ def tensafe_accuracy(directory: Path, epsilon: float, seed: int, steps: int) -> 
         rank.join()
     if any(rank.exitcode for rank in ranks):
         raise RuntimeError("a worker failed: its error is in the output above")
+    charged = FileLedger(directory).read().steps_charged
+    return job, f"epsilon {plan.epsilon(charged):.3f} of {charged} charged steps"
+
+
+def tensafe_accuracy(directory: Path, job: TenSafeTrainingJob) -> float:
+    """Test accuracy of the final adapter of ``tensafe_run``, on the base model that ``job`` describes."""
+    from safetensors.torch import load_file
+
     tokenizer = minilm.load_tokenizer()
     model = load_lora_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
     test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
-    charged = FileLedger(directory).read().steps_charged
-    return minilm.accuracy(model, test), f"epsilon {plan.epsilon(charged):.3f} of {charged} charged steps"
+    return minilm.accuracy(model, test)
 
 
 def _opacus_accuracy(epsilon: float, seed: int, steps: int) -> float:
@@ -114,7 +125,9 @@ def _compare(epsilon: float, seeds: Sequence[int], steps: int) -> float:
         ours = []
         for seed in seeds:
             started = time.perf_counter()
-            found, spent = tensafe_accuracy(Path(scratch) / f"seed-{seed}", epsilon, seed, steps)
+            directory = Path(scratch) / f"seed-{seed}"
+            job, spent = tensafe_run(directory, epsilon, seed, steps)
+            found = tensafe_accuracy(directory, job)
             ours.append(found)
             elapsed = time.perf_counter() - started
             print(f"tensafe seed {seed}: accuracy {found:.4f}, {spent} ({elapsed:.0f} s)", flush=True)
