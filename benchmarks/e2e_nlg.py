@@ -20,9 +20,10 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.corpora import CorpusMissing, data_root
+from benchmarks.llama import llama
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainer, TenSafeTrainingConfig
 
 Pair = dict[str, str]
@@ -64,20 +65,16 @@ def make_base(directory: Path, public: list[Pair]) -> None:
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="</s>", pad_token="</s>")
     tokenizer.save_pretrained(directory)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=WIDTH,
-            intermediate_size=3 * WIDTH,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=WIDTH // 32,
-            max_position_embeddings=256,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=0,
-            pad_token_id=0,
-        )
+    model = llama(
+        words=len(tokenizer),
+        positions=256,
+        width=WIDTH,
+        inner_width=3 * WIDTH,
+        layers=LAYERS,
+        heads=WIDTH // 32,
+        tied=True,
+        pad_token=0,
+        end_token=0,
     )
     rows = [torch.tensor([*tokenizer(text)["input_ids"][:159], 0]) for text in texts]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)

@@ -18,13 +18,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from benchmarks.llama import llama
 from tensafe_api.resources.model import Quantization
 from tensorguard.data.rows import TokenRows
 from tensorguard.models.bit_equality import use_deterministic_kernels
@@ -57,24 +56,22 @@ def minilm(precision: str, device: torch.device, quantization: Quantization | No
     return load_model(source, task, init_seed=7, precision=precision, device=device, quantization=quantization)
 
 
-def llama(precision: str, device: torch.device, quantization: Quantization | None = None) -> BaseModel:
+def decoder(precision: str, device: torch.device, quantization: Quantization | None = None) -> BaseModel:
     """A decoder of Llama's shape with random weights."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=LENGTH,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=6,
-        num_attention_heads=12,
-        num_key_value_heads=4,
+    model = llama(
+        words=VOCABULARY,
+        positions=LENGTH,
+        width=768,
+        inner_width=2048,
+        layers=6,
+        heads=12,
+        key_value_heads=4,
+        dtype=PRECISIONS[precision],
     )
-    model: Any = LlamaForCausalLM(config)  # `to` is wrapped, and the wrapper hides its types
-    model, task = model.to(PRECISIONS[precision]), task_named("CausalLM")
-    return prepare_base(model, task, pad_token_id=0, device=device, quantization=quantization)
+    return prepare_base(model, task_named("CausalLM"), pad_token_id=0, device=device, quantization=quantization)
 
 
-MODELS = {"MiniLM": (minilm, ["query", "value"]), "Llama's shape": (llama, ["q_proj", "v_proj"])}
+MODELS = {"MiniLM": (minilm, ["query", "value"]), "Llama's shape": (decoder, ["q_proj", "v_proj"])}
 
 
 @dataclass

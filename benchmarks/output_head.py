@@ -15,9 +15,9 @@ import sys
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import memory
+from benchmarks.llama import llama
 from tensorguard.data.rows import TokenRows
 from tensorguard.models.load import prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
@@ -33,17 +33,8 @@ TASK = task_named("CausalLM")
 def measure(in_chunks: bool, words: int, tokens: int, records: int, passes: int) -> tuple[float, float]:
     """The median time of a pass in seconds, and the peak of the memory that the passes add, in MiB."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=words,
-        max_position_embeddings=tokens,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
-    base = prepare_base(LlamaForCausalLM(config), TASK, pad_token_id=0)
+    model_in_memory = llama(words=words, positions=tokens, width=256, inner_width=512, layers=4, heads=4)
+    base = prepare_base(model_in_memory, TASK, pad_token_id=0)
     targets = ["q_proj", "v_proj"]
     model = attach_lora(base, rank=16, alpha=32, dropout=0.0, init_seed=0, target_modules=targets)
     batch = dummy_batches(TASK, TokenRows(tokens, 0, words), rows=records, length=tokens)(0)
