@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import corpora, minilm, tensafe_job
+from benchmarks.group import run_ranks, worker_group
 from benchmarks.peers import opacus_sst2
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
@@ -47,14 +48,7 @@ def tensafe_run(
 
     overrides = (f"spec.lora.initSeed={seed}", *_overrides(epsilon, steps), *changes)
     job, plan, config = tensafe_job.make(directory, corpora.sst2("train"), *overrides)
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(config, rank, directory / "meet")) for rank in range(WORKERS)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    if any(rank.exitcode for rank in ranks):
-        raise RuntimeError("a worker failed: its error is in the output above")
+    run_ranks(WORKERS, _rank, config, directory / "meet")
     charged = FileLedger(directory).read().steps_charged
     return job, f"epsilon {plan.epsilon(charged):.3f} of {charged} charged steps"
 
@@ -75,9 +69,9 @@ def _opacus_accuracy(epsilon: float, seed: int, steps: int) -> float:
     return next(iter(opacus_sst2.accuracies(epsilon, [seed], steps=steps)))
 
 
-def _rank(config: WorkerConfig, rank: int, store: Path) -> None:
+def _rank(rank: int, config: WorkerConfig, store: Path) -> None:
     torch.set_num_threads(1)
-    with tensafe_job.worker_group(rank, WORKERS, store) as channel:
+    with worker_group(rank, WORKERS, store) as channel:
         train(config, channel, torch.device("cpu"))
 
 

@@ -7,20 +7,16 @@ absence changes no figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import torch
-import torch.distributed as dist
 
 from benchmarks import corpora, minilm
 from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.resolve import Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.aggregation.channel import ProcessGroupChannel
 from tensorguard.data.partition import merge, split_by_unit
 from tensorguard.data.recipe import Recipe, columns_of
 from tensorguard.data.shard import write
@@ -94,15 +90,3 @@ def _shards(directory: Path, job: TenSafeTrainingJob, examples: corpora.Examples
         write(merge([part], None), path)
         paths.append(str(path))
     return tuple(paths)
-
-
-@contextmanager
-def worker_group(rank: int, workers: int, store: Path) -> Iterator[ProcessGroupChannel]:
-    """Join the gloo group whose rendezvous is the file ``store``, and leave it once all workers are done.
-
-    A process that ends without leaving is aborted now and then: gloo's threads still run while Python stops.
-    """
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
-    yield ProcessGroupChannel(torch.device("cpu"))
-    dist.barrier()
-    dist.destroy_process_group()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -27,21 +26,22 @@ from unittest import mock
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from benchmarks import corpora, memory, tensafe_job
+from benchmarks.group import run_ranks, worker_group
 from benchmarks.peers.opacus_step import BATCH, StepCost, full_length_rows
+from benchmarks.plain import plain_step
 from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.keys import PairKey
 from tensorguard.aggregation.masks import pairwise_mask
-from tensorguard.data.batches import micro_batches
 from tensorguard.data.shard import Shard
 from tensorguard.models.bit_equality import find_bit_equal_shape
+from tensorguard.models.losses import record_loss
 from tensorguard.models.self_test import SelfTest
+from tensorguard.models.tasks import task_of
 from tensorguard.training import setup as training_setup
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.setup import StepComponents
-from tensorguard.training.unit_gradients import model_inputs
 from tensorguard.training.worker import Worker
 
 VARIANTS = ("plain", "private")
@@ -65,7 +65,7 @@ def _started_worker(
         torch.set_num_threads(threads)
         _, _, config = tensafe_job.make(directory, rows, *overrides)
         (directory.parent / "config.json").write_text(json.dumps(asdict(config)))
-    with tensafe_job.worker_group(rank, workers, directory.parent / "meet") as channel:
+    with worker_group(rank, workers, directory.parent / "meet") as channel:
         channel.all_gather(b"made")
         config = WorkerConfig(**json.loads((directory.parent / "config.json").read_text()))
         worker = Worker(config, channel, _CPU)
@@ -74,19 +74,11 @@ def _started_worker(
         worker.close()
 
 
-def plain_step(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
+def _without_privacy(parts: StepComponents, shard: Shard, micro_batch: int) -> Callable[[int], None]:
     """An ordinary step on every unit of ``shard``."""
     parts.per_example_gradients.close()
-
-    def step(_: int) -> None:
-        for batch in micro_batches(shard, range(len(shard)), size=micro_batch, form=parts.form):
-            inputs = model_inputs(batch, _CPU)
-            logits = parts.model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-            (cross_entropy(logits, inputs["labels"], reduction="sum") / BATCH).backward()
-        parts.optimizer.step()
-        parts.optimizer.zero_grad()
-
-    return step
+    loss = record_loss(task_of(parts.job.spec), parts.output_head)
+    return plain_step(parts.model, loss, parts.optimizer, shard, micro_batch=micro_batch, form=parts.form, device=_CPU)
 
 
 def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> StepCost:
@@ -100,7 +92,7 @@ def measure_here(variant: str, micro_batch: int, repeats: int, threads: int) -> 
         private = worker.private_step
         assert private is not None
         shard = Shard.open(Path(worker.config.shards[0]))
-        step = plain_step(worker.components, shard, micro_batch) if variant == "plain" else private.run
+        step = _without_privacy(worker.components, shard, micro_batch) if variant == "plain" else private.run
         memory.reset_peak()
         step(0)
         seconds = []
@@ -148,23 +140,13 @@ def measure(variant: str, *, micro_batch: int, repeats: int, threads: int) -> St
 def overhead(micro_batch: int, repeats: int) -> tuple[float, float]:
     """Median seconds of a step of two workers with masks and verification, and without; the two alternate."""
     with tempfile.TemporaryDirectory() as scratch:
-        context = multiprocessing.get_context("spawn")
         result = Path(scratch) / "result.json"
-        ranks = [
-            context.Process(target=_overhead_rank, args=(Path(scratch) / "job", rank, micro_batch, repeats, result))
-            for rank in range(2)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            raise RuntimeError("a worker failed: its error is in the output above")
+        run_ranks(2, _overhead_rank, Path(scratch) / "job", micro_batch, repeats, result)
         with_masks, without = json.loads(result.read_text())
         return with_masks, without
 
 
-def _overhead_rank(directory: Path, rank: int, micro_batch: int, repeats: int, result: Path) -> None:
+def _overhead_rank(rank: int, directory: Path, micro_batch: int, repeats: int, result: Path) -> None:
     with _started_worker(directory, full_length_rows(), 2, rank, 1, micro_batch) as worker:
         torch.set_num_threads(1)
         step = worker.private_step
