@@ -1,10 +1,10 @@
 """What one worker computes for secure aggregation, by the number of workers: at the start, and in each step.
 
-    .venv/bin/python -m benchmarks.masks [--dimension 1000000] [--repeats 5]
+    .venv/bin/python -m benchmarks.masks [--dimension 1000000] [--repeats 5] [--workers 2 16 33 64 128 256]
 
 The complete graph, in which a worker masks with all others, is the reference. The workers of a group do the same work
-at the same time, so one worker is measured, in one thread. The network is not part of it; the table shows the bytes
-that a worker receives.
+at the same time, so one worker is measured, in one thread, and the others exist as public keys only. So groups larger
+than a job can have are measured too. The network is not part of it; the table shows the bytes that a worker receives.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from tensorguard.aggregation import keys
 from tensorguard.aggregation.keys import PairKey, agree_pair_keys
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.aggregation.neighbours import NeighbourGraph
@@ -26,6 +29,10 @@ from tensorguard.aggregation.session import TAG_BYTES, Session, derive_key, numb
 
 JOB_KEY = bytes(32)
 WORKERS = (2, 16, 33, 64, 128, 256)
+HEADER = (
+    "| workers | neighbours | masks | masks of the complete graph | tags | tags received | start |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
 class PreparedPeers:
@@ -51,6 +58,35 @@ class PreparedPeers:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What one worker of a group computes, in milliseconds.
+
+    Attributes:
+        neighbours: the workers with which it shares masks.
+        masks: its masks of one step.
+        complete: its masks of one step if all workers were neighbours.
+        tags: the tags that it makes and checks in one verification.
+        tags_received: bytes of all tags that it receives in one verification.
+        start: once, at the start of a group: agreeing on all pair keys, and finding its neighbours.
+    """
+
+    workers: int
+    neighbours: int
+    masks: float
+    complete: float
+    tags: float
+    tags_received: int
+    start: float
+
+    def row(self) -> str:
+        """A row of the table under HEADER."""
+        return (
+            f"| {self.workers} | {self.neighbours} | {self.masks:.1f} ms | {self.complete:.1f} ms | {self.tags:.2f} ms "
+            f"| {self.tags_received / 1000:,.0f} kB | {self.start:.1f} ms |"
+        )
+
+
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
     """The shortest of several runs: other processes of the machine only make a run longer."""
     times = []
@@ -61,14 +97,21 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return min(times) * 1000
 
 
-def row(workers: int, dimension: int, repeats: int) -> str:
-    """The row of a group in the table."""
+def pair_keys(peers: range) -> dict[int, PairKey]:
+    """Random pair keys for these workers."""
+    return {peer: PairKey(os.urandom(32), os.urandom(32)) for peer in peers}
+
+
+def measure(workers: int, dimension: int, repeats: int) -> Cost:
+    """The cost for one worker of a group."""
     session = Session(job="benchmark", attempt=1, incarnation=1, workers=workers, colluders=0)
     graph, peers = NeighbourGraph.of(workers, 0), PreparedPeers(session)
-    everyone = {peer: PairKey(os.urandom(32), os.urandom(32)) for peer in range(1, workers)}
+    everyone = pair_keys(range(1, workers))
 
     def start() -> tuple[int, ...]:
-        agree_pair_keys(peers, session, JOB_KEY)
+        # A job has at most 256 workers. The numerics have no such limit.
+        with mock.patch.object(keys, "MAX_WORKERS", workers):
+            agree_pair_keys(peers, session, JOB_KEY)
         return graph.neighbours(0, graph.circle(JOB_KEY))
 
     def tags() -> None:
@@ -77,11 +120,14 @@ def row(workers: int, dimension: int, repeats: int) -> str:
                 tag(pair.tag, bytes(40), bytes(8), bytes(36))
 
     near = {peer: everyone[peer] for peer in start()}
-    few = milliseconds(partial(pairwise_mask, near, 0, 1, dimension), repeats)
-    complete = milliseconds(partial(pairwise_mask, everyone, 0, 1, dimension), repeats)
-    return (
-        f"| {workers} | {graph.degree} | {few:.1f} ms | {complete:.1f} ms | {milliseconds(tags, repeats):.2f} ms "
-        f"| {TAG_BYTES * workers**2 / 1000:,.0f} kB | {milliseconds(start, repeats):.1f} ms |"
+    return Cost(
+        workers,
+        graph.degree,
+        masks=milliseconds(partial(pairwise_mask, near, 0, 1, dimension), repeats),
+        complete=milliseconds(partial(pairwise_mask, everyone, 0, 1, dimension), repeats),
+        tags=milliseconds(tags, repeats),
+        tags_received=TAG_BYTES * workers**2,
+        start=milliseconds(start, repeats),
     )
 
 
@@ -89,11 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What one worker computes for secure aggregation")
     parser.add_argument("--dimension", type=int, default=1_000_000, help="trainable numbers")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     options = parser.parse_args()
-    print("| workers | neighbours | masks | masks of the complete graph | tags | tags received | start |")
-    print("|---|---|---|---|---|---|---|")
-    for workers in WORKERS:
-        print(row(workers, options.dimension, options.repeats), flush=True)
+    print(HEADER)
+    for workers in options.workers:
+        print(measure(workers, options.dimension, options.repeats).row(), flush=True)
 
 
 if __name__ == "__main__":
