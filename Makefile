@@ -3,8 +3,8 @@
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
-# `make crash SHORT=1`, and so for quickstart, mutants-generated and bench: the same command in a minute or two, which shows that it runs.
-# Its figures mean nothing.
+# `make crash SHORT=1`, and so for quickstart, mutants-generated, bench and gpu: the same command in a minute or two,
+# which shows that it runs. Its figures mean nothing.
 SHORT ?=
 MODULES ?= $(if $(SHORT),aggregation/reduce.py)
 KILLS ?= $(if $(SHORT),3,200)
@@ -40,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test test-fast test-all test-cluster e2e images lint format crds docs docs-site \
-  crash mutants mutants-generated bench
+  crash mutants mutants-generated bench gpu
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,3 +122,6 @@ bench: setup ## compare with Opacus (needs SST-2: see benchmarks/README.md) and 
 	$(PY) -m benchmarks.step $(if $(SHORT),--rounds 1 --repeats 1)
 	$(PY) -m benchmarks.kernels $(if $(SHORT),--rows 1 3 --precisions fp32 bf16 --repeats 1)
 	$(PY) -m benchmarks.operator $(if $(SHORT),--jobs 10 --parts memory burst kuberay)
+
+gpu: setup ## what a private step costs on a GPU: exactness, time, memory, and the peers (says so where there is none)
+	$(PY) -m benchmarks.gpu $(if $(SHORT),--short)

@@ -1,0 +1,1 @@
+"""What a private step costs on a GPU: `python -m benchmarks.gpu`."""

@@ -1,0 +1,175 @@
+"""The steps that are compared. Each variant makes its own model, and yields a function that takes one step.
+
+- `plain`: this project's trainer without privacy: the same model, loss and deterministic kernels, an ordinary backward
+  pass, AdamW.
+- `private`: the whole private step of one worker, `training.step.PrivateStep`. A counter replaces the ledger.
+- `stock`: transformers, peft and PyTorch as they are, without privacy.
+- `hooks`, `ghost`, `fastdp`: the peers on the model of `stock`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from benchmarks.gpu.setting import Setting, default_kernels
+from benchmarks.peers.causal import NextToken, fastdp_step, next_token_rows
+from benchmarks.peers.opacus_step import NOISE_MULTIPLIER, opacus_step, plain_step
+from benchmarks.plain import plain_step as plain_tensafe_step
+from e2e.platform.trainer.private_steps import JOB_KEY, CountingGate, example_mechanism
+from tensorguard.aggregation.channel import Channel
+from tensorguard.aggregation.protocol import AggregationConfig
+from tensorguard.aggregation.registry import create_aggregator
+from tensorguard.aggregation.session import Session
+from tensorguard.data.rows import TokenRows
+from tensorguard.data.shard import Shard, Target, records_table, units_table
+from tensorguard.models.load import prepare_base
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import LossFunction, record_loss
+from tensorguard.models.output_head import find_output_head
+from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.tasks import task_named
+from tensorguard.privacy.clipping import GridClipper
+from tensorguard.privacy.gradients import PerExampleGradients
+from tensorguard.privacy.noise import DiscreteGaussian
+from tensorguard.privacy.sampling import PoissonSampler
+from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.step import PrivateStep
+from tensorguard.training.stop_signal import StopSignal
+from tensorguard.training.unit_gradients import ShardGradients
+
+TASK = task_named("CausalLM")
+Step = Callable[[int], object]
+"""Takes the step of this number."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with LoRA factors as this project's trainer prepares it, and its loss for each record."""
+
+    model: PeftModel
+    loss: LossFunction
+    form: TokenRows
+
+    @property
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return trainable_parameters(self.model)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter for _, parameter in self.parameters], lr=1e-3)
+
+
+def trained(setting: Setting, rank: int) -> Trained:
+    """The model of a run with LoRA factors of `rank`."""
+    size, device = setting.size, setting.device
+    base = prepare_base(size.model(device), TASK, pad_token_id=0, device=device)
+    model = attach_lora(base, rank=rank, alpha=2 * rank, dropout=0.0, init_seed=0, target_modules=["all-linear"])
+    form = TokenRows(size.length, 0, size.words)
+    head = find_output_head(TASK, model, dummy_batches(TASK, form, rows=1, length=min(form.lengths), device=device)(0))
+    return Trained(model, record_loss(TASK, head), form)
+
+
+def tokens(setting: Setting) -> torch.Tensor:
+    """The records of a step: random tokens, int64 [batch, length]."""
+    size = setting.size
+    return torch.randint(size.words, (size.batch, size.length), generator=torch.Generator().manual_seed(0))
+
+
+def shard(setting: Setting) -> Shard:
+    """The records as a worker reads them. All tokens but the first are learned."""
+    ids = tokens(setting)
+    learned = [[0] + [1] * (ids.shape[1] - 1)] * len(ids)
+    return Shard(units_table(records_table(ids.tolist(), learned, Target.LEARNED_TOKENS), np.arange(len(ids))))
+
+
+@contextmanager
+def private(setting: Setting, channel: Channel, rank: int | None = None) -> Iterator[PrivateStep]:
+    """The private step of a job with one worker, in which every record joins every step (q = 1)."""
+    made, device, batch = trained(setting, rank or setting.size.rank), setting.device, setting.size.batch
+    gradients = PerExampleGradients(made.model, made.parameters, made.loss)
+    mechanism, stream = example_mechanism(1, sigma=str(NOISE_MULTIPLIER), batch=batch), SecretStream()
+    session = Session(job="benchmark", attempt=1, incarnation=1, workers=1, colluders=0)
+    units = shard(setting)
+    step = PrivateStep(
+        aggregator=create_aggregator(AggregationConfig(channel, session, JOB_KEY, mechanism.grid_bits, "Standard")),
+        budget_gate=CountingGate([]),  # type: ignore[arg-type]
+        sampler=PoissonSampler(len(units), mechanism.sample_rate, stream.derive("sampling")),
+        gradients=ShardGradients(
+            units,
+            made.model,
+            gradients,
+            stream.derive("seeds"),
+            micro_batch_size=setting.micro_batch,
+            form=made.form,
+            device=device,
+        ),
+        clipper=GridClipper(gradients.dimension, mechanism.grid, float(mechanism.clip), device),
+        noise=DiscreteGaussian(mechanism.share_sigma),
+        noise_stream=stream.derive("noise"),
+        parameters=[parameter for _, parameter in made.parameters],
+        optimizer=made.optimizer(),
+        learning_rate=lambda _: 1e-3,
+        gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * batch),
+        stop=StopSignal(),
+    )
+    try:
+        yield step
+    finally:
+        step.close()
+        gradients.close()
+
+
+@contextmanager
+def _private_run(setting: Setting, channel: Channel) -> Iterator[Step]:
+    with private(setting, channel) as step:
+        yield step.run
+
+
+@contextmanager
+def _plain(setting: Setting, _channel: Channel) -> Iterator[Step]:
+    made = trained(setting, setting.size.rank)
+    yield plain_tensafe_step(
+        made.model,
+        made.loss,
+        made.optimizer(),
+        shard(setting),
+        micro_batch=setting.micro_batch,
+        form=made.form,
+        device=setting.device,
+    )
+
+
+def _peer(make: Callable[..., Callable[[], None]], **arguments: object) -> Variant:
+    """A variant on the model as transformers and peft make it, with PyTorch's default kernels."""
+
+    @contextmanager
+    def variant(setting: Setting, _channel: Channel) -> Iterator[Step]:
+        base = setting.size.model(setting.device)
+        base.config.use_cache = False
+        lora = LoraConfig(
+            task_type=TASK.peft_type, r=setting.size.rank, lora_alpha=2 * setting.size.rank, target_modules="all-linear"
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # peft reads it
+            model = NextToken(get_peft_model(base, lora).train())
+        rows = next_token_rows(tokens(setting).to(setting.device))
+        with default_kernels():
+            step = make(model, rows, setting.micro_batch, **arguments)
+            yield lambda _: step()
+
+    return variant
+
+
+Variant = Callable[[Setting, Channel], AbstractContextManager[Step]]
+OWN: dict[str, Variant] = {"plain": _plain, "private": _private_run, "stock": _peer(plain_step, by_token=True)}
+PEERS: dict[str, Variant] = {
+    "hooks": _peer(opacus_step, mode="hooks", by_token=True),
+    "ghost": _peer(opacus_step, mode="ghost", by_token=True),
+    "fastdp": _peer(fastdp_step),
+}
