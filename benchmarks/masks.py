@@ -60,7 +60,7 @@ class PreparedPeers:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one worker of a group computes, in milliseconds.
+    """What one worker of a group computes, in milliseconds of CPU time.
 
     Attributes:
         neighbours: the workers with which it shares masks.
@@ -88,12 +88,15 @@ class Cost:
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """The shortest of several runs: other processes of the machine only make a run longer."""
+    """The CPU time of the shortest of several runs. `call` must work in this thread alone.
+
+    Other processes of the machine only make a run longer, even in CPU time, since they share caches and memory.
+    """
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.thread_time()
         call()
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     return min(times) * 1000
 
 

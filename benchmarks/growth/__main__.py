@@ -69,7 +69,7 @@ def grow_masks(options: argparse.Namespace) -> list[dict[str, Any]]:
     }
     title = f"Secure aggregation, {dimension:,} trained numbers"
     pictures.draw(
-        options.pictures / "growth-masks.svg", title, "workers (simulated)", counts, lines, "time of one worker (ms)"
+        options.pictures / "growth-masks.svg", title, "workers (simulated)", counts, lines, "CPU time of one worker (ms)"
     )
     return [asdict(cost) for cost in found]
 
