@@ -69,12 +69,17 @@ def grow_masks(options: argparse.Namespace) -> list[dict[str, Any]]:
     }
     title = f"Secure aggregation, {dimension:,} trained numbers"
     pictures.draw(
-        options.pictures / "growth-masks.svg", title, "workers (simulated)", counts, lines, "CPU time of one worker (ms)"
+        options.pictures / "growth-masks.svg",
+        title,
+        "workers (simulated)",
+        counts,
+        lines,
+        "CPU time of one worker (ms)",
     )
     return [asdict(cost) for cost in found]
 
 
-PARTS_OF_IT: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+MEASURED: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "workers": grow_workers,
     "dimension": grow_dimension,
     "masks": grow_masks,
@@ -103,7 +108,7 @@ def _lines(found: list[StepCost]) -> dict[str, list[float]]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="What grows with the number of workers and of trained numbers.")
-    parser.add_argument("--parts", nargs="+", choices=PARTS_OF_IT, default=list(PARTS_OF_IT))
+    parser.add_argument("--parts", nargs="+", choices=MEASURED, default=list(MEASURED))
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each job (default 5)")
     parser.add_argument(
         "--short", action="store_true", help="small sizes: shows that it runs, the figures mean nothing"
@@ -118,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     found: dict[str, Any] = {"cores": os.cpu_count(), "load": load}
     for part in options.parts:
-        found[part] = PARTS_OF_IT[part](options)
+        found[part] = MEASURED[part](options)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(f"\nwritten: {options.json} and the pictures in {options.pictures}")

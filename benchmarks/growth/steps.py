@@ -65,22 +65,25 @@ class StepCost:
 
 @dataclass(frozen=True)
 class StepClocks:
-    """An instrument that reads the clocks after each step and keeps them in `clocks-RANK.jsonl`."""
+    """An instrument that reads the clocks once in each step and keeps them in `clocks-RANK.jsonl`.
+
+    It reads them where the background thread has made noise and masks, and has not begun with those of the next step.
+    So each reading counts whole steps.
+    """
 
     def install(self, rank: int, directory: Path) -> None:
         spent: dict[str, float] = defaultdict(float)
         for part, (owner, name) in _TIMED.items():
             replace_attribute(owner, name, _timed(getattr(owner, name), spent, part))
-        run, file = PrivateStep.run, directory / f"clocks-{rank}.jsonl"
+        prepare, file = PrivateStep._prepare, directory / f"clocks-{rank}.jsonl"
 
-        def recording(step: PrivateStep, number: int) -> Any:
-            verdict = run(step, number)
+        def recording(step: PrivateStep, number: int) -> None:
             now = {"wall": time.perf_counter(), "all": time.process_time(), **{part: spent[part] for part in _TIMED}}
             with file.open("a") as out:
                 out.write(json.dumps(now) + "\n")
-            return verdict
+            prepare(step, number)
 
-        replace_attribute(PrivateStep, "run", recording)
+        replace_attribute(PrivateStep, "_prepare", recording)
 
 
 def _timed(call: Callable[..., Any], spent: dict[str, float], part: str) -> Callable[..., Any]:
@@ -123,8 +126,8 @@ def measure(workers: int, rank: int, steps: int) -> StepCost:
 
 
 def _differences(directory: Path, rank: int) -> dict[str, list[float]]:
-    """Milliseconds of each measured step by clock."""
-    lines = [json.loads(line) for line in (directory / f"clocks-{rank}.jsonl").read_text().splitlines()][1:]
+    """Milliseconds of each measured step by clock. The first reading is before the first step, the second within it."""
+    lines = [json.loads(line) for line in (directory / f"clocks-{rank}.jsonl").read_text().splitlines()][2:]
     return {clock: [1e3 * (after[clock] - before[clock]) for before, after in pairwise(lines)] for clock in lines[0]}
 
 

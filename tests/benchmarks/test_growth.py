@@ -23,7 +23,7 @@ def test_rest_of_a_step_is_what_no_part_counts(tmp_path: Path) -> None:
     zero = {"wall": 0.0, "all": 0.0, "gradients": 0.0, "noise": 0.0, "masks": 0.0}
     first = {"wall": 9.0, "all": 9.0, "gradients": 9.0, "noise": 9.0, "masks": 9.0}
     after = {"wall": 9.5, "all": 9.1, "gradients": 9.05, "noise": 9.02, "masks": 9.01}
-    clocks(tmp_path, 0, zero, first, after)
+    clocks(tmp_path, 0, zero, zero, first, after)
     parts, wall = steps._medians([steps._differences(tmp_path, 0)])
     assert wall == pytest.approx(500)
     assert parts == pytest.approx({"gradients": 50, "noise": 20, "masks": 10, "rest": 20})
