@@ -320,3 +320,14 @@ def test_sampler_too_far_from_the_discrete_gaussian_is_refused(monkeypatch: pyte
     monkeypatch.setattr(noise, "_TAIL", 6)
     with pytest.raises(ValueError, match="too far from the discrete Gaussian"):
         DiscreteGaussian(64.0)
+
+
+@pytest.mark.parametrize("sigma", [30.0, 9_000.0])
+def test_draws_in_parts_are_the_draws_of_the_parts(monkeypatch, sigma):
+    monkeypatch.setattr(noise, "_PART", 100)
+    sampler = DiscreteGaussian(sigma)
+    together, apart = (SecretStream(bytes(32)) for _ in range(2))
+    parts = [sampler.draw(count, apart) for count in (100, 100, 57)]
+    assert sampler.draw(257, together).tolist() == np.concatenate(parts).tolist()
+    assert len(set(np.concatenate(parts).tolist())) > 20
+    assert together.bytes(8) == apart.bytes(8)
