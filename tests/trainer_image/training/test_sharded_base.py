@@ -46,6 +46,12 @@ def draws(job: Job) -> list[tuple[int, ...]]:
         ),
         pytest.param(
             CAUSAL,
+            ("spec.model.quantization=NF4", "spec.training.precision=bf16"),
+            id="quantised",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            CAUSAL,
             ("spec.cluster.workers=4", "spec.lora.variant=FrozenA", "spec.lora.targetModules=[all-linear]"),
             id="four-workers",
             marks=pytest.mark.slow,
