@@ -359,8 +359,10 @@ def _calibrate(
     if accountant == "PLD":  # its search starts near its end, since PLD is slow with a small σ
         try:
             high = int(Decimal(_calibrate(target_epsilon, sample_rate, steps, delta, "RDP", earlier)) * _SIGMA_PLACES)
-        except CalibrationError:  # by RDP, the earlier events alone exceed the target
-            high = _SIGMA_PLACES
+        except CalibrationError:
+            if not earlier:
+                raise
+            high = _SIGMA_PLACES  # by RDP, the earlier events alone exceed the target
         low = max(least, high * 7 // 8)
         while fits(low):
             if low == least:

@@ -95,6 +95,7 @@ class Mechanism(Block):
     expected_batch_size: Positive = Field(description="B: public denominator of the mean of a step, in units.")
     earlier_steps: Annotated[tuple[EarlierSteps, ...], Field(max_length=MAX_EARLIER_TRAININGS)] = Field(
         (),
+        exclude_if=lambda earlier: not earlier,
         description="Steps of the earlier trainings of the adapter that the job starts from. Every epsilon of the job "
         "counts them. Default: none.",
     )

@@ -200,7 +200,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "image": NOT_KNOWN,
         },
         "model": dict(inputs.model) or NOT_KNOWN,
-        "startedFrom": dict(inputs.started_from) if inputs.started_from else "new factors",
+        **({"startedFrom": dict(inputs.started_from)} if inputs.started_from else {}),
         "lineage": inputs.lineage or NOT_KNOWN,
         "evaluation": inputs.evaluation or "none",
         "privateMetrics": inputs.private_metrics,
@@ -222,9 +222,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
     }
 
 
-def _started_from(adapter: Mapping[str, str] | str) -> str:
-    if isinstance(adapter, str):
-        return adapter
+def _started_from(adapter: Mapping[str, str]) -> str:
     return (
         f"{adapter['uri']} (adapter `{adapter['adapter']}`, statement `{adapter['statement']}`, whose claim is "
         f"({adapter['epsilon']}, {adapter['delta']}))"
@@ -305,7 +303,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| accountant | {_accountant(document['accounting'])} |",
         f"| public lower bound of the number of units | {document['accounting']['unitAtLeast']} |",
         f"| model | {_model(document['model'])} |",
-        f"| started from | {_started_from(document['startedFrom'])} |",
+        *((f"| started from | {_started_from(document['startedFrom'])} |",) if "startedFrom" in document else ()),
         f"| adapter | `{document['hashes']['adapter']}` |",
         f"| data set | `{document['hashes']['dataset']}` |",
         f"| lineage | {document['lineage']} |",

@@ -224,7 +224,7 @@ def test_noise_is_calibrated_for_all_steps_that_may_be_charged(
     plan = resolve_job(job({**changes, "spec.privacy.accountant": accountant}, calibrated=True))[1]
     assert plan.mechanism.noise_multiplier == "200"
     expected = {"target_epsilon": 8.0, "sample_rate": 0.05, "steps": 107, "accountant": accountant}
-    assert asked == {**expected, "delta": job_delta("0.00002")}
+    assert asked == {**expected, "delta": job_delta("0.00002"), "earlier": ()}
 
 
 def test_job_gets_pld_with_less_noise_unless_it_names_rdp(job: Job) -> None:

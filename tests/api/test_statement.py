@@ -64,6 +64,7 @@ INPUTS = StatementInputs(
     private_metrics="Internal",
     remarks=("On this machine a kernel rounded.",),
 )
+EARLIER = {"uri": "s3://b/first", "adapter": "sha256:9", "statement": "sha256:8", "epsilon": "4.5", "delta": "0.3"}
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -196,6 +197,7 @@ def test_every_input_changes_the_statement() -> None:
         "model": {"name": "other"},
         "remarks": (),
         "aggregation": AggregationStatement("", (), ()),
+        "started_from": EARLIER,
     }
     for number, name in enumerate(("protocol", "assumed", "not_covered")):
         part = replace(INPUTS.aggregation, **{name: "masks" if number == 0 else ()})
@@ -222,6 +224,7 @@ def test_unknown_facts_are_stated_as_not_known() -> None:
     [
         INPUTS,
         replace(INPUTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
+        replace(INPUTS, started_from=EARLIER),
     ],
 )
 def test_page_shows_every_fact(inputs: StatementInputs) -> None:

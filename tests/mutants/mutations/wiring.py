@@ -39,7 +39,7 @@ WIRING: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a statement does not say that the base was quantised",
-        (Edit(_SETUP, "if spec.model.quantization else {}", "if False else {}"),),
+        (Edit(_SETUP, "    if spec.model.quantization:\n", "    if False:\n"),),
         (TRAINING_TESTS + "test_step_components.py::test_quantisation_of_the_base_is_part_of_its_identity",),
     ),
     Mutation(

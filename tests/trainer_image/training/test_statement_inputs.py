@@ -40,6 +40,7 @@ def inputs(evaluation: Any = None) -> StatementInputs:
         dimension="dimension",
         noise=SimpleNamespace(total_variation="total variation"),
         identity="identity",
+        started_from="earlier adapter",
         remarks="remarks",
     )
     return statement_inputs(components, "OneMachine", AGGREGATION, state, 7, "sha256:a")
@@ -58,6 +59,7 @@ def test_every_fact_has_its_source() -> None:
         "ledger_head": "state.head",
         "ledger_length": "state.length",
         "model": "identity",
+        "started_from": "earlier adapter",
         "evaluation": None,
         "private_metrics": "Internal",
         "remarks": "remarks",
