@@ -81,9 +81,10 @@ class RecordDropout(nn.Module):
                 "its gradient cannot be separated by record, remove it from spec.lora.targetModules."
             )
         keep = torch.empty_like(x, memory_format=torch.contiguous_format)
-        generator = torch.Generator(device=x.device)
-        for row, seed in zip(keep, seeds, strict=True):
-            row.bernoulli_(1.0 - self.p, generator=generator.manual_seed(_mix(seed, self.layer)))
+        if not x.is_meta:  # a tensor without numbers, with which `models.memory` measures a pass
+            generator = torch.Generator(device=x.device)
+            for row, seed in zip(keep, seeds, strict=True):
+                row.bernoulli_(1.0 - self.p, generator=generator.manual_seed(_mix(seed, self.layer)))
         return x * keep.div_(1.0 - self.p)
 
     def extra_repr(self) -> str:

@@ -106,6 +106,26 @@ def read_config(source: ModelSource, task: Task, *, trust_remote_code: bool) -> 
     return config
 
 
+def load_without_weights(
+    source: ModelSource,
+    task: Task,
+    *,
+    pad_token_id: int | None = None,
+    precision: str = "fp32",
+    trust_remote_code: bool = False,
+) -> BaseModel:
+    """The same model on torch's device `meta`: shapes and no numbers, from the config alone.
+
+    A module that the checkpoint lacks and that is not an output module, such as a pooler, is not in `fresh`.
+    """
+    config = read_config(source, task, trust_remote_code=trust_remote_code)
+    with torch.device("meta"), silenced():
+        model = getattr(transformers, task.auto_class).from_config(
+            config, dtype=PRECISIONS[precision], attn_implementation="eager", trust_remote_code=trust_remote_code
+        )
+    return prepare_base(model, task, pad_token_id=pad_token_id, device="meta")
+
+
 def prepare_base(
     model: PreTrainedModel,
     task: Task,
@@ -173,6 +193,16 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     if model.main_input_name == "pixel_values":
         model.enable_input_require_grads()
     model.activation_checkpointing_enable({"use_reentrant": True})
+
+
+def _read_config(source: ModelSource, task: Task, trust_remote_code: bool) -> PreTrainedConfig:
+    """The model's config for this task, without dropout. Raises UnsupportedModelError as `load_model` does."""
+    config: PreTrainedConfig = read_pretrained(AutoConfig, source, trust_remote_code)
+    refuse_config(config)
+    if task.contract.classes:
+        _set_labels(config, task)
+    _switch_off_dropout(config)
+    return config
 
 
 def _set_labels(config: PreTrainedConfig, task: Task) -> None:

@@ -56,10 +56,20 @@ class OutputHead:
             received.append(hidden)
             return hidden
 
-        with _replaced(self.layer, keep):
+        with replaced(self.layer, keep):
             forward_logits(model, batch)
         (hidden,) = received
         return hidden
+
+
+def frozen_output_layer(task: Task, model: nn.Module) -> nn.Linear | None:
+    """The linear and frozen output layer of `model`; None if it has none, or if the task needs the logits."""
+    # A subclass of CausalLM may have another loss, or metrics that need the logits.
+    causal = type(task).losses is CausalLM.losses and type(task).counts is Task.counts
+    layer: Any = model.get_output_embeddings() if causal else None  # type: ignore[operator]
+    if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
+        return None
+    return layer
 
 
 def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead | None:
@@ -69,10 +79,8 @@ def find_output_head(task: Task, model: nn.Module, batch: Batch) -> OutputHead |
     This is tried with `batch`, which is public dummy input, and with an output of very small and very large numbers, in
     which every scale and cap shows.
     """
-    # A subclass of CausalLM may have another loss, or metrics that need the logits.
-    causal = type(task).losses is CausalLM.losses and type(task).counts is Task.counts
-    layer: Any = model.get_output_embeddings() if causal else None  # type: ignore[operator]
-    if type(layer) is not nn.Linear or any(parameter.requires_grad for parameter in layer.parameters()):
+    layer = frozen_output_layer(task, model)
+    if layer is None:
         return None
     head, training = OutputHead(layer), model.training
     try:
@@ -96,13 +104,13 @@ def _passes_on_output(model: nn.Module, layer: nn.Linear, batch: Batch) -> bool:
     sizes = torch.logspace(-3, 4, words, device=layer.weight.device)
     signs = 1 - 2 * (torch.arange(words, device=sizes.device) % 2)
     wide = (sizes * signs).to(layer.weight.dtype)
-    with _replaced(layer, lambda hidden: wide.expand(*hidden.shape[:-1], words).clone()):
+    with replaced(layer, lambda hidden: wide.expand(*hidden.shape[:-1], words).clone()):
         logits = forward_logits(model, batch)
     return torch.equal(logits, wide.to(logits.dtype).expand_as(logits))
 
 
 @contextmanager
-def _replaced(layer: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def replaced(layer: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Let `layer` compute `forward`. The attribute hides the method of the class until it is removed."""
     vars(layer)["forward"] = forward
     try:

@@ -28,6 +28,11 @@ _CPU_COORDINATES, _GPU_COORDINATES = 1 << 16, 1 << 22
 the cache for the half dozen passes over them. On a GPU each pass starts a kernel, and needs up to 28 bytes for each."""
 
 
+def rows_at_once(dimension: int, device: torch.device) -> int:
+    """How many rows of `dimension` coordinates a clipper on `device` clips and rounds at a time."""
+    return max(1, (_CPU_COORDINATES if device.type == "cpu" else _GPU_COORDINATES) // dimension)
+
+
 class GridTooCoarse(ValueError):
     """The gradient has so many coordinates that rounding would use up more than a tenth of the clip norm, or that the
     squared norm would overflow an int64.
@@ -77,7 +82,7 @@ class GridClipper:
         self.clip = clip
         self._norms: list[float] | None = [] if keep_norms else None
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
-        self._rows_at_once = max(1, (_CPU_COORDINATES if device.type == "cpu" else _GPU_COORDINATES) // dimension)
+        self._rows_at_once = rows_at_once(dimension, device)
 
     def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
         """Clip, round, check and add one row for each unit.

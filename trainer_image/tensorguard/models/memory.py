@@ -1,0 +1,298 @@
+"""Estimates the memory that a worker needs for a job, without the model's weights and without its memory.
+
+In: a job, and the files of its model (config and tokenizer). Out: a `MemoryEstimate` in bytes, for a micro-batch of any
+size. `tensafe plan` shows it.
+
+What autograd keeps of a pass depends on the model's code, so no formula for it would fit any model. Here one pass of
+the real code (the model, its adapter, the hooks for per-example gradients, the loss) runs on tensors without numbers,
+and `allocations` counts them. The rest has simple sizes: the weights, and so many numbers for each trained parameter
+and each record.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+
+from tensafe_api.resources.job import Spec
+from tensafe_api.resources.numeric import parse_decimal
+from tensorguard.data.recipe import Recipe
+from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
+from tensorguard.models.dropout import record_seeds
+from tensorguard.models.load import checkpoint_activations, load_without_weights
+from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.losses import forward_logits, record_loss
+from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
+from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.source import ModelSource
+from tensorguard.models.tasks import Task, task_of
+from tensorguard.models.unsupported import UnsupportedModelError
+from tensorguard.privacy.clipping import rows_at_once
+from tensorguard.privacy.gradients import Batch, PerExampleGradients
+
+Device = Literal["cpu", "cuda"]
+Quantization = Literal["NF4", "INT8"]
+
+_NF4_BYTES = 0.5 + 1 / 64
+"""Of one value: half a byte, and one byte of scale for each 64 values."""
+_INT8_SCALE_BYTES = 4
+"""Of the scale of a row."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The memory of one worker in bytes, on the device that computes, at its peak.
+
+    Not all parts are largest at the same time: the peak is in a pass, while gradients are clipped, or in the update.
+
+    Attributes:
+        weights: the frozen weights of the base model, or this worker's part of them.
+        gathered_layers: what a pass holds whole of weights that are stored sharded or quantised.
+        adapter: the trained parameters and the two moments of AdamW, fp32.
+        rows: the gradient of each record of a micro-batch, fp32.
+        sum: the sum of the clipped gradients, int64. On a CPU also noise and masks; a worker with a GPU has these in
+            its host's memory.
+        passes: activations, loss and gradients of a forward and backward pass, with what is kept of the micro-batch
+            before it.
+        clipping: what is needed to add up the records of a unit, and to clip and round it.
+        update: what is needed to decode the sum and to change the parameters.
+        host: what a worker with a GPU needs of its host's memory: the weights while they are loaded, or what the
+            update needs there. 0 on a CPU, where the other parts are in this memory.
+        micro_batch: the number of records at once.
+        dimension: the number of trained parameters.
+    """
+
+    weights: int
+    gathered_layers: int
+    adapter: int
+    rows: int
+    sum: int
+    passes: int
+    clipping: int
+    update: int
+    host: int
+    micro_batch: int
+    dimension: int
+
+    @property
+    def total(self) -> int:
+        """The peak, without what the process and CUDA take for themselves."""
+        always = self.weights + self.adapter + self.rows + self.sum
+        return always + max(self.gathered_layers + self.passes, self.clipping, self.update)
+
+
+class MemoryModel:
+    """The model of a job on the device `meta`, whose memory can be estimated for any micro-batch."""
+
+    def __init__(self, spec: Spec, source: ModelSource, device: Device, precision: str) -> None:
+        """Build the model from its config.
+
+        Args:
+            device: the kind of device that the worker computes on.
+            precision: of the base weights, a key of `load.PRECISIONS`.
+
+        Raises:
+            UnsupportedModelError: as when the job starts, or if the model needs numbers in its forward pass.
+            ValueError: a field of the manifest does not fit the model.
+        """
+        self._device = device
+        self._task = task_of(spec)
+        processor = self._task.load_processor(source, spec.model)
+        base = load_without_weights(
+            source,
+            self._task,
+            pad_token_id=self._task.pad_id(processor),
+            precision=precision,
+            trust_remote_code=spec.model.trust_remote_code,
+        )
+        lora = spec.lora
+        with torch.device("meta"):
+            self._model = attach_lora(
+                base,
+                rank=lora.rank,
+                alpha=lora.alpha or 2 * lora.rank,
+                dropout=parse_decimal(lora.dropout),
+                init_seed=lora.init_seed,
+                target_modules=lora.target_modules or None,
+                layers=lora.layers,
+                modules_to_save=lora.modules_to_save,
+                variant=lora.variant,
+            )
+        if spec.training.gradient_checkpointing:
+            checkpoint_activations(base.model)
+        self._form = self._task.rows(processor, Recipe.from_spec(spec), self._model)
+        self._head = _output_head(self._task, self._model, self._batch(1, min(self._form.lengths)))
+
+    def estimate(
+        self, micro_batch: int, *, shards: int = 1, quantization: Quantization | None = None
+    ) -> MemoryEstimate:
+        """The memory for `micro_batch` records at once, each of the greatest length.
+
+        Args:
+            shards: the number of GPUs that share one base model.
+            quantization: the form of the linear layers of the base.
+
+        Raises:
+            UnsupportedModelError: the model needs numbers in its forward pass, so that its memory cannot be estimated.
+        """
+        dimension = sum(parameter.numel() for _, parameter in trainable_parameters(self._model))
+        batch = self._batch(micro_batch, max(self._form.lengths))
+        inputs = sum(tensor.nbytes for tensor in batch.values())
+        peak = self._pass(batch)
+        row = 4 * dimension
+        rows = micro_batch * row
+        block = min(micro_batch, rows_at_once(dimension, torch.device(self._device))) * row
+        on_cpu = self._device == "cpu"
+        return MemoryEstimate(
+            weights=sum(_stored_bytes(self._model, quantization, shards).values()),
+            gathered_layers=_gathered_bytes(self._model, quantization, shards),
+            adapter=3 * row,
+            rows=rows,
+            # The sum is int64. On a CPU follow the noise of the next step (int64) and its masks (uint32).
+            sum=2 * row + (3 * row if on_cpu else 0),
+            # A step keeps the sums of the units of the micro-batch before, and an open unit. The self-test keeps
+            # another micro-batch, fp64 sums of two passes, copies of the parameters and of up to four rows, and has no
+            # moments of AdamW yet.
+            passes=peak - rows + max(rows + row, inputs + 7 * row),
+            # Rows become sums of units, which are copied into one tensor. The clipper needs five numbers of 32 bits for
+            # each coordinate of a block; the self-test rounds all rows of a micro-batch as one block.
+            clipping=max(3 * rows, rows + row + 5 * block, 5 * rows + 7 * row),
+            update=(11 if on_cpu else 5) * row,
+            host=0 if on_cpu else max(sum(_stored_bytes(self._model, None, 1).values()), 14 * row),
+            micro_batch=micro_batch,
+            dimension=dimension,
+        )
+
+    def _pass(self, batch: Batch) -> int:
+        """The peak of one forward and backward pass in bytes, without the weights and with the rows of gradients."""
+        micro_batch = len(batch["labels"])
+        allocations = Allocations([*self._model.parameters(), *self._model.buffers()])
+        for tensor in batch.values():
+            allocations.count(tensor)
+        gradients = PerExampleGradients(
+            self._model, trainable_parameters(self._model), record_loss(self._task, self._head)
+        )
+        try:
+            with record_seeds(self._model, [0] * micro_batch), allocations, FusedAttention(self._device):
+                gradients.compute(batch, micro_batch)
+        except (NotImplementedError, RuntimeError) as error:
+            raise _needs_numbers(error) from error
+        finally:
+            gradients.close()
+        return allocations.peak
+
+    def _batch(self, micro_batch: int, length: int) -> Batch:
+        return dummy_batches(self._task, self._form, rows=micro_batch, length=length, device="meta")(0)
+
+
+def _needs_numbers(error: Exception) -> UnsupportedModelError:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return UnsupportedModelError(
+        f"spec.model.name: the memory of this model cannot be estimated without its weights ({reason}): run a step."
+    )
+
+
+def _output_head(task: Task, model: PeftModel, batch: Batch) -> OutputHead | None:
+    """As `find_output_head`, which compares numbers: here nothing that changes them may follow the output layer."""
+    layer = frozen_output_layer(task, model)
+    if layer is None:
+        return None
+    after = FollowsOnly()
+
+    def output(hidden: torch.Tensor) -> torch.Tensor:
+        return after.follow(hidden.new_empty(*hidden.shape[:-1], layer.out_features))
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")  # of checkpointed layers
+            with torch.no_grad(), record_seeds(model, [0] * len(batch["labels"])), replaced(layer, output), after:
+                logits = forward_logits(model, batch)
+    except (NotImplementedError, RuntimeError) as error:
+        raise _needs_numbers(error) from error
+    return OutputHead(layer) if after.unchanged and after.follows(logits) else None
+
+
+def layers_of(model: PeftModel) -> Iterator[nn.Module]:
+    """The layers of the base model: those that transformers keeps on one device."""
+    names = set(getattr(model.get_base_model(), "_no_split_modules", None) or ())
+    inside: set[int] = set()
+    for module in model.modules():
+        if type(module).__name__ in names and id(module) not in inside:
+            inside.update(id(part) for part in module.modules())
+            yield module
+
+
+def _stored_bytes(model: PeftModel, quantization: Quantization | None, shards: int) -> dict[int, int]:
+    """The bytes that a worker stores of each frozen parameter and of each buffer, by the tensor's id."""
+    adapter = {id(parameter) for parameter in _adapter_parameters(model)}
+    quantised = {id(layer.weight): layer for layer in _quantised_layers(model)} if quantization else {}
+    found: dict[int, int] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            continue
+        size = parameter.nbytes
+        if id(parameter) in quantised and quantization is not None:
+            size = _quantised_bytes(quantised[id(parameter)], quantization)
+        found[id(parameter)] = size if id(parameter) in adapter else math.ceil(size / shards)
+    return found | {id(buffer): buffer.nbytes for buffer in model.buffers()}
+
+
+def _gathered_bytes(model: PeftModel, quantization: Quantization | None, shards: int) -> int:
+    """The weights that a pass holds in addition to those that are stored.
+
+    Of a sharded model, the layer that computes and the next one are whole. What is outside the layers, such as
+    embeddings and the output layer, stays whole from the forward to the backward pass. Of a quantised layer, the linear
+    part that computes has its weights in the model's dtype.
+    """
+    gathered = 0
+    if shards > 1:
+        whole = _stored_bytes(model, quantization, 1)
+        adapter = {id(parameter) for parameter in _adapter_parameters(model)}
+        sizes = {id(p): whole[id(p)] for p in model.parameters() if not p.requires_grad and id(p) not in adapter}
+        layers = [_sum_of(sizes, layer.parameters()) for layer in layers_of(model)]
+        gathered += 2 * max(layers, default=0) + sum(sizes.values()) - sum(layers)
+    if quantization is not None:
+        gathered += max((layer.weight.nbytes for layer in _quantised_layers(model)), default=0)
+    return gathered
+
+
+def _sum_of(sizes: dict[int, int], parameters: Iterable[nn.Parameter]) -> int:
+    return sum(sizes.get(id(parameter), 0) for parameter in parameters)
+
+
+def _adapter_parameters(model: PeftModel) -> Iterator[nn.Parameter]:
+    """Every parameter that the adapter adds to the base, trained or frozen."""
+    for module in model.modules():
+        parts: list[nn.Module] = []
+        if isinstance(module, LoraLayer):
+            parts = [
+                part for name in module.adapter_layer_names if isinstance(part := getattr(module, name), nn.Module)
+            ]
+        elif isinstance(module, ModulesToSaveWrapper):
+            parts = [module.modules_to_save]
+        for part in parts:
+            yield from part.parameters()
+
+
+def _quantised_layers(model: PeftModel) -> Iterator[nn.Linear]:
+    """The linear layers that quantisation replaces: those of the base inside its layers."""
+    adapter = {id(parameter) for parameter in _adapter_parameters(model)}
+    for layer in layers_of(model):
+        for module in layer.modules():
+            if isinstance(module, nn.Linear) and id(module.weight) not in adapter:
+                yield module
+
+
+def _quantised_bytes(layer: nn.Linear, quantization: Quantization) -> int:
+    if quantization == "NF4":
+        return math.ceil(layer.weight.numel() * _NF4_BYTES)
+    return layer.weight.numel() + _INT8_SCALE_BYTES * layer.out_features
