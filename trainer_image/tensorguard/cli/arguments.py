@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA
+from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA, parse_quantity
 from tensorguard.cli.exit_codes import INVALID
 
 if TYPE_CHECKING:
@@ -72,6 +72,17 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number: write it as 2250') from None
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is out of range: it must be at least 0")
+    return value
+
+
+def memory_size(text: str) -> int:
+    """A type for argparse: bytes above 0, written as a Kubernetes quantity."""
+    try:
+        value = int(parse_quantity(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a size: write it as 24Gi or 80G') from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is out of range: it must be above 0")
     return value
 
 

@@ -1,7 +1,8 @@
-"""`tensafe plan`: what other numbers of steps and batches would cost, for the same training time.
+"""`tensafe plan`: what other numbers of steps and batches would cost, and the memory that a worker needs.
 
-In: a manifest. Out: a table of pairs of steps and expected batch with their noise, and on request a picture. The
-figures are those of `tensafe_api.step_choices`; nothing is run, and no data is read.
+In: a manifest. Out: a table of pairs of steps and expected batch with their noise, on request a picture, and the memory
+of a worker. The figures are those of `tensafe_api.step_choices` and `tensorguard.models.memory`; nothing is run, and
+neither data nor weights are read.
 """
 
 from __future__ import annotations
@@ -14,25 +15,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
-from tensorguard.cli.exit_codes import SUCCEEDED, CommandError
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments, memory_size
+from tensorguard.cli.exit_codes import FAILED, SUCCEEDED, CommandError
 from tensorguard.cli.pictures import INK, PRIVACY, new_figure, style
 
 if TYPE_CHECKING:
+    from tensafe_api.resources.job import TenSafeTrainingJob
     from tensafe_api.step_choices import Choice
+    from tensorguard.cli.plan_memory import WorkerMemory
 
 _EPILOG = """\
 examples:
-  tensafe plan job.yaml                                        pairs of steps and batch that take as long as the job's
-  tensafe plan job.yaml --plot plan.png                        the same as a picture
-  tensafe plan job.yaml --set spec.training.epochs=6           for twice the training time of three epochs
-  tensafe plan job.yaml -o json | jq '.[] | [.steps, .noise]'  for a script
+  tensafe plan job.yaml                               pairs of steps and batch that take as long as the job's, and the
+                                                      memory of a worker
+  tensafe plan job.yaml --gpu-memory 24Gi             whether a worker fits on a GPU of this size
+  tensafe plan job.yaml --plot plan.png               the pairs as a picture
+  tensafe plan job.yaml --set spec.training.epochs=6  for twice the training time of three epochs
+  tensafe plan job.yaml -o json | jq '.choices[] | [.steps, .noise]'
+                                                      for a script
 
 Every pair computes about the same number of example gradients, and keeps the same ε. A larger batch has less noise
 beside the same movement of the weights, until there are too few steps to learn. The best learning rate differs: try it
 on public data.
 
-Exit codes: 0 computed, 1 the picture cannot be written, 2 invalid manifest or arguments.
+The memory is that of the longest records. Of the model, only the config and the tokenizer are read, from the hub if
+they are not on this machine. Without them the memory is not shown.
+
+Exit codes: 0 computed; 1 the picture cannot be written, or a worker does not fit on a GPU with --gpu-memory, or this is
+not known; 2 invalid manifest or arguments.
 """
 
 
@@ -40,13 +50,20 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb's parser."""
     parser = subparsers.add_parser(
         "plan",
-        help="compare numbers of steps and batches by their noise",
+        help="compare numbers of steps and batches by their noise, and estimate the memory of a worker",
         description="Show pairs of steps and expected batch that take as long as those of the manifest, with the\n"
-        "noise that each needs for the same ε. Nothing is run, and no data is read.",
+        "noise that each needs for the same ε, and the memory that a worker needs. Nothing is run, and\n"
+        "neither data nor weights are read.",
         epilog=_EPILOG,
     )
     add_manifest_arguments(parser)
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="also draw the noise over the batch")
+    parser.add_argument(
+        "--gpu-memory",
+        metavar="SIZE",
+        type=memory_size,
+        help="memory of a GPU, such as 24Gi: show whether a worker fits on it, and what to change if not",
+    )
     parser.add_argument("-o", dest="output", choices=("text", "json"), default="text", help="text (default) or json")
     parser.set_defaults(handler=_plan)
 
@@ -63,9 +80,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             print(f"\rcomputing the noise of {len(found)} pairs ...", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    if arguments.output == "json":
-        print(json.dumps([_figures(choice) for choice in found], indent=2))
-    else:
+    if arguments.output == "text":
         _print(found)
         if best := proposed(found):
             changes = [*arguments.overrides, f"spec.training.expectedBatchSize={best.batch}"]
@@ -78,12 +93,35 @@ def _plan(arguments: argparse.Namespace) -> int:
                 *(part for change in changes for part in ("--set", change)),
             ]
             print(f"To try less noise:\n  {shlex.join(command)}")
+    memory = _memory(job, arguments)
+    if arguments.output == "json":
+        figures = [_figures(choice) for choice in found]
+        print(json.dumps({"choices": figures, "memory": memory and memory.figures()}, indent=2))
     if arguments.plot is not None:
         try:
             _draw(found, job.metadata.name, arguments.plot)
         except (OSError, ValueError) as error:  # ValueError: an ending that is no picture format
             raise CommandError(f"tensafe plan: --plot {arguments.plot}: {error}", exit_code=1) from error
-    return SUCCEEDED
+    fits = memory is not None and memory.fits
+    return SUCCEEDED if fits or arguments.gpu_memory is None else FAILED
+
+
+def _memory(job: TenSafeTrainingJob, arguments: argparse.Namespace) -> WorkerMemory | None:
+    """Estimate the memory of a worker and print it, if text is wanted. None if the model's files cannot be read."""
+    from tensorguard.cli.plan_memory import print_memory, worker_memory
+
+    sys.stdout.flush()  # the next lines take some seconds
+    try:
+        memory = worker_memory(job, Path(arguments.manifest).absolute().parent, arguments.gpu_memory)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"the memory of a worker is not estimated: {error}", file=sys.stderr)
+        return None
+    if arguments.output == "text":
+        print()
+        print_memory(memory)
+    for warning in memory.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
+    return memory
 
 
 def _figures(choice: Choice) -> dict[str, object]:

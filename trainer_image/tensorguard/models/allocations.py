@@ -43,7 +43,7 @@ class Allocations(TorchDispatchMode):
         """Args:
         ignored: tensors whose memory does not count, such as the model's weights.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {_storage(tensor)._cdata: 0 for tensor in ignored}
 
@@ -171,7 +171,7 @@ class FollowsOnly(TorchDispatchMode):
     )
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.unchanged = True
         self._derived: set[int] = set()
         self._alive: list[torch.Tensor] = []

@@ -195,16 +195,6 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     model.activation_checkpointing_enable({"use_reentrant": True})
 
 
-def _read_config(source: ModelSource, task: Task, trust_remote_code: bool) -> PreTrainedConfig:
-    """The model's config for this task, without dropout. Raises UnsupportedModelError as `load_model` does."""
-    config: PreTrainedConfig = read_pretrained(AutoConfig, source, trust_remote_code)
-    refuse_config(config)
-    if task.contract.classes:
-        _set_labels(config, task)
-    _switch_off_dropout(config)
-    return config
-
-
 def _set_labels(config: PreTrainedConfig, task: Task) -> None:
     names = task.label_names
     count = task.labels or len(names)

@@ -1,0 +1,226 @@
+"""The memory of a worker, for `tensafe plan`: its parts, the total, whether it fits, and what to change if not.
+
+In: a job, and on request the memory of a GPU. Out: text for a terminal, or figures for a script. The figures are those
+of `tensorguard.models.memory`, and assumptions for what CUDA and the process take. Weights are neither downloaded nor
+loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensafe_api.resources.job import Spec, TenSafeTrainingJob
+from tensafe_api.resources.numeric import parse_quantity
+
+if TYPE_CHECKING:
+    from tensorguard.cli.tables import Row
+    from tensorguard.models.memory import Device, MemoryEstimate, MemoryModel
+    from tensorguard.models.source import ModelSource
+
+PROCESS = 960 << 20
+"""Bytes of a process that has imported what a worker imports, measured by `python -m benchmarks.plan_memory`."""
+CUDA_CONTEXT = 600 << 20
+"""Bytes of a GPU that CUDA and its libraries take for a process. An assumption: it depends on GPU and driver."""
+ALLOCATOR_SHARE = 0.05
+"""The share by which torch's allocator on a GPU exceeds what tensors hold. An assumption."""
+GPU_SIZES = (24, 40, 48, 80)
+"""Common GPUs, in GB of 10^9 bytes: cards of this name have a little more."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """The memory of one worker of a job.
+
+    Attributes:
+        spec: of the job.
+        available: bytes of the GPU, or of the worker on a CPU; None for a GPU of unknown size.
+        remedies: what to change if it does not fit, each as a part of a sentence.
+    """
+
+    spec: Spec
+    device: Device
+    precision: str
+    estimate: MemoryEstimate
+    available: int | None
+    remedies: tuple[str, ...]
+
+    @property
+    def needed(self) -> int:
+        """Bytes of the device, with what CUDA or the process takes."""
+        return _needed(self.estimate, self.device)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None for a GPU of unknown size."""
+        return None if self.available is None else self.needed <= self.available
+
+    def figures(self) -> dict[str, object]:
+        """The figures for a script, in bytes."""
+        estimate = self.estimate
+        return {
+            "device": self.device,
+            "precision": self.precision,
+            "microBatchSize": estimate.micro_batch,
+            "trainedParameters": estimate.dimension,
+            "weights": estimate.weights,
+            "gatheredLayers": estimate.gathered_layers,
+            "adapter": estimate.adapter,
+            "rows": estimate.rows,
+            "sum": estimate.sum,
+            "passes": estimate.passes,
+            "clipping": estimate.clipping,
+            "update": estimate.update,
+            "peak": estimate.total,
+            "needed": self.needed,
+            "available": self.available,
+            "fits": self.fits,
+            "host": estimate.host + PROCESS if self.device == "cuda" else None,
+        }
+
+    def warnings(self) -> Iterator[str]:
+        """What does not fit, with the fix."""
+        worker = self.spec.cluster.worker
+        if self.fits is False and self.available is not None:
+            where = f"spec.cluster.worker.memory: {worker.memory}"
+            if self.device == "cuda":
+                where = f"spec.training.microBatchSize: {size_text(self.available)} of a GPU"
+            fix = ", or ".join(self.remedies)
+            yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {fix}"
+        host = self.estimate.host + PROCESS
+        if self.device == "cuda" and parse_quantity(worker.memory) < host:
+            yield (
+                f"spec.cluster.worker.memory: {worker.memory} is less than the {size_text(host)} that a worker needs "
+                f"beside its GPU, mostly to load the weights: raise it to {math.ceil(host / _GIB)}Gi"
+            )
+
+
+def worker_memory(job: TenSafeTrainingJob, base_dir: Path, gpu_memory: int | None) -> WorkerMemory:
+    """Estimate the memory of a worker of `job`, whose relative paths start at `base_dir`.
+
+    Args:
+        gpu_memory: bytes of the GPU that the job should fit on; then the worker has a GPU.
+
+    Raises:
+        ValueError, OSError, ImportError: the model's config cannot be read, or the model cannot be trained.
+    """
+    import torch
+
+    from tensorguard.models.memory import MemoryModel
+    from tensorguard.models.source import resolve_model
+    from tensorguard.runners.preflight import with_absolute_paths
+    from tensorguard.training.setup import precision_of
+
+    spec = with_absolute_paths(job, base_dir).spec
+    device: Device = "cuda" if gpu_memory is not None or spec.cluster.worker.gpus else "cpu"
+    available = gpu_memory if device == "cuda" else int(parse_quantity(spec.cluster.worker.memory))
+    precision = precision_of(job, torch.device(device))
+    source = resolve_model(spec.model.name, spec.model.revision)
+    model = MemoryModel(spec, source, device, precision)
+    found = WorkerMemory(spec, device, precision, model.estimate(spec.training.micro_batch_size), available, ())
+    if found.fits is not False or available is None:
+        return found
+    remedies = tuple(_remedies(spec, model, source, device, precision, available))
+    if device == "cpu":
+        remedies = (f"raise it to {math.ceil(found.needed / _GIB)}Gi", *remedies)
+    elif not remedies:
+        remedies = ("choose a smaller model or a GPU with more memory",)
+    return WorkerMemory(spec, device, precision, found.estimate, available, remedies)
+
+
+def _needed(estimate: MemoryEstimate, device: Device) -> int:
+    if device == "cpu":
+        return estimate.total + PROCESS
+    return estimate.total + _allocator(estimate) + CUDA_CONTEXT
+
+
+def _allocator(estimate: MemoryEstimate) -> int:
+    return int(ALLOCATOR_SHARE * estimate.total)
+
+
+def _remedies(
+    spec: Spec, model: MemoryModel, source: ModelSource, device: Device, precision: str, available: int
+) -> Iterator[str]:
+    """Changes of the manifest with which the job fits, for one that does not."""
+    from tensorguard.models.memory import MemoryModel
+    from tensorguard.models.unsupported import UnsupportedModelError
+
+    own = spec.training.micro_batch_size
+    lower = _largest(model, device, own, available)
+    if lower is not None:
+        yield f"lower spec.training.microBatchSize to {lower}"
+    if spec.training.gradient_checkpointing:
+        return
+    training = spec.training.model_copy(update={"gradient_checkpointing": True})
+    try:
+        recomputing = MemoryModel(spec.model_copy(update={"training": training}), source, device, precision)
+    except UnsupportedModelError:
+        return
+    most = _largest(recomputing, device, own, available)
+    if most is not None and most > (lower or 0):
+        also = "" if most == own else f" and spec.training.microBatchSize to {most}"
+        yield f"set spec.training.gradientCheckpointing to true{also}"
+
+
+def _largest(model: MemoryModel, device: Device, own: int, available: int) -> int | None:
+    """The largest micro-batch that fits, of `own` and the powers of two below it; None if none does."""
+    sizes = [own, *(1 << power for power in reversed(range((own - 1).bit_length())))]
+    return next((size for size in sizes if _needed(model.estimate(size), device) <= available), None)
+
+
+def print_memory(memory: WorkerMemory) -> None:
+    """Print the parts, the total, and whether it fits."""
+    from tensorguard.cli.tables import print_facts
+
+    records = "1 record" if memory.estimate.micro_batch == 1 else f"{memory.estimate.micro_batch:,} records"
+    where = "one GPU" if memory.device == "cuda" else "a CPU"
+    print_facts(
+        [*_parts(memory), *_own(memory)], f"Memory of a worker ({where}, {memory.precision}, {records} at once)"
+    )
+    if memory.available is not None:
+        place = "on a GPU with" if memory.device == "cuda" else "in the worker's memory of"
+        verb = "Fits" if memory.fits else "Does not fit"
+        print(f"\n{verb} {place} {size_text(memory.available)}.")
+    else:
+        fitting = [f"{size} GB" for size in GPU_SIZES if memory.needed <= size * 10**9]
+        print(
+            f"\nFits on GPUs of {', '.join(fitting)}." if fitting else f"\nDoes not fit on a GPU of {GPU_SIZES[-1]} GB."
+        )
+
+
+def _parts(memory: WorkerMemory) -> Iterator[Row]:
+    estimate = memory.estimate
+    kept = "the sum of clipped gradients" + (", noise and masks" if memory.device == "cpu" else "")
+    yield "base model", size_text(estimate.weights), "frozen weights"
+    yield (
+        "adapter",
+        size_text(estimate.adapter),
+        f"{estimate.dimension:,} trained parameters, with two moments of AdamW",
+    )
+    yield "gradients", size_text(estimate.rows), "a row for each record"
+    yield "sums", size_text(estimate.sum), kept
+    if estimate.gathered_layers:
+        yield "whole layers", size_text(estimate.gathered_layers), "of sharded or quantised weights, in a pass"
+    yield "a pass", size_text(estimate.passes), "activations, loss and gradients, forward and backward"
+    yield "clipping", size_text(estimate.clipping), "not at the same time as a pass"
+    yield "update", size_text(estimate.update), "not at the same time as a pass"
+
+
+def _own(memory: WorkerMemory) -> Iterator[Row]:
+    yield "peak", size_text(memory.estimate.total), "of the parts above"
+    if memory.device == "cpu":
+        yield "process", size_text(PROCESS), "Python with PyTorch and Ray"
+    else:
+        yield "allocator", size_text(_allocator(memory.estimate)), f"assumed: {100 * ALLOCATOR_SHARE:g} % of the peak"
+        yield "CUDA context", size_text(CUDA_CONTEXT), "assumed"
+    yield "needed", size_text(memory.needed), "on each GPU" if memory.device == "cuda" else "by each worker"
+
+
+def size_text(size: int) -> str:
+    """Bytes as 83.1 MiB or 1.24 GiB."""
+    number, unit = (size / _GIB, "GiB") if size >= _GIB else (size / (1 << 20), "MiB")
+    return f"{number:,.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
