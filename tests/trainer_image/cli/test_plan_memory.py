@@ -41,8 +41,10 @@ def llama(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_parts_and_total_are_shown_for_a_cpu(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", write_manifest(**FEW_STEPS)]) == 0
+def test_parts_and_total_are_shown_for_a_cpu(
+    write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", write_manifest(**llama, cluster__worker__gpus=0)]) == 0
     shown = capsys.readouterr()
     assert not shown.err
     section = shown.out[shown.out.index("Memory of a worker (a CPU, fp32, 8 records at once)") :]
@@ -52,20 +54,24 @@ def test_parts_and_total_are_shown_for_a_cpu(write_manifest: Write, capsys: pyte
     assert "whole layers" not in section
 
 
-def test_figures_are_in_the_json(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", write_manifest(**FEW_STEPS), "-o", "json"]) == 0
+def test_figures_are_in_the_json(
+    write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", write_manifest(**llama, cluster__worker__gpus=0), "-o", "json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert (memory["device"], memory["precision"], memory["microBatchSize"]) == ("cpu", "fp32", 8)
-    assert memory["weights"] == pytest.approx(4 * 22.7e6, rel=0.01)
+    assert memory["weights"] == pytest.approx(4 * (2 * 32_000 * 256 + 4 * (4 * 256 + 3 * 512) * 256), rel=0.001)
     always = sum(memory[part] for part in ("weights", "adapter", "rows", "sum"))
     assert memory["peak"] == always + max(memory["passes"], memory["clipping"], memory["update"])
     assert memory["needed"] == memory["peak"] + PROCESS
     assert (memory["available"], memory["fits"], memory["host"]) == (8 << 30, True, None)
 
 
-def test_too_little_memory_of_a_worker_is_a_warning(write_manifest: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_manifest(**FEW_STEPS, cluster={"workers": 2, "worker": {"memory": "512Mi"}})
-    assert main(["plan", path]) == 0
+def test_too_little_memory_of_a_worker_is_a_warning(
+    write_manifest: Write, llama: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama["cluster"] = {"workers": 2, "worker": {"memory": "512Mi"}}
+    assert main(["plan", write_manifest(**llama)]) == 0
     shown = capsys.readouterr()
     assert "Does not fit in the worker's memory of 512 MiB." in shown.out
     assert re.fullmatch(
