@@ -286,6 +286,12 @@ class Spec(Block):
         _in_suspension("retry"),
     )
 
+    @property
+    def ranks_per_base(self) -> int:
+        """The number of ranks that hold one base model together."""
+        mode = self.model.sharding or ("Worker" if self.cluster.worker.gpus > 1 else "Replicated")
+        return {"Replicated": 1, "Worker": self.cluster.ranks_per_worker, "Workers": self.cluster.ranks}[mode]
+
     def uris(self) -> dict[str, str]:
         """The URIs that the job reads and writes, by the path of their block, such as dataset or lora.initFrom."""
         blocks = {

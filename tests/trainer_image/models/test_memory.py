@@ -87,10 +87,12 @@ KINDS = {
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., Job]:
+    numbers = itertools.count()
+
     def make(kind: str, *overrides: str) -> Job:
         length = [] if kind == "vit" else [f"spec.training.maxLength={LENGTH}"]
         fixed = ["spec.cluster.workers=1", "spec.training.steps=1", *length]
-        return Job.make(tmp_path, *fixed, *overrides, kind=KINDS[kind])
+        return Job.make(tmp_path / f"{next(numbers)}", *fixed, *overrides, kind=KINDS[kind])
 
     return make
 
@@ -129,6 +131,7 @@ def allocated(job: Job) -> int:
         ("llama", "spec.training.gradientCheckpointing=false"),
         ("llama", "spec.training.gradientCheckpointing=true"),
         ("llama", "spec.training.precision=bf16"),
+        ("llama", "spec.model.quantization=NF4"),
         ("gemma", "spec.training.microBatchSize=4"),
         ("gpt2", "spec.training.microBatchSize=3"),
         ("bert", "spec.training.microBatchSize=8"),
@@ -162,9 +165,9 @@ def test_recomputed_layers_need_less(make_job: Callable[..., Job], tmp_path: Pat
     assert recomputed.weights == kept.weights
 
 
-def test_shards_divide_the_frozen_weights(make_job: Callable[..., Job]) -> None:
-    model = model_of(make_job("llama"))
-    whole, quarter = model.estimate(2), model.estimate(2, shards=4)
+def test_gpus_that_share_a_base_hold_a_part_each(make_job: Callable[..., Job]) -> None:
+    whole = model_of(make_job("llama")).estimate(2)
+    quarter = model_of(make_job("llama", "spec.cluster.worker={gpus: 4, cpus: 4}")).estimate(2)
     assert quarter.weights == pytest.approx(whole.weights / 4, rel=0.01)
     assert whole.gathered_layers == 0
     assert quarter.gathered_layers > 2 * 2000 * 128 * 4, "the embeddings and the output layer stay whole in a pass"
@@ -172,12 +175,24 @@ def test_shards_divide_the_frozen_weights(make_job: Callable[..., Job]) -> None:
 
 
 def test_quantised_weights_are_smaller(make_job: Callable[..., Job]) -> None:
-    model = model_of(make_job("llama", "spec.training.precision=bf16"))
+    bf16 = "spec.training.precision=bf16"
+    whole, nf4, int8 = (
+        model_of(make_job("llama", bf16, *changes)).estimate(2).weights
+        for changes in ((), ("spec.model.quantization=NF4",), ("spec.model.quantization=INT8",))
+    )
     layers = 3 * (128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
-    whole = model.estimate(2).weights
-    assert model.estimate(2, quantization="NF4").weights == whole - 2 * layers + layers * 33 // 64
-    assert whole - 2 * layers + layers < model.estimate(2, quantization="INT8").weights < whole - 0.9 * layers
-    assert model.estimate(2, quantization="NF4").gathered_layers == 2 * 128 * 256
+    assert nf4 == whole - 2 * layers + layers * (0.5 + 4 / 64)
+    assert whole - 2 * layers + layers < int8 < whole - 0.9 * layers
+
+
+def test_host_needs_the_whole_weights_only_while_it_quantises_them(make_job: Callable[..., Job]) -> None:
+    gpus = ("spec.training.precision=bf16", "spec.cluster.worker={gpus: 4, cpus: 4}")
+    read, quantised = (
+        model_of(make_job("llama", *gpus, *changes), "cuda").estimate(1)
+        for changes in ((), ("spec.model.quantization=NF4",))
+    )
+    assert read.host == max(read.weights, 14 * 4 * read.dimension)
+    assert quantised.host > 3.9 * read.weights
 
 
 def test_attention_on_a_gpu_keeps_no_scores(make_job: Callable[..., Job]) -> None:

@@ -59,6 +59,11 @@ class WorkerMemory:
         """Whether it fits; None for a GPU of unknown size."""
         return None if self.available is None else self.needed <= self.available
 
+    @property
+    def host(self) -> int:
+        """Bytes of the main memory of a worker with GPUs. Each GPU has a process of its own."""
+        return self.spec.cluster.ranks_per_worker * (self.estimate.host + PROCESS)
+
     def figures(self) -> dict[str, object]:
         """The figures for a script, in bytes."""
         estimate = self.estimate
@@ -79,7 +84,7 @@ class WorkerMemory:
             "needed": self.needed,
             "available": self.available,
             "fits": self.fits,
-            "host": estimate.host + PROCESS if self.device == "cuda" else None,
+            "host": self.host if self.device == "cuda" else None,
         }
 
     def warnings(self) -> Iterator[str]:
@@ -91,11 +96,10 @@ class WorkerMemory:
                 where = f"spec.training.microBatchSize: {size_text(self.available)} of a GPU"
             fix = ", or ".join(self.remedies)
             yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {fix}"
-        host = self.estimate.host + PROCESS
-        if self.device == "cuda" and parse_quantity(worker.memory) < host:
+        if self.device == "cuda" and parse_quantity(worker.memory) < self.host:
             yield (
-                f"spec.cluster.worker.memory: {worker.memory} is less than the {size_text(host)} that a worker needs "
-                f"beside its GPU, mostly to load the weights: raise it to {math.ceil(host / _GIB)}Gi"
+                f"spec.cluster.worker.memory: {worker.memory} is less than the {size_text(self.host)} that a worker "
+                f"needs beside its GPUs, mostly to load the weights: raise it to {math.ceil(self.host / _GIB)}Gi"
             )
 
 
@@ -204,7 +208,7 @@ def _parts(memory: WorkerMemory) -> Iterator[Row]:
     yield "gradients", size_text(estimate.rows), "a row for each record"
     yield "sums", size_text(estimate.sum), kept
     if estimate.gathered_layers:
-        yield "whole layers", size_text(estimate.gathered_layers), "of sharded or quantised weights, in a pass"
+        yield "whole layers", size_text(estimate.gathered_layers), "of sharded weights, in a pass"
     yield "a pass", size_text(estimate.passes), "activations, loss and gradients, forward and backward"
     yield "clipping", size_text(estimate.clipping), "not at the same time as a pass"
     yield "update", size_text(estimate.update), "not at the same time as a pass"

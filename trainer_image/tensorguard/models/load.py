@@ -113,6 +113,8 @@ def load_without_weights(
     pad_token_id: int | None = None,
     precision: str = "fp32",
     trust_remote_code: bool = False,
+    quantization: Quantization | None = None,
+    modules_to_save: Sequence[str] = (),
 ) -> BaseModel:
     """The same model on torch's device `meta`: shapes and no numbers, from the config alone.
 
@@ -123,7 +125,14 @@ def load_without_weights(
         model = getattr(transformers, task.auto_class).from_config(
             config, dtype=PRECISIONS[precision], attn_implementation="eager", trust_remote_code=trust_remote_code
         )
-    return prepare_base(model, task, pad_token_id=pad_token_id, device="meta")
+        return prepare_base(
+            model,
+            task,
+            pad_token_id=pad_token_id,
+            device="meta",
+            quantization=quantization,
+            modules_to_save=modules_to_save,
+        )
 
 
 def prepare_base(

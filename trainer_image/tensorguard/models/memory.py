@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
-from peft.utils import ModulesToSaveWrapper
-from torch import nn
 
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import parse_decimal
@@ -29,10 +25,12 @@ from tensorguard.data.recipe import Recipe
 from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import checkpoint_activations, load_without_weights
-from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.lora import adapter_parameters, attach_lora, trainable_parameters
 from tensorguard.models.losses import forward_logits, record_loss
 from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
+from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.sharded_base import layers_of
 from tensorguard.models.source import ModelSource
 from tensorguard.models.tasks import Task, task_of
 from tensorguard.models.unsupported import UnsupportedModelError
@@ -40,12 +38,6 @@ from tensorguard.privacy.clipping import rows_at_once
 from tensorguard.privacy.gradients import Batch, PerExampleGradients
 
 Device = Literal["cpu", "cuda"]
-Quantization = Literal["NF4", "INT8"]
-
-_NF4_BYTES = 0.5 + 1 / 64
-"""Of one value: half a byte, and one byte of scale for each 64 values."""
-_INT8_SCALE_BYTES = 4
-"""Of the scale of a row."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,7 @@ class MemoryEstimate:
 
     Attributes:
         weights: the frozen weights of the base model, or this worker's part of them.
-        gathered_layers: what a pass holds whole of weights that are stored sharded or quantised.
+        gathered_layers: what a pass holds whole of weights that are stored sharded.
         adapter: the trained parameters and the two moments of AdamW, fp32.
         rows: the gradient of each record of a micro-batch, fp32.
         sum: the sum of the clipped gradients, int64. On a CPU also noise and masks; a worker with a GPU has these in
@@ -105,6 +97,7 @@ class MemoryModel:
             ValueError: a field of the manifest does not fit the model.
         """
         self._device = device
+        self._shards = spec.ranks_per_base
         self._task = task_of(spec)
         processor = self._task.load_processor(source, spec.model)
         base = load_without_weights(
@@ -113,6 +106,8 @@ class MemoryModel:
             pad_token_id=self._task.pad_id(processor),
             precision=precision,
             trust_remote_code=spec.model.trust_remote_code,
+            quantization=spec.model.quantization,
+            modules_to_save=spec.lora.modules_to_save,
         )
         lora = spec.lora
         with torch.device("meta"):
@@ -132,14 +127,8 @@ class MemoryModel:
         self._form = self._task.rows(processor, Recipe.from_spec(spec), self._model)
         self._head = _output_head(self._task, self._model, self._batch(1, min(self._form.lengths)))
 
-    def estimate(
-        self, micro_batch: int, *, shards: int = 1, quantization: Quantization | None = None
-    ) -> MemoryEstimate:
+    def estimate(self, micro_batch: int) -> MemoryEstimate:
         """The memory for `micro_batch` records at once, each of the greatest length.
-
-        Args:
-            shards: the number of GPUs that share one base model.
-            quantization: the form of the linear layers of the base.
 
         Raises:
             UnsupportedModelError: the model needs numbers in its forward pass, so that its memory cannot be estimated.
@@ -153,8 +142,8 @@ class MemoryModel:
         block = min(micro_batch, rows_at_once(dimension, torch.device(self._device))) * row
         on_cpu = self._device == "cpu"
         return MemoryEstimate(
-            weights=sum(_stored_bytes(self._model, quantization, shards).values()),
-            gathered_layers=_gathered_bytes(self._model, quantization, shards),
+            weights=sum(_stored_bytes(self._model, self._shards).values()),
+            gathered_layers=_gathered_bytes(self._model, self._shards),
             adapter=3 * row,
             rows=rows,
             # The sum is int64. On a CPU follow the noise of the next step (int64) and its masks (uint32).
@@ -167,7 +156,7 @@ class MemoryModel:
             # each coordinate of a block; the self-test rounds all rows of a micro-batch as one block.
             clipping=max(3 * rows, rows + row + 5 * block, 5 * rows + 7 * row),
             update=(11 if on_cpu else 5) * row,
-            host=0 if on_cpu else max(sum(_stored_bytes(self._model, None, 1).values()), 14 * row),
+            host=0 if on_cpu else max(_loaded_bytes(self._model, self._shards), 14 * row),
             micro_batch=micro_batch,
             dimension=dimension,
         )
@@ -221,78 +210,36 @@ def _output_head(task: Task, model: PeftModel, batch: Batch) -> OutputHead | Non
     return OutputHead(layer) if after.unchanged and after.follows(logits) else None
 
 
-def layers_of(model: PeftModel) -> Iterator[nn.Module]:
-    """The layers of the base model: those that transformers keeps on one device."""
-    names = set(getattr(model.get_base_model(), "_no_split_modules", None) or ())
-    inside: set[int] = set()
-    for module in model.modules():
-        if type(module).__name__ in names and id(module) not in inside:
-            inside.update(id(part) for part in module.modules())
-            yield module
-
-
-def _stored_bytes(model: PeftModel, quantization: Quantization | None, shards: int) -> dict[int, int]:
+def _stored_bytes(model: PeftModel, shards: int) -> dict[int, int]:
     """The bytes that a worker stores of each frozen parameter and of each buffer, by the tensor's id."""
-    adapter = {id(parameter) for parameter in _adapter_parameters(model)}
-    quantised = {id(layer.weight): layer for layer in _quantised_layers(model)} if quantization else {}
-    found: dict[int, int] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            continue
-        size = parameter.nbytes
-        if id(parameter) in quantised and quantization is not None:
-            size = _quantised_bytes(quantised[id(parameter)], quantization)
-        found[id(parameter)] = size if id(parameter) in adapter else math.ceil(size / shards)
+    kept = adapter_parameters(model)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    found = {id(each): each.nbytes if each in kept else math.ceil(each.nbytes / shards) for each in frozen}
     return found | {id(buffer): buffer.nbytes for buffer in model.buffers()}
 
 
-def _gathered_bytes(model: PeftModel, quantization: Quantization | None, shards: int) -> int:
+def _loaded_bytes(model: PeftModel, shards: int) -> int:
+    """The bytes of frozen weights in a host's memory while one rank loads them.
+
+    A rank reads its own part of a sharded base. A base is quantised after it was loaded as a whole.
+    """
+    quantised = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if shards > 1 and not quantised:
+        return sum(_stored_bytes(model, shards).values())
+    before = sum(layer.out_features * layer.in_features * layer.dtype.itemsize for layer in quantised)
+    after = sum(layer.codes.nbytes + layer.scales.nbytes for layer in quantised)
+    return sum(_stored_bytes(model, 1).values()) + before - after
+
+
+def _gathered_bytes(model: PeftModel, shards: int) -> int:
     """The weights that a pass holds in addition to those that are stored.
 
     Of a sharded model, the layer that computes and the next one are whole. What is outside the layers, such as
-    embeddings and the output layer, stays whole from the forward to the backward pass. Of a quantised layer, the linear
-    part that computes has its weights in the model's dtype.
+    embeddings and the output layer, stays whole from the forward to the backward pass.
     """
-    gathered = 0
-    if shards > 1:
-        whole = _stored_bytes(model, quantization, 1)
-        adapter = {id(parameter) for parameter in _adapter_parameters(model)}
-        sizes = {id(p): whole[id(p)] for p in model.parameters() if not p.requires_grad and id(p) not in adapter}
-        layers = [_sum_of(sizes, layer.parameters()) for layer in layers_of(model)]
-        gathered += 2 * max(layers, default=0) + sum(sizes.values()) - sum(layers)
-    if quantization is not None:
-        gathered += max((layer.weight.nbytes for layer in _quantised_layers(model)), default=0)
-    return gathered
-
-
-def _sum_of(sizes: dict[int, int], parameters: Iterable[nn.Parameter]) -> int:
-    return sum(sizes.get(id(parameter), 0) for parameter in parameters)
-
-
-def _adapter_parameters(model: PeftModel) -> Iterator[nn.Parameter]:
-    """Every parameter that the adapter adds to the base, trained or frozen."""
-    for module in model.modules():
-        parts: list[nn.Module] = []
-        if isinstance(module, LoraLayer):
-            parts = [
-                part for name in module.adapter_layer_names if isinstance(part := getattr(module, name), nn.Module)
-            ]
-        elif isinstance(module, ModulesToSaveWrapper):
-            parts = [module.modules_to_save]
-        for part in parts:
-            yield from part.parameters()
-
-
-def _quantised_layers(model: PeftModel) -> Iterator[nn.Linear]:
-    """The linear layers that quantisation replaces: those of the base inside its layers."""
-    adapter = {id(parameter) for parameter in _adapter_parameters(model)}
-    for layer in layers_of(model):
-        for module in layer.modules():
-            if isinstance(module, nn.Linear) and id(module.weight) not in adapter:
-                yield module
-
-
-def _quantised_bytes(layer: nn.Linear, quantization: Quantization) -> int:
-    if quantization == "NF4":
-        return math.ceil(layer.weight.numel() * _NF4_BYTES)
-    return layer.weight.numel() + _INT8_SCALE_BYTES * layer.out_features
+    if shards == 1:
+        return 0
+    kept = adapter_parameters(model)
+    sizes = {id(each): each.nbytes for each in model.parameters() if not each.requires_grad and each not in kept}
+    layers = [sum(sizes.get(id(each), 0) for each in layer.parameters()) for layer in layers_of(model)]
+    return 2 * max(layers, default=0) + sum(sizes.values()) - sum(layers)

@@ -85,7 +85,7 @@ class BaseSharding:
             parameter.data = parameter.data.to(device)
         if sketch is not None:
             _replace(sketch.names, lambda placeholder, _name: torch.empty_like(placeholder, device="meta"))
-        for layer in _layers(model):
+        for layer in layers_of(model):
             fully_shard(layer, mesh=self.mesh, ignored_params=kept)
         fully_shard(model, mesh=self.mesh, ignored_params=kept)
         if sketch is not None:
@@ -123,7 +123,7 @@ def recover_from_failed_pass(model: nn.Module) -> None:
         model.reset_iter_state()
 
 
-def _layers(model: PeftModel) -> Iterator[nn.Module]:
+def layers_of(model: PeftModel) -> Iterator[nn.Module]:
     """The layers of the base, each of which is gathered as a whole: those that transformers keeps on one device."""
     base: PreTrainedModel = model.get_base_model()  # type: ignore[assignment]
     names = set(base._no_split_modules or ())

@@ -196,13 +196,10 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
 
 def _share_base(spec: Spec, device: torch.device) -> BaseSharding | None:
     """The ranks with which this rank shares the base model; None where it has a whole one. Call on every rank."""
-    cluster = spec.cluster
-    mode = spec.model.sharding or ("Worker" if cluster.worker.gpus > 1 else "Replicated")
-    sharing = {"Replicated": 1, "Worker": cluster.ranks_per_worker, "Workers": cluster.ranks}[mode]
-    if sharing == 1:
+    if spec.ranks_per_base == 1:
         return None
-    sharding = BaseSharding.of(sharing, device)
-    if mode == "Worker":
+    sharding = BaseSharding.of(spec.ranks_per_base, device)
+    if spec.model.sharding != "Workers":
         sharding.check_one_machine()
     return sharding
 
