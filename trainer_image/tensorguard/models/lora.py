@@ -19,6 +19,8 @@ from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from tensafe_api.resources.model import Lora
+from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.models.dropout import use_record_dropout
 from tensorguard.models.load import BaseModel, seeded
 from tensorguard.models.targets import LoraTargetError, resolve_modules_to_save, resolve_targets
@@ -73,6 +75,21 @@ def attach_lora(
     use_record_dropout(model)
     refuse_trainable(model)
     return model.train()
+
+
+def attach_lora_of(lora: Lora, base: BaseModel) -> PeftModel:
+    """Attach the adapter of `spec.lora`, as `attach_lora` does."""
+    return attach_lora(
+        base,
+        rank=lora.rank,
+        alpha=lora.alpha or 2 * lora.rank,
+        dropout=parse_decimal(lora.dropout),
+        init_seed=lora.init_seed,
+        target_modules=lora.target_modules or None,
+        layers=lora.layers,
+        modules_to_save=lora.modules_to_save,
+        variant=lora.variant,
+    )
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

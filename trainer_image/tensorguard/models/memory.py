@@ -20,12 +20,11 @@ import torch
 from peft import PeftModel
 
 from tensafe_api.resources.job import Spec
-from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.data.recipe import Recipe
 from tensorguard.models.allocations import Allocations, FollowsOnly, FusedAttention
 from tensorguard.models.dropout import record_seeds
 from tensorguard.models.load import checkpoint_activations, load_without_weights
-from tensorguard.models.lora import adapter_parameters, attach_lora, trainable_parameters
+from tensorguard.models.lora import adapter_parameters, attach_lora_of, trainable_parameters
 from tensorguard.models.losses import forward_logits, record_loss
 from tensorguard.models.output_head import OutputHead, frozen_output_layer, replaced
 from tensorguard.models.quantized import QuantizedLinear
@@ -109,19 +108,8 @@ class MemoryModel:
             quantization=spec.model.quantization,
             modules_to_save=spec.lora.modules_to_save,
         )
-        lora = spec.lora
         with torch.device("meta"):
-            self._model = attach_lora(
-                base,
-                rank=lora.rank,
-                alpha=lora.alpha or 2 * lora.rank,
-                dropout=parse_decimal(lora.dropout),
-                init_seed=lora.init_seed,
-                target_modules=lora.target_modules or None,
-                layers=lora.layers,
-                modules_to_save=lora.modules_to_save,
-                variant=lora.variant,
-            )
+            self._model = attach_lora_of(spec.lora, base)
         if spec.training.gradient_checkpointing:
             checkpoint_activations(base.model)
         self._form = self._task.rows(processor, Recipe.from_spec(spec), self._model)

@@ -29,7 +29,7 @@ from tensorguard.data.shard import Shard
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import find_bit_equal_shape
 from tensorguard.models.load import checkpoint_activations, load_model
-from tensorguard.models.lora import attach_lora, trainable_parameters
+from tensorguard.models.lora import attach_lora_of, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
@@ -237,17 +237,7 @@ def load_lora_model(
             **settings,
         )
     )
-    model = attach_lora(
-        base,
-        rank=lora.rank,
-        alpha=lora.alpha or 2 * lora.rank,
-        dropout=parse_decimal(lora.dropout),
-        init_seed=lora.init_seed,
-        target_modules=lora.target_modules or None,
-        layers=lora.layers,
-        modules_to_save=lora.modules_to_save,
-        variant=lora.variant,
-    )
+    model = attach_lora_of(lora, base)
     if spec.training.gradient_checkpointing:
         checkpoint_activations(base.model)
     if sharding:
