@@ -26,7 +26,7 @@ from dp_accounting import rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
 
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent, earlier_events, round_up
+from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 
 AccountantName = Literal["RDP", "PLD"]
 
@@ -202,7 +202,7 @@ def job_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accountant:
         steps=steps,
         delta=job_delta(target_delta),
         accountant=accountant,
-        earlier=earlier_events(mechanism.earlier_steps),
+        earlier=mechanism.earlier_events,
     )
 
 
@@ -226,7 +226,7 @@ def claimed_steps(
         noise_multiplier=float(mechanism.noise_multiplier),
         delta=job_delta(target_delta),
         accountant=accountant,
-        earlier=earlier_events(mechanism.earlier_steps),
+        earlier=mechanism.earlier_events,
         at_most=planned,
     )
     return max(charged, possible)
@@ -240,7 +240,7 @@ def outsider_epsilon(mechanism: Mechanism, steps: int, target_delta: str, accoun
         steps=steps,
         delta=job_delta(target_delta),
         accountant=accountant,
-        earlier=earlier_events(mechanism.earlier_steps),
+        earlier=mechanism.earlier_events,
     )
 
 

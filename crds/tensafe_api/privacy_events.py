@@ -101,6 +101,11 @@ class Mechanism(Block):
     )
 
     @property
+    def earlier_events(self) -> tuple[PrivacyEvent, ...]:
+        """The privacy events of the earlier trainings."""
+        return earlier_events(self.earlier_steps)
+
+    @property
     def grid(self) -> int:
         """S = 2^k: grid steps in one clip norm."""
         return 1 << self.grid_bits
@@ -131,7 +136,7 @@ def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]
     σ is the noise that remains when all colluders share theirs.
     """
     own = PrivacyEvent(sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=steps)
-    return (*earlier_events(mechanism.earlier_steps), own)
+    return (*mechanism.earlier_events, own)
 
 
 def earlier_events(earlier: Iterable[EarlierSteps]) -> tuple[PrivacyEvent, ...]:

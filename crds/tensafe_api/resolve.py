@@ -83,7 +83,7 @@ class Claim:
             noise_multiplier=float(self.mechanism.noise_multiplier),
             delta=accounting.job_delta(self.delta),
             accountant=self.accountant,
-            earlier=earlier_events(self.mechanism.earlier_steps),
+            earlier=self.mechanism.earlier_events,
             at_most=min(charged + wanted, self.max_steps),
         )
         return max(0, within - charged)

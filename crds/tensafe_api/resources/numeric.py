@@ -28,8 +28,9 @@ MIN_SIGMA, MAX_SIGMA = 1e-3, 1e9
 """Bounds of noise multipliers. Beyond them floats have too few digits for the accountants."""
 
 MAX_WORKERS = 256
-MAX_GPUS = 16
 """The largest group of workers for which the graph of neighbours and the grid are tested."""
+MAX_GPUS = 16
+"""The largest number of GPUs of one worker."""
 
 
 def parse_decimal(value: str) -> float:

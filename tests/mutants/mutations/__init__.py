@@ -2,12 +2,14 @@
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `wiring.py` or `images.py`.
+entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py` or
+`images.py`.
 """
 
 from __future__ import annotations
 
 from mutations.claims import CLAIMS
+from mutations.composition import COMPOSITION
 from mutations.data import DATA
 from mutations.images import IMAGES
 from mutations.mechanism import MECHANISM
@@ -17,4 +19,4 @@ from mutations.wiring import WIRING
 
 __all__ = ["MUTATIONS", "Edit", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*DATA, *MECHANISM, *PROTOCOL, *CLAIMS, *WIRING, *IMAGES)
+MUTATIONS: tuple[Mutation, ...] = (*DATA, *MECHANISM, *PROTOCOL, *CLAIMS, *COMPOSITION, *WIRING, *IMAGES)

@@ -1,0 +1,68 @@
+"""Mistakes in the figures of a job that starts from the adapter of another one."""
+
+from __future__ import annotations
+
+from mutations.mutation import API, TRAINER, TRAINING_TESTS, Edit, Mutation
+
+_EARLIER = "tests/api/test_earlier_steps.py"
+_INITIAL = TRAINING_TESTS + "test_initial_adapter.py"
+
+COMPOSITION: tuple[Mutation, ...] = (
+    Mutation(
+        "epsilon does not count the steps of the adapter that a job starts from",
+        (
+            Edit(
+                API + "accounting.py",
+                "    if earlier:\n        own =",
+                "    if False:\n        own =",
+            ),
+        ),
+        (
+            _EARLIER + "::test_noise_is_found_for_the_sum_of_both_trainings",
+            _EARLIER + "::test_job_without_a_step_has_spent_what_the_earlier_one_has",
+        ),
+    ),
+    Mutation(
+        "the budget allows as many steps as without the earlier training",
+        (
+            Edit(
+                API + "resolve.py",
+                "            earlier=self.mechanism.earlier_events,\n            at_most=",
+                "            at_most=",
+            ),
+        ),
+        (_EARLIER + "::test_fewer_steps_fit_the_budget_after_earlier_ones",),
+    ),
+    Mutation(
+        "the noise leaves out what the earlier training has spent",
+        (Edit(API + "resolve.py", "            earlier=events,\n", ""),),
+        (_EARLIER + "::test_noise_is_found_for_the_sum_of_both_trainings",),
+    ),
+    Mutation(
+        "the statement lists the privacy events of this job only",
+        (Edit(API + "privacy_events.py", "return (*mechanism.earlier_events, own)", "return (own,)"),),
+        (_INITIAL + "::test_every_epsilon_counts_the_earlier_steps",),
+    ),
+    Mutation(
+        "a manifest may claim that the earlier training has spent less than its statement says",
+        (
+            Edit(
+                TRAINER + "training/initial_adapter.py",
+                "if spent != list(mechanism.earlier_steps):",
+                "if not spent:",
+            ),
+        ),
+        (_INITIAL + "::test_refusal_shows_the_steps_to_write",),
+    ),
+    Mutation(
+        "an earlier training counts with the steps that ran, although its end may depend on its results",
+        (
+            Edit(
+                TRAINER + "training/initial_adapter.py",
+                'max(steps[-1].steps, statement["claim"]["steps"])',
+                "steps[-1].steps",
+            ),
+        ),
+        (_INITIAL + "::test_adapter_of_an_unfinished_job_counts_with_all_steps_that_it_claims",),
+    ),
+)
