@@ -129,7 +129,7 @@ class StatementInputs:
     lineage: str | None = None
     model: Mapping[str, str] = field(default_factory=dict)
     started_from: Mapping[str, str] | None = None
-    """Address, digests and claim of the adapter that the training started from."""
+    """Address, digests, claim and noise distance of the adapter that the training started from."""
     evaluation: str | None = None
     private_metrics: str = "Hidden"
     remarks: Sequence[str] = ()
@@ -225,7 +225,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
 def _started_from(adapter: Mapping[str, str]) -> str:
     return (
         f"{adapter['uri']} (adapter `{adapter['adapter']}`, statement `{adapter['statement']}`, whose claim is "
-        f"({adapter['epsilon']}, {adapter['delta']}))"
+        f"({adapter['epsilon']}, {adapter['delta']}), and whose noise has a distance of {adapter['noiseDistance']} "
+        "from the discrete Gaussian)"
     )
 
 

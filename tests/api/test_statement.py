@@ -64,7 +64,14 @@ INPUTS = StatementInputs(
     private_metrics="Internal",
     remarks=("On this machine a kernel rounded.",),
 )
-EARLIER = {"uri": "s3://b/first", "adapter": "sha256:9", "statement": "sha256:8", "epsilon": "4.5", "delta": "0.3"}
+EARLIER = {
+    "uri": "s3://b/first",
+    "adapter": "sha256:9",
+    "statement": "sha256:8",
+    "epsilon": "4.5",
+    "delta": "0.3",
+    "noiseDistance": "1.5e-21",
+}
 
 
 def leaves(value: Any) -> Iterator[Any]:

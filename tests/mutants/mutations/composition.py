@@ -55,6 +55,17 @@ COMPOSITION: tuple[Mutation, ...] = (
         (_INITIAL + "::test_refusal_shows_the_steps_to_write",),
     ),
     Mutation(
+        "δ does not pay for the noise samplers of the earlier trainings",
+        (
+            Edit(
+                TRAINER + "training/setup.py",
+                "math.log(draws * noise.total_variation + earlier_distance)",
+                "math.log(draws * noise.total_variation)",
+            ),
+        ),
+        (TRAINING_TESTS + "test_noise_sampler_check.py::test_share_of_delta_pays_for_the_draws_of_earlier_trainings",),
+    ),
+    Mutation(
         "an earlier training counts with the steps that ran, although its end may depend on its results",
         (
             Edit(

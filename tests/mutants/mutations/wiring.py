@@ -68,7 +68,7 @@ WIRING: tuple[Mutation, ...] = (
         (
             Edit(
                 _SETUP,
-                "noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension)",
+                "noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension, earlier_distance)",
                 "noise_remarks: tuple[str, ...] = ()",
             ),
         ),

@@ -95,6 +95,14 @@ def test_third_training_counts_both_earlier_ones(earlier: Job, tmp_path: Path) -
     second.train_alone()
     third = job_from(tmp_path / "third", final(second), [*spent(earlier), *spent(second)])
     third.train_alone()
+    first_distance, both = (
+        float(json.loads((final(job) / "statement.json").read_text())["startedFrom"]["noiseDistance"])
+        for job in (second, third)
+    )
+    mechanism = json.loads((final(earlier) / "statement.json").read_text())["mechanism"]
+    draws = mechanism["dimension"] * mechanism["workers"] * 4
+    assert first_distance == pytest.approx(draws * float(mechanism["noiseDistancePerDraw"]), rel=1e-3)
+    assert both > first_distance > 0
     assert third.ended().reason == "Completed", third.ended().message
     assert third.plan.epsilon(2) > second.plan.epsilon(2) > earlier.plan.epsilon(4)
 

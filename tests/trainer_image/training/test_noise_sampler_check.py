@@ -47,6 +47,17 @@ def test_share_of_delta_pays_for_the_draws_of_all_workers_and_steps(job: Job, wo
         _check_noise_sampler(plan, sampler(largest * (1 + 1e-9)), dimension)
 
 
+def test_share_of_delta_pays_for_the_draws_of_earlier_trainings(job: Job) -> None:
+    """Those of all earlier trainings together may have what the draws of this job leave."""
+    plan, dimension = job.plan, 578
+    draws = dimension * plan.max_steps * plan.mechanism.workers
+    largest = largest_distance(plan, dimension)
+    half, rest = sampler(largest / 2), draws * largest / 2
+    assert _check_noise_sampler(plan, half, dimension, rest * (1 - 1e-9)) == ()
+    with pytest.raises(AttemptFailed, match=r"spec\.privacy\.targetDelta: .* is too small"):
+        _check_noise_sampler(plan, half, dimension, rest * (1 + 1e-9))
+
+
 def test_statement_has_a_remark_where_no_sampler_could_be_precise_enough(tmp_path: Path) -> None:
     plan = Job.make(tmp_path / "run", "spec.privacy.noiseMultiplier=0.1", "spec.privacy.targetEpsilon=1000000").plan
     assert plan.epsilon(plan.max_steps) > 100

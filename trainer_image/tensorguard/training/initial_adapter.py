@@ -34,11 +34,14 @@ class InitialAdapter:
 
     Attributes:
         tensors: its weights, by peft's key.
-        summary: for the statement: where it is, and the digests of its weights and of its statement.
+        summary: for the statement: where it is, the digests of its weights and of its statement, its claim, and
+            `noise_distance`.
+        noise_distance: total variation between the noise of all earlier trainings and discrete Gaussian noise.
     """
 
     tensors: Mapping[str, torch.Tensor]
     summary: dict[str, str]
+    noise_distance: float
 
 
 def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str, str]) -> InitialAdapter | None:
@@ -76,14 +79,16 @@ def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str
         raise _refusal(
             f"earlierSteps must be those of the statement in {init_from.uri}: write earlierSteps: {_as_yaml(spent)}"
         )
+    distance = _noise_distance(statement, spent[-1].steps)
     summary = {
         "uri": init_from.uri,
         "adapter": weights,
         "statement": digest(canonical_json(statement)),
         "epsilon": statement["claim"]["epsilon"],
         "delta": statement["claim"]["delta"],
+        "noiseDistance": f"{distance:.3e}",
     }
-    return InitialAdapter(load_tensors(files[ADAPTER_WEIGHTS]), summary)
+    return InitialAdapter(load_tensors(files[ADAPTER_WEIGHTS]), summary, distance)
 
 
 def _spent(statement: Mapping[str, Any]) -> list[EarlierSteps]:
@@ -94,6 +99,14 @@ def _spent(statement: Mapping[str, Any]) -> list[EarlierSteps]:
 
 
 _KEYS = ("sampleRate", "noiseMultiplier", "steps")
+
+
+def _noise_distance(statement: Mapping[str, Any], steps: int) -> float:
+    """The distances of all draws of a job with `steps` steps, and of the trainings before it."""
+    mechanism = statement["mechanism"]
+    draws: int = mechanism["dimension"] * mechanism["workers"] * steps
+    before = float(statement.get("startedFrom", {}).get("noiseDistance", 0))
+    return draws * float(mechanism["noiseDistancePerDraw"]) + before
 
 
 def _as_yaml(spent: Sequence[EarlierSteps]) -> str:

@@ -145,7 +145,8 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
         else None
     )
     noise = DiscreteGaussian(mechanism.share_sigma)
-    noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension)
+    earlier_distance = initial.noise_distance if initial is not None else 0.0
+    noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension, earlier_distance)
     stream = SecretStream()
     shard = Shard.open(Path(config.shards[rank]))
     parameters = [parameter for _, parameter in named]
@@ -321,18 +322,21 @@ def _check_image_size(job: TenSafeTrainingJob, model: PeftModel, form: PixelRows
         )
 
 
-def _check_noise_sampler(plan: Plan, noise: DiscreteGaussian, dimension: int) -> tuple[str, ...]:
+def _check_noise_sampler(
+    plan: Plan, noise: DiscreteGaussian, dimension: int, earlier_distance: float = 0.0
+) -> tuple[str, ...]:
     """Check that the share of δ for the noise sampler covers its distance from the discrete Gaussian.
 
-    A total variation distance of τ over all draws costs (1 + e^ε)·τ. Above ε = 30 the factor e^ε makes any distance too
-    expensive. Then the job runs, and the statement has a remark, which is returned.
+    A total variation distance of τ over all draws costs (1 + e^ε)·τ. `earlier_distance` is that of the earlier
+    trainings of the adapter, which ε counts too. Above ε = 30 the factor e^ε makes any distance too expensive. Then the
+    job runs, and the statement has a remark, which is returned.
 
     Raises:
         AttemptFailed: δ is too small, and ε is at most 30.
     """
     draws = dimension * plan.max_steps * plan.mechanism.workers
     epsilon = min(plan.target_epsilon, plan.epsilon(plan.max_steps))
-    cost = math.log(draws) + math.log(noise.total_variation) + float(np.logaddexp(0.0, epsilon))
+    cost = math.log(draws * noise.total_variation + earlier_distance) + float(np.logaddexp(0.0, epsilon))
     if cost <= math.log(float(plan.delta) * accounting.SAMPLER_SHARE_OF_DELTA):
         return ()
     if epsilon <= MAX_CHECKED_EPSILON:
