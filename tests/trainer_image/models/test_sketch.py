@@ -15,8 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM
 
+from tensafe_api.resources.model import Quantization
 from tensorguard.models.load import BaseModel, load_model
 from tensorguard.models.lora import adapter_parameters, attach_lora
+from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.sharded_base import BaseSharding
 from tensorguard.models.sketch import Sketch, sketch_model
 from tensorguard.models.source import ModelSource, resolve_model
@@ -123,6 +125,19 @@ def test_worker_holds_its_share_of_the_base(tmp_path: Path) -> None:
         whole = sum(parameter.nbytes for parameter in model.parameters() if isinstance(parameter, DTensor))
         own = sum(parameter.to_local().nbytes for parameter in model.parameters() if isinstance(parameter, DTensor))
     assert whole / 4 <= own < whole / 3.8
+
+
+@pytest.mark.parametrize("scheme", ["NF4", "INT8"])
+def test_worker_holds_its_share_of_codes_and_scales(tmp_path: Path, scheme: Quantization) -> None:
+    model = adapted(load_model(llama(tmp_path), CAUSAL, init_seed=7, pad_token_id=0, quantization=scheme))
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    whole = [tuple(each.clone() for each in (layer.codes, layer.scales)) for layer in layers]
+    with rank_of(1, 2) as sharding:
+        sharding.shard(model, CPU)
+        for layer, tensors in zip(layers, whole, strict=True):
+            for part, before in zip((layer.codes, layer.scales), tensors, strict=True):
+                assert isinstance(part, DTensor)
+                assert torch.equal(part.to_local(), before[len(before) // 2 :])
 
 
 def rename(folder: Path) -> None:

@@ -44,11 +44,15 @@ def draws(job: Job) -> list[tuple[int, ...]]:
             id="checkpointing-and-trained-head",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            CAUSAL,
-            ("spec.model.quantization=NF4", "spec.training.precision=bf16"),
-            id="quantised",
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(
+                CAUSAL, (f"spec.model.quantization={scheme}", *more), id=f"{scheme}-{name}", marks=pytest.mark.slow
+            )
+            for scheme, name, more in (
+                ("NF4", "fp32", ()),
+                ("INT8", "bf16", ("spec.training.precision=bf16",)),
+                ("NF4", "checkpointing", ("spec.training.precision=bf16", "spec.training.gradientCheckpointing=true")),
+            )
         ),
         pytest.param(
             CAUSAL,
