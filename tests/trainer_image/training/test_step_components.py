@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import CAUSAL, Job
+from tensorguard.models import lora
 from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.source import resolve_model
@@ -211,7 +212,7 @@ def test_precision_is_that_of_the_manifest_or_of_the_device(asked: str | None, d
 
 def test_counted_records_are_a_remark_of_the_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Job.make(tmp_path / "run")
-    monkeypatch.setattr(setup, "_check_noise_sampler", lambda plan, noise, dimension: ("of the noise",))
+    monkeypatch.setattr(setup, "_check_noise_sampler", lambda *parts: ("of the noise",))
     zero_out = counted.plan.mechanism.model_copy(update={"adjacency": "ZeroOut"})
     plan = type(counted.plan)(**{**vars(counted.plan), "mechanism": zero_out})
     monkeypatch.setattr(setup, "resolve_job", lambda job: (job, plan))
@@ -283,17 +284,18 @@ def test_model_is_loaded_and_adapted_as_the_manifest_says(tmp_path: Path, monkey
     """A revision and code of the hub cannot be tried here, so the calls are recorded."""
     called: dict[str, Any] = {}
 
-    def recording(name: str) -> Any:
-        real = getattr(setup, name)
+    def record(module: Any, name: str) -> None:
+        real = getattr(module, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
             called[name] = (arguments, named)
             return real(*arguments[:1], None) if name == "resolve_model" else real(*arguments, **named)
 
-        return call
+        monkeypatch.setattr(module, name, call)
 
-    for name in ("resolve_model", "load_model", "attach_lora", "_check_length", "_check_vocabulary"):
-        monkeypatch.setattr(setup, name, recording(name))
+    record(lora, "attach_lora")
+    for name in ("resolve_model", "load_model", "_check_length", "_check_vocabulary"):
+        record(setup, name)
     changes = ("spec.model.revision=abc", "spec.model.trustRemoteCode=true", "spec.lora.modulesToSave=[classifier]")
     job, _ = made(tmp_path, *changes)
     assert called["resolve_model"][0] == (job.job.spec.model.name, "abc")
@@ -312,7 +314,7 @@ def test_model_chooses_its_own_layers_where_the_manifest_names_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: dict[str, Any] = {}
-    attach = setup.attach_lora
-    monkeypatch.setattr(setup, "attach_lora", lambda base, **given: named.update(given) or attach(base, **given))
+    attach = lora.attach_lora
+    monkeypatch.setattr(lora, "attach_lora", lambda base, **given: named.update(given) or attach(base, **given))
     made(tmp_path, "spec.lora.targetModules=[]")
     assert named["target_modules"] is None and not named["layers"]
