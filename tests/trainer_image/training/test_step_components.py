@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import CAUSAL, Job
+from tensorguard.data.shard import Shard
 from tensorguard.models import lora
 from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import SelfTest
@@ -121,12 +122,14 @@ def test_mechanism_is_that_of_the_plan(unusual: tuple[Job, StepComponents]) -> N
 
 
 def test_shard_is_that_of_the_rank(unusual: tuple[Job, StepComponents], plain: tuple[Job, StepComponents]) -> None:
-    sizes = []
+    def texts(shard: Shard) -> list[list[int]]:
+        return [list(shard.tokens(record)) for unit in range(len(shard)) for record in shard.records(unit)]
+
     for (job, parts), rank in ((unusual, 1), (plain, 0)):
         assert Path(job.config().shards[rank]) == job.shards[rank]
-        sizes.append((parts.sampler._units, len(parts.unit_gradients._shard)))
-        assert sizes[-1][0] == sizes[-1][1] == len(setup.Shard.open(job.shards[rank]))
-    assert sizes[0] != sizes[1]
+        own, other = (setup.Shard.open(job.shards[each]) for each in (rank, 1 - rank))
+        assert parts.sampler._units == len(parts.unit_gradients._shard) == len(own)
+        assert texts(parts.unit_gradients._shard) == texts(own) != texts(other)
 
 
 def test_streams_of_sampling_noise_and_seeds_are_different_and_secret(
