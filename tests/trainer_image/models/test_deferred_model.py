@@ -16,11 +16,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM
 
 from tensafe_api.resources.model import Quantization
+from tensorguard.models.deferred_model import DeferredModel, load_deferred
 from tensorguard.models.load import BaseModel, load_model
 from tensorguard.models.lora import adapter_parameters, attach_lora
 from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.sharded_base import BaseSharding
-from tensorguard.models.sketch import Sketch, sketch_model
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import Task, task_named
 from tensorguard.models.weight_files import WeightFiles
@@ -41,8 +41,8 @@ def bert(folder: Path) -> ModelSource:
     return resolve_model(str(folder))
 
 
-def sketch(source: ModelSource, task: Task, precision: str = "fp32") -> Sketch | None:
-    return sketch_model(source, task, modules_to_save=(), precision=precision, pad_token_id=0)
+def deferred(source: ModelSource, task: Task, precision: str = "fp32") -> DeferredModel | None:
+    return load_deferred(source, task, modules_to_save=(), precision=precision, pad_token_id=0)
 
 
 def adapted(base: BaseModel) -> PeftModel:
@@ -71,7 +71,7 @@ def rank_of(rank: int, size: int) -> Iterator[BaseSharding]:
 )
 def test_worker_reads_its_rows_of_each_weight(tmp_path: Path, make, task: Task, precision: str, rank: int) -> None:
     source = make(tmp_path)
-    found = sketch(source, task, precision)
+    found = deferred(source, task, precision)
     assert found is not None
     reference = adapted(load_model(source, task, init_seed=7, pad_token_id=0, precision=precision))
     whole = dict(reference.named_parameters(remove_duplicate=False))
@@ -96,7 +96,7 @@ def test_worker_reads_its_rows_of_each_weight(tmp_path: Path, make, task: Task, 
 @pytest.mark.parametrize("rank", range(3))
 def test_loaded_model_is_cut_into_the_same_rows(tmp_path: Path, rank: int) -> None:
     source = bert(tmp_path)
-    found = sketch(source, CLASSES)
+    found = deferred(source, CLASSES)
     assert found is not None
     read, cut = adapted(found.base), adapted(load_model(source, CLASSES, init_seed=7, pad_token_id=0))
     with rank_of(rank, 3) as sharding:
@@ -108,8 +108,8 @@ def test_loaded_model_is_cut_into_the_same_rows(tmp_path: Path, rank: int) -> No
             assert torch.equal(own, other), name
 
 
-def test_sketch_has_no_memory_for_frozen_weights(tmp_path: Path) -> None:
-    found = sketch(llama(tmp_path), CAUSAL)
+def test_weights_that_are_read_later_have_no_memory(tmp_path: Path) -> None:
+    found = deferred(llama(tmp_path), CAUSAL)
     assert found is not None
     assert sum(parameter.untyped_storage().nbytes() for parameter in found.base.model.parameters()) < 500
     assert sum(parameter.nbytes for parameter in found.base.model.parameters()) > 20_000
@@ -117,7 +117,7 @@ def test_sketch_has_no_memory_for_frozen_weights(tmp_path: Path) -> None:
 
 def test_worker_holds_its_share_of_the_base(tmp_path: Path) -> None:
     source = llama(tmp_path)
-    found = sketch(source, CAUSAL)
+    found = deferred(source, CAUSAL)
     assert found is not None
     model = adapted(found.base)
     with rank_of(1, 4) as sharding:
@@ -146,22 +146,22 @@ def rename(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def test_files_without_the_name_of_a_weight_give_no_sketch(tmp_path: Path) -> None:
+def test_files_without_the_name_of_a_weight_are_read_at_once(tmp_path: Path) -> None:
     source = llama(tmp_path)
     rename(tmp_path)
-    assert sketch(source, CAUSAL) is None
+    assert deferred(source, CAUSAL) is None
 
 
-def test_model_whose_head_is_new_has_no_sketch(tmp_path: Path) -> None:
+def test_model_whose_head_is_new_is_read_at_once(tmp_path: Path) -> None:
     BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
-    assert sketch(resolve_model(str(tmp_path)), CLASSES) is None
+    assert deferred(resolve_model(str(tmp_path)), CLASSES) is None
 
 
-def test_model_without_safetensors_has_no_sketch(tmp_path: Path) -> None:
+def test_model_without_safetensors_is_read_at_once(tmp_path: Path) -> None:
     source = llama(tmp_path)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    assert sketch(source, CAUSAL) is None
+    assert deferred(source, CAUSAL) is None
 
 
 def test_rows_of_a_tensor_are_read_by_themselves(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Builds a model whose weights are still in their files, so that each worker reads only its own part of them.
 
-In: a `ModelSource` and the task. Out: a `Sketch`: a `BaseModel` with all its modules, whose frozen weights are
+In: a `ModelSource` and the task. Out: a `DeferredModel`: a `BaseModel` with all its modules, whose frozen weights are
 placeholders without memory, and the place of each weight in the model's files. `lora` attaches the adapter to it as to
 a loaded model. Then `sharded_base` replaces each placeholder by one worker's rows.
 
 This needs files in which every weight has its name and shape in the model. A model whose weights transformers converts
-or creates while loading has no sketch; it is loaded as a whole.
+or creates while loading is loaded as a whole instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Place = tuple[nn.Module, str]
 
 
 @dataclass(frozen=True)
-class Sketch:
+class DeferredModel:
     """A model without its weights.
 
     Attributes:
@@ -46,15 +46,15 @@ class Sketch:
     names: Mapping[Place, str]
 
 
-def sketch_model(
+def load_deferred(
     source: ModelSource,
     task: Task,
     *,
     modules_to_save: Sequence[str],
     precision: str,
     pad_token_id: int | None,
-) -> Sketch | None:
-    """The sketch of a model on the CPU, or None if its files do not have each weight under its name.
+) -> DeferredModel | None:
+    """The model on the CPU, whose weights are read later, or None if its files do not have each weight under its name.
 
     Modules that are trained in full have their weights already, because the adapter copies them.
     """
@@ -84,7 +84,7 @@ def sketch_model(
             placeholder = torch.zeros(1, dtype=own.dtype).expand(own.shape)
             setattr(module, attribute, made.setdefault(name, nn.Parameter(placeholder, requires_grad=False)))
             frozen[module, attribute] = name
-    return Sketch(base, files, frozen)
+    return DeferredModel(base, files, frozen)
 
 
 def _names_in_files(model: PreTrainedModel, files: WeightFiles) -> dict[Place, str] | None:

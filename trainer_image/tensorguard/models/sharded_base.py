@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from tensafe_api.reasons import Reason
+from tensorguard.models.deferred_model import DeferredModel, Place
 from tensorguard.models.lora import adapter_parameters
-from tensorguard.models.sketch import Place, Sketch
 from tensorguard.models.weight_files import WeightFiles
 
 # The output of a pass may be a view of its hidden states. Nothing here changes an output in place.
@@ -74,22 +74,22 @@ class BaseSharding:
                 "Ray cluster exactly spec.cluster.worker.gpus GPUs"
             )
 
-    def shard(self, model: PeftModel, device: torch.device, sketch: Sketch | None = None) -> None:
+    def shard(self, model: PeftModel, device: torch.device, deferred: DeferredModel | None = None) -> None:
         """Replace each frozen weight of the base by this rank's rows of it, on `device`. Call on every rank.
 
-        Weights on the CPU move to `device` one layer at a time. The weights of a `sketch` are read from their files:
+        Weights on the CPU move to `device` one layer at a time. Those of a `deferred` model are read from their files:
         this rank's rows only. Afterwards the trained parameters are on `device` too.
         """
         kept = adapter_parameters(model) | {parameter for parameter in model.parameters() if not parameter.ndim}
         for parameter in kept:
             parameter.data = parameter.data.to(device)
-        if sketch is not None:
-            _replace(sketch.names, lambda placeholder, _name: torch.empty_like(placeholder, device="meta"))
+        if deferred is not None:
+            _replace(deferred.names, lambda placeholder, _name: torch.empty_like(placeholder, device="meta"))
         for layer in layers_of(model):
             fully_shard(layer, mesh=self.mesh, ignored_params=kept)
         fully_shard(model, mesh=self.mesh, ignored_params=kept)
-        if sketch is not None:
-            _replace(sketch.names, lambda part, name: self._read(sketch.files, name, part, device))
+        if deferred is not None:
+            _replace(deferred.names, lambda part, name: self._read(deferred.files, name, part, device))
 
     def _read(self, files: WeightFiles, name: str, part: Any, device: torch.device) -> torch.Tensor:
         """`part`, a DTensor without numbers, with this rank's rows of the weight."""

@@ -28,13 +28,13 @@ from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import Shard
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import find_bit_equal_shape
+from tensorguard.models.deferred_model import load_deferred
 from tensorguard.models.load import checkpoint_activations, load_model
 from tensorguard.models.lora import attach_lora_of, trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
 from tensorguard.models.sharded_base import SHARED_PASSES_REMARK, BaseSharding
-from tensorguard.models.sketch import sketch_model
 from tensorguard.models.source import ModelSource, resolve_model
 from tensorguard.models.tasks import Task, task_of
 from tensorguard.privacy.clipping import GridClipper
@@ -217,17 +217,17 @@ def load_lora_model(
     It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`. With
     `sharding`, this rank holds its part of the base.
     """
-    spec, lora, sketch = job.spec, job.spec.lora, None
+    spec, lora, deferred = job.spec, job.spec.lora, None
     settings: dict[str, Any] = {
         "modules_to_save": lora.modules_to_save,
         "precision": precision_of(job, device),
         "pad_token_id": pad_id,
     }
     if sharding and not (spec.model.trust_remote_code or spec.model.quantization):
-        sketch = sketch_model(source, task_of(spec), **settings)
+        deferred = load_deferred(source, task_of(spec), **settings)
     base = (
-        sketch.base
-        if sketch
+        deferred.base
+        if deferred
         else load_model(
             source,
             task_of(spec),
@@ -242,7 +242,7 @@ def load_lora_model(
     if spec.training.gradient_checkpointing:
         checkpoint_activations(base.model)
     if sharding:
-        sharding.shard(model, device, sketch)
+        sharding.shard(model, device, deferred)
     return model
 
 
