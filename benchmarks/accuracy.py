@@ -1,6 +1,7 @@
-"""Test accuracy on SST-2: TenSafe with two workers and Opacus' ``PrivacyEngine`` in one process, in one run.
+"""Test accuracy on SST-2 or E2E: TenSafe with two workers and Opacus' ``PrivacyEngine`` in one process, in one run.
 
     .venv/bin/python -m benchmarks.accuracy
+    .venv/bin/python -m benchmarks.accuracy --data e2e
 
 Both get the same rows, tokens, ε, sampling rate, learning rates and number of steps (see ``benchmarks/README.md``).
 Each finds its own σ: TenSafe by PLD, Opacus by PRV, its default. The result is the difference of the means over the
@@ -23,8 +24,9 @@ from pathlib import Path
 import torch
 
 from benchmarks import corpora, minilm, tensafe_job
+from benchmarks.classification import TARGET_EPSILON, WORKLOADS, Workload, add_data_option
 from benchmarks.group import run_ranks, worker_group
-from benchmarks.peers import opacus_sst2
+from benchmarks.peers import opacus_classifier
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.models.adapter import load_adapter_state
@@ -38,7 +40,7 @@ WORKERS = 2
 
 
 def tensafe_run(
-    directory: Path, epsilon: float, seed: int, steps: int, *changes: str
+    directory: Path, workload: Workload, epsilon: float, seed: int, steps: int, *changes: str
 ) -> tuple[TenSafeTrainingJob, str]:
     """Train in ``directory``, with ``changes`` of the manifest.
 
@@ -46,27 +48,27 @@ def tensafe_run(
     """
     from tensorguard.ledger.file import FileLedger
 
-    overrides = (f"spec.lora.initSeed={seed}", *_overrides(epsilon, steps), *changes)
-    job, plan, config = tensafe_job.make(directory, corpora.sst2("train"), *overrides)
+    overrides = (f"spec.lora.initSeed={seed}", *_overrides(workload, epsilon, steps), *changes)
+    job, plan, config = tensafe_job.make(directory, workload.private(), *overrides)
     run_ranks(WORKERS, _rank, config, directory / "meet")
     charged = FileLedger(directory).read().steps_charged
     return job, f"epsilon {plan.epsilon(charged):.3f} of {charged} charged steps"
 
 
-def tensafe_accuracy(directory: Path, job: TenSafeTrainingJob) -> float:
+def tensafe_accuracy(directory: Path, workload: Workload, job: TenSafeTrainingJob) -> float:
     """Test accuracy of the final adapter of ``tensafe_run``, on the base model that ``job`` describes."""
     from safetensors.torch import load_file
 
     tokenizer = minilm.load_tokenizer()
     model = load_lora_model(job, resolve_model(job.spec.model.name), tokenizer.pad_token_id, torch.device("cpu"))
     load_adapter_state(model, load_file(directory / "checkpoints" / FINAL / ADAPTER_WEIGHTS))
-    test = corpora.tokens(corpora.sst2("test"), tokenizer, opacus_sst2.MAX_LENGTH)
+    test = corpora.tokens(workload.test(), tokenizer, workload.max_length)
     return minilm.accuracy(model, test)
 
 
-def _opacus_accuracy(epsilon: float, seed: int, steps: int) -> float:
+def _opacus_accuracy(name: str, epsilon: float, seed: int, steps: int) -> float:
     torch.set_num_threads(1)
-    return next(iter(opacus_sst2.accuracies(epsilon, [seed], steps=steps)))
+    return next(opacus_classifier.accuracies(WORKLOADS[name], epsilon, [seed], steps))
 
 
 def _rank(rank: int, config: WorkerConfig, store: Path) -> None:
@@ -78,41 +80,46 @@ def _rank(rank: int, config: WorkerConfig, store: Path) -> None:
 def main() -> int:
     """Run the command line.
 
-    The exit status is 1 if TenSafe's mean is more than 0.01 below Opacus', unless the runs were shortened. Where SST-2
-    is absent it is 0, and nothing runs.
+    The exit status is 1 if TenSafe's mean is more than 0.01 below Opacus', unless the runs were shortened. Where the
+    data are absent it is 0, and nothing runs.
     """
-    parser = argparse.ArgumentParser(description="Test accuracy on SST-2, TenSafe and Opacus.")
+    parser = argparse.ArgumentParser(description="Test accuracy, TenSafe and Opacus.")
+    add_data_option(parser)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[opacus_sst2.TARGET_EPSILON, 3.0])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[TARGET_EPSILON, 3.0])
     parser.add_argument(
-        "--steps",
-        type=int,
-        default=opacus_sst2.STEPS,
-        help=f"steps of a run (default {opacus_sst2.STEPS}; with fewer the accuracies mean nothing)",
+        "--steps", type=int, help="steps of a run (default: the workload's; with fewer the accuracies mean nothing)"
     )
     options = parser.parse_args()
+    workload = WORKLOADS[options.data]
     try:
-        corpora.sst2("train")
+        workload.private(), workload.test()
     except corpora.CorpusMissing as missing:
         print(f"skipped: {missing}")
         return 0
-    gaps = [_compare(epsilon, options.seeds, options.steps) for epsilon in options.epsilons]
-    return int(min(gaps) < -0.01 and options.steps >= opacus_sst2.STEPS)
+    steps = options.steps or workload.steps
+    gaps = [_compare(workload, epsilon, options.seeds, steps) for epsilon in options.epsilons]
+    return int(min(gaps) < -0.01 and steps >= workload.steps)
 
 
-def _compare(epsilon: float, seeds: Sequence[int], steps: int) -> float:
+def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: int) -> float:
     """Train both sides with each seed, print the accuracies, and return the difference of the means."""
     with tempfile.TemporaryDirectory() as scratch:
-        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", corpora.sst2("train"), *_overrides(epsilon, steps))
-        sigma, theirs_sigma = plan.mechanism.noise_multiplier, opacus_sst2.noise_multiplier(epsilon, steps)
+        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", workload.private(), *_overrides(workload, epsilon, steps))
+        sigma, theirs_sigma = (
+            plan.mechanism.noise_multiplier,
+            opacus_classifier.noise_multiplier(workload, epsilon, steps),
+        )
         print(
-            f"epsilon {epsilon:g}: {plan.steps} steps, sampling rate {plan.mechanism.sample_rate}, sigma {sigma} "
-            f"(opacus {theirs_sigma:.6f})",
+            f"{workload.name}, epsilon {epsilon:g}: {plan.steps} steps, sampling rate {plan.mechanism.sample_rate}, "
+            f"sigma {sigma} (opacus {theirs_sigma:.6f})",
             flush=True,
         )
         # One thread each, since two processes share two cores.
         with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
-            theirs = pool.starmap(_opacus_accuracy, [(epsilon, seed, steps) for seed in seeds], chunksize=1)
+            theirs = pool.starmap(
+                _opacus_accuracy, [(workload.name, epsilon, seed, steps) for seed in seeds], chunksize=1
+            )
         for seed, found in zip(seeds, theirs):
             print(f"opacus  seed {seed}: accuracy {found:.4f}", flush=True)
         torch.set_num_threads(1)
@@ -120,23 +127,23 @@ def _compare(epsilon: float, seeds: Sequence[int], steps: int) -> float:
         for seed in seeds:
             started = time.perf_counter()
             directory = Path(scratch) / f"seed-{seed}"
-            job, spent = tensafe_run(directory, epsilon, seed, steps)
-            found = tensafe_accuracy(directory, job)
+            job, spent = tensafe_run(directory, workload, epsilon, seed, steps)
+            found = tensafe_accuracy(directory, workload, job)
             ours.append(found)
             elapsed = time.perf_counter() - started
             print(f"tensafe seed {seed}: accuracy {found:.4f}, {spent} ({elapsed:.0f} s)", flush=True)
     gap = statistics.mean(ours) - statistics.mean(theirs)
     error = math.sqrt((_variance(ours) + _variance(theirs)) / len(ours))
     print(
-        f"epsilon {epsilon:g}, mean of {len(ours)}: tensafe {statistics.mean(ours):.4f}, opacus "
+        f"{workload.name}, epsilon {epsilon:g}, mean of {len(ours)}: tensafe {statistics.mean(ours):.4f}, opacus "
         f"{statistics.mean(theirs):.4f}, difference {gap:+.4f} ± {error:.4f}",
         flush=True,
     )
     return gap
 
 
-def _overrides(epsilon: float, steps: int) -> tuple[str, str]:
-    return f"spec.training.steps={steps}", f'spec.privacy.targetEpsilon="{epsilon:g}"'
+def _overrides(workload: Workload, epsilon: float, steps: int) -> tuple[str, ...]:
+    return *workload.overrides, f"spec.training.steps={steps}", f'spec.privacy.targetEpsilon="{epsilon:g}"'
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -1,14 +1,16 @@
 """The labelled texts that the benchmarks train and test on, as plain Python values and as token tensors.
 
-SST-2 as two-column files comes in, or any jsonl file with ``text`` and ``label``. ``Examples`` go out, and
-``TensorDataset`` objects of a fixed width. Both sides of a comparison use this module, so that they get the same rows
-in the same order with the same tokens.
+SST-2 as two-column files comes in, E2E as csv files, or any jsonl file with ``text`` and ``label``. ``Examples`` go
+out, and ``TensorDataset`` objects of a fixed width. Both sides of a comparison use this module, so that they get the
+same rows in the same order with the same tokens.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from torch.utils.data import TensorDataset
 from transformers import PreTrainedTokenizerBase
 
 ROOT = Path(__file__).resolve().parents[1]
+RATINGS = ("1 out of 5", "3 out of 5", "5 out of 5", "average", "high", "low")
 
 
 class CorpusMissing(FileNotFoundError):
@@ -35,7 +38,7 @@ class Examples:
 
 
 def data_root() -> Path:
-    """The folder that holds ``sst2/``: the environment's ``TENSAFE_DATA``, else ``../shared/data`` beside the clone."""
+    """The folder with ``sst2/`` and ``e2e/``: ``TENSAFE_DATA`` of the environment, or ``../shared/data``."""
     return Path(os.environ.get("TENSAFE_DATA") or ROOT.parent / "shared" / "data")
 
 
@@ -53,6 +56,30 @@ def sst2(split: str) -> Examples:
         raise CorpusMissing(f"{path} does not exist: put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA.")
     rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").splitlines() if line]
     return Examples(tuple(text for text, _ in rows), tuple(int(label) for _, label in rows))
+
+
+def e2e(name: str) -> list[tuple[str, str]]:
+    """The pairs of meaning and sentence in E2E's ``devset`` (4,672) or ``testset_w_refs`` (4,693).
+
+    Raises:
+        CorpusMissing: the file does not exist.
+    """
+    path = data_root() / "e2e" / f"{name}.csv"
+    if not path.is_file():
+        raise CorpusMissing(f"{path} does not exist: put E2E in a folder e2e/ and name its parent in TENSAFE_DATA.")
+    with path.open(encoding="utf-8", newline="") as handle:
+        return [(row["mr"], row["ref"]) for row in csv.DictReader(handle)]
+
+
+def e2e_ratings(name: str) -> Examples:
+    """The sentences of E2E whose meaning has a customer rating; ``RATINGS`` names the six classes.
+
+    Raises:
+        CorpusMissing: the file does not exist.
+    """
+    found = [(sentence, re.search(r"customer rating\[(.*?)\]", meaning)) for meaning, sentence in e2e(name)]
+    rated = [(sentence, RATINGS.index(rating[1])) for sentence, rating in found if rating]
+    return Examples(tuple(sentence for sentence, _ in rated), tuple(label for _, label in rated))
 
 
 def jsonl(path: Path, label_names: tuple[str, ...]) -> Examples:

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks import corpora, minilm
+from benchmarks.classification import SST2, TARGET_EPSILON
 from benchmarks.learning_rates import frozen_outputs, numbered, use_cached_outputs
-from benchmarks.peers import opacus_sst2
 from benchmarks.peers.opacus_trainer import Settings, make_private, take_steps
 from tensafe_api import accounting
 
@@ -81,13 +81,13 @@ def coefficients(steps: int, bands: int, goal: Goal) -> tuple[list[float], float
 
 def sigma(epsilon: float, bands: int, steps: int) -> float:
     """The noise multiplier of ⌈steps/bands⌉ Poisson-sampled steps at `bands` times the rate."""
-    rate = bands * opacus_sst2.EXPECTED_BATCH / len(corpora.sst2("train"))
+    rate = bands * SST2.sample_rate
     return float(
         accounting.calibrate(
             target_epsilon=epsilon,
             sample_rate=rate,
             steps=math.ceil(steps / bands),
-            delta=opacus_sst2.DELTA,
+            delta=SST2.delta,
             accountant="PLD",
         )
     )
@@ -98,7 +98,7 @@ def trained_accuracy(
 ) -> tuple[float, float]:
     """The accuracy on the dev split and on the test split after one run; `noise`: σ·‖a‖, in clip norms."""
     train, dev, test = splits
-    model = minilm.load_model(ADAPTER, opacus_sst2.NUM_LABELS, seed)
+    model = minilm.load_model(ADAPTER, SST2.num_labels, seed)
     use_cached_outputs(model, hidden, FROZEN)
     torch.manual_seed(1000 + seed)
     rows = numbered(train, 0)
@@ -134,12 +134,12 @@ def _draws(rows: TensorDataset, bands: int, settings: Settings) -> Iterator[list
 def main() -> int:
     """Run the command line, which prints one line for each number of bands and learning rate."""
     parser = argparse.ArgumentParser(description="Accuracy on SST-2 with correlated noise.")
-    parser.add_argument("--epsilon", type=float, default=opacus_sst2.TARGET_EPSILON)
+    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
     parser.add_argument("--bands", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--minimise", choices=get_args(Goal), default="mean")
     parser.add_argument("--rates", type=float, nargs="*", default=[2e-2], help="none: the noise only")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=opacus_sst2.STEPS)
+    parser.add_argument("--steps", type=int, default=SST2.steps)
     options = parser.parse_args()
     torch.set_num_threads(1)
     try:
@@ -148,7 +148,7 @@ def main() -> int:
         print(f"skipped: {missing}")
         return 0
     tokenizer = minilm.load_tokenizer()
-    splits = [corpora.tokens(each, tokenizer, opacus_sst2.MAX_LENGTH) for each in examples]
+    splits = [corpora.tokens(each, tokenizer, SST2.max_length) for each in examples]
     hidden = torch.cat([frozen_outputs(split, FROZEN) for split in splits]) if options.rates else torch.empty(0)
     alone = sigma(options.epsilon, 1, options.steps) * coefficients(options.steps, 1, options.minimise)[1]
     for bands in options.bands:
@@ -159,11 +159,11 @@ def main() -> int:
         for rate in options.rates:
             settings = Settings(
                 noise_multiplier=0.0,  # the noise is added here
-                sample_rate=opacus_sst2.EXPECTED_BATCH / len(splits[0]),
+                sample_rate=SST2.sample_rate,
                 steps=options.steps,
-                expected_batch=opacus_sst2.EXPECTED_BATCH,
+                expected_batch=SST2.expected_batch,
                 learning_rate=rate,
-                max_grad_norm=opacus_sst2.MAX_GRAD_NORM,
+                max_grad_norm=SST2.max_grad_norm,
             )
             noise = multiplier * math.hypot(*a)
             runs = [trained_accuracy(hidden, splits, a, noise, settings, seed) for seed in options.seeds]

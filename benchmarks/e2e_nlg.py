@@ -11,7 +11,6 @@ neither, is the public evaluation set.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 import tempfile
@@ -22,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.corpora import CorpusMissing, data_root
+from benchmarks.corpora import CorpusMissing, e2e
 from benchmarks.llama import llama
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainer, TenSafeTrainingConfig
 
@@ -33,16 +32,12 @@ PRETRAINING_STEPS, PRETRAINING_BATCH = 500, 32
 
 
 def pairs(name: str) -> list[Pair]:
-    """The pairs of `devset.csv` or `testset_w_refs.csv`: a prompt with the meaning, and the sentence.
+    """The pairs of `devset` or `testset_w_refs`: a prompt with the meaning, and the sentence.
 
     Raises:
         CorpusMissing: the file does not exist.
     """
-    path = data_root() / "e2e" / name
-    if not path.is_file():
-        raise CorpusMissing(f"{path} does not exist: put E2E in a folder e2e/ and name its parent in TENSAFE_DATA.")
-    with path.open(encoding="utf-8", newline="") as handle:
-        return [{"prompt": row["mr"] + " ->", "completion": " " + row["ref"]} for row in csv.DictReader(handle)]
+    return [{"prompt": meaning + " ->", "completion": " " + sentence} for meaning, sentence in e2e(name)]
 
 
 def split_by_meaning(found: list[Pair]) -> tuple[list[Pair], list[Pair]]:
@@ -97,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args(arguments)
     try:
-        private, (public, evaluation) = pairs("devset.csv"), split_by_meaning(pairs("testset_w_refs.csv"))
+        private, (public, evaluation) = pairs("devset"), split_by_meaning(pairs("testset_w_refs"))
     except CorpusMissing as missing:
         print(f"skipped: {missing}")
         return 0

@@ -19,11 +19,15 @@ TARGET_MODULES = ("query", "value")
 
 @dataclass(frozen=True)
 class Adapter:
-    """Which LoRA factors are trained beside the classifier; ``layers`` counts from 0 and MiniLM has six."""
+    """Which LoRA factors are trained beside the classifier.
+
+    ``layers`` counts from 0, and MiniLM has six. ``train_a`` is False for ``lora.variant: FrozenA``.
+    """
 
     rank: int = 8
     alpha: int = 16
     layers: tuple[int, ...] = (4, 5)
+    train_a: bool = True
 
 
 def load_tokenizer() -> PreTrainedTokenizerBase:
@@ -49,7 +53,11 @@ def load_model(adapter: Adapter, num_labels: int, seed: int) -> PeftModel:
         layers_to_transform=list(adapter.layers),
         modules_to_save=["classifier"],
     )
-    return get_peft_model(base, config).train()
+    model = get_peft_model(base, config)
+    for name, parameter in model.named_parameters():
+        if "lora_A" in name:
+            parameter.requires_grad_(adapter.train_a)
+    return model.train()
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ from torch import nn
 from transformers.utils import logging
 
 from benchmarks import accuracy, corpora, kernels
-from benchmarks.peers import opacus_sst2
+from benchmarks.classification import SST2, TARGET_EPSILON
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.model import Quantization
 from tensorguard.models.bit_equality import use_deterministic_kernels
@@ -65,10 +65,10 @@ def measure_accuracy(form: Form, epsilon: float, seeds: Sequence[int], steps: in
         with tempfile.TemporaryDirectory() as scratch:
             started = time.perf_counter()
             directory = Path(scratch) / "run"
-            job, spent = accuracy.tensafe_run(directory, epsilon, seed, steps, *form.changes)
-            found.append(accuracy.tensafe_accuracy(directory, job))
+            job, spent = accuracy.tensafe_run(directory, SST2, epsilon, seed, steps, *form.changes)
+            found.append(accuracy.tensafe_accuracy(directory, SST2, job))
             if form.quantization:
-                served.append(accuracy.tensafe_accuracy(directory, _without_quantization(job)))
+                served.append(accuracy.tensafe_accuracy(directory, SST2, _without_quantization(job)))
         elapsed = time.perf_counter() - started
         on_whole = f", {served[-1]:.4f} on the base without quantisation" if served else ""
         print(f"{form.name} seed {seed}: accuracy {found[-1]:.4f}{on_whole}, {spent} ({elapsed:.0f} s)", flush=True)
@@ -118,12 +118,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A quantised base beside bf16 and fp32.")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2], help="none: no accuracy")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=[*FORMS], help="of the accuracy; default: all")
-    parser.add_argument("--epsilon", type=float, default=opacus_sst2.TARGET_EPSILON)
+    parser.add_argument("--epsilon", type=float, default=TARGET_EPSILON)
     parser.add_argument(
         "--steps",
         type=int,
-        default=opacus_sst2.STEPS,
-        help=f"of a run; with fewer than the default {opacus_sst2.STEPS} the accuracies mean nothing",
+        default=SST2.steps,
+        help=f"of a run; with fewer than the default {SST2.steps} the accuracies mean nothing",
     )
     parser.add_argument("--rows", type=int, default=32, help="records in a micro-batch that is timed")
     parser.add_argument("--repeats", type=int, default=9, help="how often each micro-batch is timed; 0: no cost")

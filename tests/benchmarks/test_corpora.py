@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import corpora
+from benchmarks.classification import WORKLOADS, Workload
 
 
 def test_benchmarks_are_the_repositorys_package() -> None:
@@ -23,6 +24,31 @@ def test_error_for_missing_sst2_names_the_fix(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TENSAFE_DATA", str(tmp_path))
     with pytest.raises(corpora.CorpusMissing, match="put SST-2 in a folder sst2/ and name its parent in TENSAFE_DATA"):
         corpora.sst2("train")
+
+
+def test_e2e_sentences_with_a_rating_have_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "e2e").mkdir()
+    lines = [
+        "mr,ref",
+        '"name[A], customer rating[low], area[b]",A is bad.',
+        '"name[A]",A is.',
+        '"customer rating[high]",B.',
+    ]
+    (tmp_path / "e2e" / "devset.csv").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setenv("TENSAFE_DATA", str(tmp_path))
+    low, high = corpora.RATINGS.index("low"), corpora.RATINGS.index("high")
+    assert corpora.e2e_ratings("devset") == corpora.Examples(("A is bad.", "B."), (low, high))
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_workload_counts_its_rows(workload: Workload) -> None:
+    try:
+        rows = workload.private()
+    except corpora.CorpusMissing as missing:
+        pytest.skip(str(missing))
+    assert len(rows) == workload.rows and set(rows.labels) == set(workload.test().labels) == set(
+        range(workload.num_labels)
+    )
 
 
 def test_jsonl_labels_are_indices_into_the_names(tmp_path: Path) -> None:

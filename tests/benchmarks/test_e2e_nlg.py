@@ -12,9 +12,9 @@ def test_pairs_are_prompt_and_completion(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "e2e").mkdir()
     (tmp_path / "e2e" / "devset.csv").write_text('mr,ref\n"name[A], area[b]","A is in b."\n', encoding="utf-8")
     monkeypatch.setenv("TENSAFE_DATA", str(tmp_path))
-    assert e2e_nlg.pairs("devset.csv") == [{"prompt": "name[A], area[b] ->", "completion": " A is in b."}]
+    assert e2e_nlg.pairs("devset") == [{"prompt": "name[A], area[b] ->", "completion": " A is in b."}]
     with pytest.raises(CorpusMissing, match="put E2E in a folder e2e/ and name its parent in TENSAFE_DATA"):
-        e2e_nlg.pairs("testset_w_refs.csv")
+        e2e_nlg.pairs("testset_w_refs")
 
 
 def test_halves_share_no_meaning() -> None:
