@@ -224,6 +224,17 @@ MECHANISM: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "the next micro-batch overwrites the sum of a user that is not complete",
+        (
+            Edit(
+                TRAINER + "training/unit_gradients.py",
+                "(open_unit[0], open_unit[1].clone()) if open_unit is not None else None",
+                "open_unit",
+            ),
+        ),
+        (TRAINING_TESTS + "test_unit_gradients.py::test_rows_of_a_unit_are_added_in_order_across_micro_batches",),
+    ),
+    Mutation(
         "records are sampled when the unit is a user: a user joins when any record is drawn",
         (
             Edit(

@@ -122,9 +122,9 @@ def test_sum_does_not_depend_on_the_order_of_the_batch(task: str) -> None:
 class BatchClipper(GridClipper):
     """Clips the sum of the batch in place of each gradient: a well-known mistake."""
 
-    def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
+    def add(self, rows: torch.Tensor | Sequence[torch.Tensor], seeds: list[int]) -> None:
         if len(rows):
-            super().add(rows.sum(dim=0, keepdim=True), seeds[:1])
+            super().add([torch.stack(tuple(rows)).sum(dim=0)], seeds[:1])
 
 
 def test_clipping_the_whole_batch_would_fail_this_test() -> None:

@@ -136,13 +136,12 @@ class MemoryModel:
             rows=rows,
             # The sum is int64. On a CPU follow the noise of the next step (int64) and its masks (uint32).
             sum=2 * row + (3 * row if on_cpu else 0),
-            # A step keeps the sums of the units of the micro-batch before, and an open unit. The self-test keeps
-            # another micro-batch, fp64 sums of two passes, copies of the parameters and of up to four rows, and has no
-            # moments of AdamW yet.
-            passes=peak - rows + max(rows + row, inputs + 7 * row),
-            # Rows become sums of units, which are copied into one tensor. The clipper needs five numbers of 32 bits for
-            # each coordinate of a block; the self-test rounds all rows of a micro-batch as one block.
-            clipping=max(3 * rows, rows + row + 5 * block, 5 * rows + 7 * row),
+            # The self-test keeps another micro-batch, and copies of the parameters and of up to four rows. It has no
+            # moments of AdamW yet. A step keeps up to two rows of open units.
+            passes=peak - rows + inputs + 3 * row,
+            # The clipper copies a block of rows and needs five numbers of 32 bits for each coordinate of it. The
+            # self-test also keeps a row on the grid, int64.
+            clipping=5 * row + 6 * block,
             update=(11 if on_cpu else 5) * row,
             host=0 if on_cpu else max(_loaded_bytes(self._model, self._shards), 14 * row),
             micro_batch=micro_batch,

@@ -86,9 +86,8 @@ def self_test(
         _check_randomness(model, gradients, first)
         with record_seeds(model, _seeds(first)):
             rows = gradients.compute(first, _rows(first))
-            total, tried = rows.double().sum(dim=0), rows[:_TRIED].clone()
-            ordinary = gradients.summed_gradient(first).double()
-        sum_error = _sum_error(gradients, total, ordinary)
+            sum_error = _sum_error(gradients, rows, gradients.summed_gradient(first))
+        tried = rows[:_TRIED].clone()
         return SelfTest(sum_error, _neighbour_error(model, gradients, clipper, first, other, tried))
 
 
@@ -145,13 +144,13 @@ def _record_sum(sums: dict[str, torch.Tensor], name: str) -> Callable[..., None]
     return hook
 
 
-def _sum_error(gradients: PerExampleGradients, total: torch.Tensor, ordinary: torch.Tensor) -> float:
-    """Largest relative difference, over the parameters, between the sum of the rows and an ordinary gradient."""
+def _sum_error(gradients: PerExampleGradients, rows: torch.Tensor, ordinary: torch.Tensor) -> float:
+    """Largest relative difference, over the parameters, between the sum of the rows [m, d] and `ordinary` [d]."""
     worst, start = 0.0, 0
     for name, parameter in gradients.parameters:
         part = slice(start, start + parameter.numel())
         start = part.stop
-        error = _relative(total[part], ordinary[part])
+        error = _relative(rows[:, part].double().sum(dim=0), ordinary[part].double())
         if not error <= _SUM_TOLERANCE:
             raise SelfTestError(
                 f"spec.lora: the records' gradients of '{name}' add up to a sum that is off by {error:.1e}: its layer "
@@ -195,7 +194,8 @@ def _neighbour_error(
                 )
             worst = max(worst, error)
         alone = clipper.to_grid(row.clone().unsqueeze(0), [record])
-        if worst == 0.0 and not torch.equal(clipper.to_grid(everywhere, [record] * rows), alone.expand(rows, -1)):
+        on_grid = clipper.blocks(everywhere, [record] * rows)
+        if worst == 0.0 and not all(torch.equal(block, alone.expand_as(block)) for block in on_grid):
             worst = 1 / clipper.grid
     return worst
 

@@ -13,6 +13,7 @@ it is rounded toward zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -84,16 +85,22 @@ class GridClipper:
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
         self._rows_at_once = rows_at_once(dimension, device)
 
-    def add(self, rows: torch.Tensor, seeds: list[int]) -> None:
+    def add(self, rows: torch.Tensor | Sequence[torch.Tensor], seeds: list[int]) -> None:
         """Clip, round, check and add one row for each unit.
 
         Args:
-            rows: float [units, d], the units' gradients (already summed over each unit's records); overwritten.
+            rows: float [units, d], or a list of [d]: the units' gradients (already summed over each unit's records).
+                They are left alone.
             seeds: one rounding seed for each row. It belongs to the unit, and no other unit has it.
         """
+        for block in self.blocks(rows, seeds):
+            self._sum += block.sum(dim=0)
+
+    def blocks(self, rows: torch.Tensor | Sequence[torch.Tensor], seeds: list[int]) -> Iterator[torch.Tensor]:
+        """Yield the rows on the grid, in their order, as `add` adds them: int64 [units, d] of a few units each."""
         for start in range(0, len(rows), self._rows_at_once):
             block = slice(start, start + self._rows_at_once)
-            self._sum += self.to_grid(rows[block], seeds[block]).sum(dim=0)
+            yield self.to_grid(torch.stack(tuple(rows[block])), seeds[block])
 
     def take(self) -> torch.Tensor:
         """The sum since the last call, int64 [d]; the next one starts at zero."""

@@ -77,7 +77,7 @@ class ShardGradients:
             clipper.add(sums, rounding(closed, [0] * len(closed)))
         if open_unit is not None:
             unit, total = open_unit
-            clipper.add(total.unsqueeze(0), rounding([unit], [0]))
+            clipper.add([total], rounding([unit], [0]))
         return True
 
     def take_losses(self) -> list[float]:
@@ -100,11 +100,12 @@ def model_inputs(batch: MicroBatch, device: torch.device) -> dict[str, torch.Ten
 
 def _by_unit(
     units: Sequence[int], rows: torch.Tensor, open_unit: tuple[int, torch.Tensor] | None
-) -> tuple[list[int], torch.Tensor, tuple[int, torch.Tensor] | None]:
-    """The units that are complete, their sums, float32 [closed, d], and the unit that is still open.
+) -> tuple[list[int], list[torch.Tensor], tuple[int, torch.Tensor] | None]:
+    """The units that are complete, their sums, float32 [d] each, and the unit that is still open.
 
     Rows are added one at a time, in order. A batched sum could associate differently, depending on how the rows of a
-    unit fall into micro-batches.
+    unit fall into micro-batches. The sum of a unit is in its first row, so `rows` are overwritten. Only the open unit
+    is copied, because it outlives them.
     """
     closed: list[int] = []
     sums: list[torch.Tensor] = []
@@ -115,5 +116,5 @@ def _by_unit(
         if open_unit is not None:
             closed.append(open_unit[0])
             sums.append(open_unit[1])
-        open_unit = (unit, row.clone())
-    return closed, torch.stack(sums) if sums else rows[:0], open_unit
+        open_unit = (unit, row)
+    return closed, sums, (open_unit[0], open_unit[1].clone()) if open_unit is not None else None
