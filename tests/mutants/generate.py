@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "out" / "mutants"
 PACKAGES = {"tensafe_api": ROOT / "crds" / "tensafe_api", "tensorguard": ROOT / "trainer_image" / "tensorguard"}
 MUTATED = (
+    "tensafe_api/accountant_choice.py",
     "tensafe_api/accounting.py",
     "tensafe_api/privacy_events.py",
     "tensafe_api/resolve.py",
@@ -46,6 +47,8 @@ MUTATED = (
 TESTS = (
     "tests/api/test_accounting.py",
     "tests/api/test_calibration_search.py",
+    "tests/api/test_discrete_noise.py",
+    "tests/api/test_earlier_steps.py",
     "tests/api/test_privacy_events.py",
     "tests/api/test_resolve.py",
     "tests/api/test_resolve_noise.py",
