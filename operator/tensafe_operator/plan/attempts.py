@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tensafe_api.reasons import Reason, reason_for_exit_code
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
@@ -78,21 +79,31 @@ def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float
             # The pods terminated before the driver received the end of the workers, so Ray reports a failure.
             return Assessment(AttemptState.SUSPENDED, Reason.INTERRUPTED)
         return _assess_failure(status)
-    if (ray_job.get("spec") or {}).get("suspend"):
+    if is_queued(ray_job):
         return Assessment(AttemptState.QUEUED, Reason.QUEUED)
+    if deployment != "Running":
+        return Assessment(AttemptState.STARTING, Reason.STARTING)  # also after a time in the queue
+    started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if acquired and ledger is not None and _steps_charged(ledger, number):
-        return _assess_running(ledger, now, stall_seconds)
-    return _assess_starting(status, deployment, now, stall_seconds)
+        charged = parse_time(ledger.progress.last_update_time)
+        return _assess_progress(AttemptState.RUNNING, started, charged, now, stall_seconds)
+    return _assess_progress(AttemptState.STARTING, started, None, now, stall_seconds)
 
 
 def refresh(attempt: Attempt, ray_job: Object, record: LedgerStatus | None, now: float) -> Attempt:
-    """Return the status entry of an open attempt with its start, its restarts and its RayCluster."""
-    started = ray_job["metadata"].get("creationTimestamp") or format_time(now)
+    """Return the status entry of an open attempt with its start, its time in the queue, its restarts and its
+    RayCluster.
+    """
+    started = attempt.start_time or ray_job["metadata"].get("creationTimestamp") or format_time(now)
     charges = record.charges if record is not None else ()
     restarts = next((charge.incarnation - 1 for charge in charges if charge.attempt == attempt.number), 0)
-    changes = {"start_time": attempt.start_time or started, "restarts": restarts}
+    changes = {"start_time": started, "restarts": restarts}
     if cluster := (ray_job.get("status") or {}).get("rayClusterName"):
         changes["ray_cluster_name"] = cluster[:_LONGEST_NAME]
+    if not is_queued(ray_job):
+        changes |= _out_of_queue(attempt, now)
+    elif attempt.queued_since is None:
+        changes["queued_since"] = started if attempt.start_time is None else format_time(now)
     return attempt.model_copy(update=changes)
 
 
@@ -103,8 +114,32 @@ def close(attempt: Attempt, assessment: Assessment, now: float) -> Attempt:
         "reason": assessment.reason.value,
         "message": assessment.message or assessment.reason.sentence,
         "exit_code": assessment.exit_code,
+        **_out_of_queue(attempt, now),
     }
     return attempt.model_copy(update=ended)
+
+
+def is_queued(ray_job: Object) -> bool:
+    """Return whether a queue such as Kueue holds the RayJob back."""
+    return bool((ray_job.get("spec") or {}).get("suspend"))
+
+
+def active_seconds(attempt: Attempt, now: float) -> float:
+    """How long an attempt has run, without the time in its queue."""
+    started, ended = parse_time(attempt.start_time), parse_time(attempt.end_time) or now
+    if started is None:
+        return 0.0
+    queued_since = parse_time(attempt.queued_since)
+    queued = (attempt.queued_seconds or 0) + (ended - queued_since if queued_since is not None else 0)
+    return max(0.0, ended - started - queued)
+
+
+def _out_of_queue(attempt: Attempt, now: float) -> dict[str, Any]:
+    """What changes in an entry whose attempt leaves its queue now; nothing where it is in none."""
+    since = parse_time(attempt.queued_since)
+    if since is None:
+        return {}
+    return {"queued_since": None, "queued_seconds": (attempt.queued_seconds or 0) + max(0, round(now - since))}
 
 
 def next_attempt(
@@ -149,24 +184,27 @@ def _assess_failure(status: Object) -> Assessment:
     return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, text, exit_code)
 
 
-def _assess_starting(status: Object, deployment: str, now: float, stall_seconds: int) -> Assessment:
-    """Before the first charge the model and the data are loaded, which may take as long as a charge may."""
-    started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
-    if deployment != "Running" or started is None:
-        return Assessment(AttemptState.STARTING, Reason.STARTING)
-    if now >= started + stall_seconds:
-        message = f"no step was charged within {stall_seconds} s of the start"
-        return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, message)
-    return Assessment(AttemptState.STARTING, Reason.STARTING, wake=started + stall_seconds)
+def _assess_progress(
+    state: AttemptState, started: float | None, charged: float | None, now: float, stall_seconds: int
+) -> Assessment:
+    """Whether an attempt in `state` charges steps in time. Before the first charge the model and the data are loaded,
+    which may take as long as a charge may.
 
-
-def _assess_running(ledger: LedgerStatus, now: float, stall_seconds: int) -> Assessment:
-    last = parse_time(ledger.progress.last_update_time)
-    if last is None:
-        return Assessment(AttemptState.RUNNING, Reason.TRAINING)
-    if now >= last + stall_seconds:
-        return Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"no step was charged for {stall_seconds} s")
-    return Assessment(AttemptState.RUNNING, Reason.TRAINING, wake=last + stall_seconds)
+    Args:
+        started: when KubeRay started the RayJob. It starts it again when a queue admits it again, and the time in the
+            queue does not count.
+        charged: when the last step was charged.
+    """
+    reason = Reason.TRAINING if state is AttemptState.RUNNING else Reason.STARTING
+    since = max((time for time in (started, charged) if time is not None), default=None)
+    if since is None:
+        return Assessment(state, reason)
+    if now < since + stall_seconds:
+        return Assessment(state, reason, wake=since + stall_seconds)
+    last = "start" if since == started else "last charge"
+    return Assessment(
+        AttemptState.FAILED, Reason.WORKER_LOST, f"no step was charged within {stall_seconds} s of the {last}"
+    )
 
 
 def _steps_charged(ledger: LedgerStatus, number: int) -> int:

@@ -1,7 +1,7 @@
 """Deadline: `activeDeadlineSeconds` limits the time of all attempts together.
 
-KubeRay's own deadline counts for one RayJob, so the operator counts over all of them. Time in which no attempt is open
-does not count.
+KubeRay's own deadline counts for one RayJob, so the operator counts over all of them. Time in which no attempt is open,
+or in which the open one waits in a queue, does not count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_api.timestamps import parse_time
-from tensafe_operator.plan.attempts import Assessment, AttemptState
+from tensafe_operator.plan.attempts import Assessment, AttemptState, active_seconds
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def check_deadline(attempts: Iterable[Attempt], limit: int | None, now: float) -
     """Return the deadline at the time `now`. A `limit` of None is no deadline."""
     if limit is None:
         return Deadline()
-    used = sum((parse_time(each.end_time) or now) - (parse_time(each.start_time) or now) for each in attempts)
+    used = sum(active_seconds(each, now) for each in attempts)
     if used >= limit:
         message = f"all attempts together ran for {limit} s"
         return Deadline(exceeded=Assessment(AttemptState.FAILED, Reason.DEADLINE_EXCEEDED, message))

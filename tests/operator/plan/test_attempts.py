@@ -77,10 +77,30 @@ def test_attempt_that_charges_nothing_is_retried_after_the_stall_time(acquired: 
     assert condition(cluster, "Failed")["status"] == "False"
 
 
+def test_time_in_the_queue_is_no_stall() -> None:
+    cluster, operator = running_job()
+    cluster.evict()
+    operator.settle()
+    assert cluster.status["phase"] == "Queued"
+    cluster.now += 2 * SETTINGS.stall_seconds
+    operator.settle()
+    cluster.readmit()
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
+    cluster.start_pods()
+    operator.settle()
+    assert operator.wake == cluster.now + SETTINGS.stall_seconds
+    cluster.now += SETTINGS.stall_seconds
+    operator.settle()
+    failed = cluster.status["attempts"][0]
+    assert (failed["reason"], failed["message"]) == ("WorkerLost", "no step was charged within 1800 s of the start")
+
+
 def test_job_fails_after_the_last_attempt_that_a_ledger_can_record() -> None:
     cluster, operator = running_job()
     assert cluster.ledger is not None
-    cluster.ledger["status"]["attempt"] = 64
+    record = cluster.ledger["status"]
+    record |= {"attempt": 64, "charges": [*record["charges"], {**record["charges"][0], "attempt": 64}]}
     cluster.end_ray_job("FAILED")
     cluster.remove_terminating_pods()
     operator.settle()

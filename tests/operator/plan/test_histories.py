@@ -82,6 +82,8 @@ def random_event(random_: random.Random, cluster: FakeCluster) -> Callable[[], o
             lambda: cluster.suspend(random_.random() < 0.3),
             lambda: advance(cluster, random_.choice([1, 15, 130, 700])),
             lambda: delete_first(cluster),
+            cluster.evict,
+            cluster.readmit,
             lambda: setattr(cluster, "kuberay", random_.random() < 0.9),
         ]
     )
