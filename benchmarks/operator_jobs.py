@@ -10,6 +10,7 @@ from e2e.platform.api_server import Object
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve_job
+from tensafe_operator.children.configuration import config_map
 from tensafe_operator.children.rayjob import ray_job
 from tensafe_operator.settings import Settings
 
@@ -31,6 +32,7 @@ def reference_ray_job(number: int) -> Object:
     """The RayJob that the operator creates for such a job, without an owner, because there is no job here."""
     manifest = changed(job(REFERENCE, number), {"metadata.uid": f"00000000-0000-0000-0000-{number:012}"})
     completed, _ = resolve_job(parse_job(manifest))
-    document = ray_job(completed, 1, Settings(), job_digest="0" * 64, key_secret="key")
+    parameters = config_map(completed, 1, "ledger", "ledger-uid", "key-digest")
+    document = ray_job(completed, 1, Settings(), parameters=parameters, key_secret="key")
     del document["metadata"]["ownerReferences"]
     return document

@@ -67,13 +67,20 @@ def objects_of(cluster: JobHarness) -> dict[str, list[str]]:
     return found
 
 
+def job_volume(cluster: JobHarness) -> str:
+    """The name of the ConfigMap that the pods of the first attempt mount."""
+    ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
+    volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    return str(next(each["configMap"]["name"] for each in volumes if each["name"] == "job"))
+
+
 def assert_started_once(cluster: JobHarness) -> None:
     status, found = cluster.status(), objects_of(cluster)
     ledger = status["ledgerName"]
     assert found == {
         "rayjob": ["claims-triage-a1"],
         "privacyledger": [ledger],
-        "configmap": ["claims-triage-a1"],
+        "configmap": [job_volume(cluster)],
         "secret": found["secret"],  # also those of killed operators that created no ledger for them
         "networkpolicy": ["claims-triage"],
         "rolebinding": ["claims-triage-trainer"],

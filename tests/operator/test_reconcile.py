@@ -32,9 +32,10 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     assert cluster.status()["phase"] == "Starting"
     ray_job = cluster.get("rayjob", "claims-triage-a1")
     assert ray_job is not None and ray_job["spec"]["submissionMode"] == "HTTPMode"
+    volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
     for kind, name in (
         ("secret", cluster.ledger()["spec"]["keySecretName"]),
-        ("configmap", "claims-triage-a1"),
+        ("configmap", next(each["configMap"]["name"] for each in volumes if each["name"] == "job")),
         ("networkpolicy", "claims-triage"),
         ("rolebinding", "claims-triage-trainer"),
     ):

@@ -15,10 +15,16 @@ from tensafe_operator.names import ray_job_name
 
 MANIFEST = "job.json"
 PLACE = "place.json"
+_NAME_DIGITS = 12
+"""How many digits of the digest are in the name."""
 
 
 def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: str, key_digest: str) -> Manifest:
-    """The ConfigMap of one attempt of a completed job."""
+    """The ConfigMap of one attempt of a completed job.
+
+    A ConfigMap cannot change once it exists, but the manifest may until the RayJob is created. So the name has a part
+    of the digest of the content, and what does not matter to the workers (status and generation) is left out.
+    """
     place = {
         "namespace": job.metadata.namespace,
         "job": job.metadata.name,
@@ -27,14 +33,16 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
         "attempt": attempt,
         "key_digest": key_digest,
     }
-    plain = job.model_copy(update={"status": None})
-    return {
+    unnumbered = job.metadata.model_copy(update={"generation": None})
+    plain = job.model_copy(update={"status": None, "metadata": unnumbered})
+    made = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, ray_job_name(job.metadata.name, attempt), attempt),
         "immutable": True,
         "data": {MANIFEST: dump_manifest(plain, "json"), PLACE: json.dumps(place, sort_keys=True)},
     }
+    name = f"{ray_job_name(job.metadata.name, attempt)}-{digest(made)[:_NAME_DIGITS]}"
+    return {**made, "metadata": metadata(job, name, attempt)}
 
 
 def digest(config: Manifest) -> str:

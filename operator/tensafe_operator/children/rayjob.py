@@ -15,7 +15,7 @@ from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Volume
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, metadata, service_account
+from tensafe_operator.children import Manifest, configuration, metadata, service_account
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -54,11 +54,13 @@ _ANNOTATIONS = {
 }
 
 
-def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_digest: str, key_secret: str) -> Manifest:
+def ray_job(
+    job: TenSafeTrainingJob, attempt: int, settings: Settings, *, parameters: Manifest, key_secret: str
+) -> Manifest:
     """The RayJob of attempt number `attempt` of a completed job.
 
     Args:
-        job_digest: digest of the attempt's ConfigMap.
+        parameters: the attempt's ConfigMap (`configuration.config_map`).
         key_secret: name of the Secret with the job's key.
     """
     name = names.ray_job_name(job.metadata.name, attempt)
@@ -88,7 +90,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
                         "object-store-memory": _object_store_bytes(cluster.head.memory),
                         "dashboard-host": "0.0.0.0",
                     },
-                    "template": _head_template(job, attempt, settings, job_digest),
+                    "template": _head_template(job, attempt, settings, parameters),
                 },
                 "workerGroupSpecs": [
                     {
@@ -101,7 +103,7 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
                             "num-gpus": str(cluster.worker.gpus),
                             "object-store-memory": _object_store_bytes(cluster.worker.memory),
                         },
-                        "template": _worker_template(job, attempt, settings, job_digest, key_secret),
+                        "template": _worker_template(job, attempt, settings, parameters, key_secret),
                     }
                 ],
             },
@@ -109,19 +111,19 @@ def ray_job(job: TenSafeTrainingJob, attempt: int, settings: Settings, *, job_di
     }
 
 
-def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str) -> Manifest:
+def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, parameters: Manifest) -> Manifest:
     cluster = job.spec.cluster
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
         **_container("ray-head", cluster, settings, size),
-        "env": [*_common_environment(job_digest), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
+        "env": [*_common_environment(parameters), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
-    return _template(job, attempt, container, [_job_volume(job, attempt), {"name": "run", "emptyDir": {}}])
+    return _template(job, attempt, container, [_job_volume(parameters), {"name": "run", "emptyDir": {}}])
 
 
 def _worker_template(
-    job: TenSafeTrainingJob, attempt: int, settings: Settings, job_digest: str, key_secret: str
+    job: TenSafeTrainingJob, attempt: int, settings: Settings, parameters: Manifest, key_secret: str
 ) -> Manifest:
     cluster = job.spec.cluster
     size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
@@ -130,7 +132,7 @@ def _worker_template(
     volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
         **_container("ray-worker", cluster, settings, size),
-        "env": _worker_environment(job, job_digest),
+        "env": _worker_environment(job, parameters),
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
             _mount("job", JOB_PATH),
@@ -140,7 +142,7 @@ def _worker_template(
         ],
     }
     own = [
-        _job_volume(job, attempt),
+        _job_volume(parameters),
         {"name": "key", "secret": {"secretName": key_secret, "defaultMode": 0o440}},
         {"name": "run", "emptyDir": {}},
     ]
@@ -230,15 +232,15 @@ def _pod_security(cluster: Cluster) -> Manifest:
     return {**context, "fsGroup": IMAGE_GROUP if requested.fs_group is None else requested.fs_group}
 
 
-def _common_environment(job_digest: str) -> list[Manifest]:
+def _common_environment(parameters: Manifest) -> list[Manifest]:
     """Environment variables of every pod."""
-    variables = {**_RAY_SETTINGS, **_NO_DRAIN, **_FIXED, JOB_DIGEST_VARIABLE: job_digest}
+    variables = {**_RAY_SETTINGS, **_NO_DRAIN, **_FIXED, JOB_DIGEST_VARIABLE: configuration.digest(parameters)}
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _worker_environment(job: TenSafeTrainingJob, job_digest: str) -> list[Manifest]:
+def _worker_environment(job: TenSafeTrainingJob, parameters: Manifest) -> list[Manifest]:
     """Environment variables of a worker: those of the job, then ours. The schema refuses names that we set."""
-    own = _common_environment(job_digest)
+    own = _common_environment(parameters)
     own.append({"name": "TENSAFE_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}})
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
@@ -286,8 +288,8 @@ def _pvc_of(uri: str) -> str:
     return urlsplit(uri).netloc if uri.startswith("pvc://") else ""
 
 
-def _job_volume(job: TenSafeTrainingJob, attempt: int) -> Manifest:
-    return {"name": "job", "configMap": {"name": names.ray_job_name(job.metadata.name, attempt)}}
+def _job_volume(parameters: Manifest) -> Manifest:
+    return {"name": "job", "configMap": {"name": parameters["metadata"]["name"]}}
 
 
 def _mount(name: str, path: str, *, read_only: bool = True) -> Manifest:

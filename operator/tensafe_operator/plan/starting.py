@@ -40,7 +40,7 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     assert opened is not None, "an attempt is recorded after the ledger's UID"
     name, uid = status.ledger_name or "", status.ledger_uid or ""
     parameters = configuration.config_map(job, attempt.number, name, uid, opened.key_digest)
-    digest, key = configuration.digest(parameters), opened.key_secret_name
-    ray_job = rayjob.ray_job(job, attempt.number, draft.settings, job_digest=digest, key_secret=key)
+    key = opened.key_secret_name
+    ray_job = rayjob.ray_job(job, attempt.number, draft.settings, parameters=parameters, key_secret=key)
     children = [access.account(job), access.role_binding(job), network.policy(job, draft.settings), parameters, ray_job]
     return [each for each in children if each is not None]

@@ -61,7 +61,11 @@ def admitted(changes: dict[str, Any], namespace: str = "clinic", uid: str = "111
 
 
 def ray_job_of(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> Manifest:
-    return rayjob.ray_job(job, 1, settings, job_digest="digest-of-the-job", key_secret="claims-triage-11111111-key")
+    return rayjob.ray_job(job, 1, settings, parameters=parameters_of(job), key_secret="claims-triage-11111111-key")
+
+
+def parameters_of(job: TenSafeTrainingJob) -> Manifest:
+    return configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid", "key-digest")
 
 
 def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Manifest]:
@@ -70,7 +74,7 @@ def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Man
         access.role_binding(job),
         access.job_key(job),
         network.policy(job, settings),
-        configuration.config_map(job, 1, "claims-triage-11111111", "ledger-uid", "key-digest"),
+        parameters_of(job),
         ray_job_of(job, settings),
     ]
     return [each for each in built if each is not None]
@@ -199,11 +203,22 @@ def test_job_is_unchanged_after_it_was_written_to_and_read_from_the_config_map()
 
 def test_pods_get_the_digest_of_the_job() -> None:
     job = admitted(FEW_FIELDS)
-    config = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
+    config = parameters_of(job)
     assert configuration.digest(config) != configuration.digest({"data": {**config["data"], "place.json": "{}"}})
     for pod in pods(job):
         variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
-        assert variables["TENSAFE_JOB_DIGEST"] == "digest-of-the-job"
+        assert variables["TENSAFE_JOB_DIGEST"] == configuration.digest(config)
+        volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+        assert volumes["job"] == {"name": "job", "configMap": {"name": config["metadata"]["name"]}}
+
+
+def test_changed_manifest_has_a_config_map_of_another_name() -> None:
+    """Otherwise a ConfigMap of before an edit would block the attempt for ever, because it cannot change."""
+    job = admitted(FEW_FIELDS)
+    edited = admitted({**FEW_FIELDS, "spec.retry": {"maxAttempts": 7}})
+    numbered = job.model_copy(update={"metadata": job.metadata.model_copy(update={"generation": 9})})
+    assert parameters_of(numbered) == parameters_of(job)
+    assert parameters_of(edited)["metadata"]["name"] != parameters_of(job)["metadata"]["name"]
 
 
 def test_keys_differ_by_job_and_by_process_and_the_ledger_names_its_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from e2e.platform.gotools import program
 from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_operator.children import network, rayjob
+from tensafe_operator.children import configuration, network, rayjob
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -48,7 +48,8 @@ def pod(namespace: str, labels: dict[str, str], address: str) -> dict[str, Any]:
 
 def pods_of(job: TenSafeTrainingJob, address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A head and a worker, with the labels that their templates give them."""
-    spec = rayjob.ray_job(job, 1, SETTINGS, job_digest="d", key_secret="k")["spec"]["rayClusterSpec"]
+    parameters = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
+    spec = rayjob.ray_job(job, 1, SETTINGS, parameters=parameters, key_secret="k")["spec"]["rayClusterSpec"]
     templates = (spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"])
     head, worker = (
         pod(str(job.metadata.namespace), template["metadata"]["labels"], f"{address}.{number}")
