@@ -49,7 +49,7 @@ _LEDGER_RULES = (
     ),
     (
         f"request.operation == 'DELETE' || !({_IS_STATUS}) || !has(object.status) || "
-        f"object.status.charges.all(c, c.attempt != object.status.attempt || c.podUID in {_POD_UIDS})",
+        f"object.status.charges.exists(c, c.attempt == object.status.attempt && c.podUID in {_POD_UIDS})",
         "only the pod that acquired a privacy ledger writes its status, with its own bound token: acquire it from this "
         "pod first",
     ),

@@ -159,6 +159,52 @@ def test_only_the_pod_that_acquired_the_ledger_writes(
     )
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"attempt": 2},
+        {"attempt": 64},
+        {"attempt": 64, "outcome": "Completed", "releases": [{**FIRST, "final": True}]},
+        {"attempt": 2, "charges": [10, 0]},
+        {"attempt": 64, "charges": [10, *[0] * 63]},
+        {"attempt": 1, "charges": [11]},
+        {"attempt": 1, "charges": [10, 5]},
+        {"attempt": 1, "outcome": "BudgetExhausted", "releases": [{**FIRST, "final": True}]},
+        {"attempt": 1, "outcome": "Completed"},
+        {"attempt": 1, "progress": {"step": 60, "totalSteps": 60}},
+        {"attempt": 1, "datasetDigest": "sha256:1"},
+        {"attempt": 1, "length": 1000},
+    ],
+    ids=str,
+)
+def test_forged_write_is_refused(
+    ledger: LedgerObject, pod: Pod, control_plane: ControlPlane, namespace: str, forged: dict[str, Any]
+) -> None:
+    """By a token of the account that is bound to no pod, a pod of an earlier attempt, and the pod of another job.
+
+    They name the UID of the pod that acquired the ledger. A client without a token of that pod must not write, whatever
+    the attempt in its status.
+    """
+    later = make_pod(control_plane, namespace, "trainer")
+    acquired = charged_status(later, charges=[charge(pod, 1, 10), charge(later, 2, 0)], attempt=2)
+    token = control_plane.kubectl("-n", namespace, "create", "token", "trainer").stdout.strip()
+    unbound = Pod("unbound", later.uid, token, control_plane.kubeconfig_of_token("unbound", token))
+    steps = forged.get("charges", [10])
+    charges = [charge(later, number, count) for number, count in enumerate(steps, start=1)]
+    status = charged_status(later, **{**forged, "charges": charges})
+    before = ledger.get()["status"]
+    for writer in (unbound, make_pod(control_plane, namespace, "other-job")):
+        assert "forbidden" in ledger.write(status, writer)
+    assert ledger.write(acquired, later) == ""
+    assert "forbidden" in ledger.write({**acquired, **forged, "charges": acquired["charges"], "attempt": 2}, pod)
+    assert before["charges"] == ledger.get()["status"]["charges"][:1] and "outcome" not in ledger.get()["status"]
+
+
+def test_attempt_that_acquired_the_ledger_has_a_charge(ledger: LedgerObject, pod: Pod) -> None:
+    """A ledger without it could not be decoded, and attempt 64 would leave no number for the next attempt."""
+    assert "has a charge" in ledger.write(charged_status(pod, attempt=64), pod)
+
+
 def test_only_the_process_that_acquired_the_ledger_writes(
     control_plane: ControlPlane, namespace: str, pod: Pod
 ) -> None:

@@ -193,6 +193,12 @@ class LedgerStatus(StatusBlock):
             lambda status: sum(charge.steps for charge in status.charges) <= MAX_CHARGED_STEPS,
             ".charges",
         ),
+        Rule(
+            "self.charges.exists(c, c.attempt == self.attempt)",
+            "the attempt that acquired the ledger last has a charge, of 0 or more steps: add it",
+            lambda status: any(charge.attempt == status.attempt for charge in status.charges),
+            ".charges",
+        ),
     )
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition(

@@ -42,8 +42,9 @@ def parse_ledger_status(ledger: Object | None) -> LedgerStatus | None:
     try:
         return LedgerStatus.model_validate(status, by_alias=True, by_name=False)
     except ValueError:
-        counts = {name: status[name] for name in ("attempt", "chargedThrough", "length")}
         charges = [{**charge, "podUID": _UNREADABLE} for charge in status["charges"]]
+        counts = {name: status[name] for name in ("chargedThrough", "length")}
+        counts["attempt"] = max(charge["attempt"] for charge in charges)
         return LedgerStatus.model_validate(
             {**counts, "charges": charges, "head": _UNREADABLE}, by_alias=True, by_name=False
         )

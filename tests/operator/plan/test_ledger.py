@@ -98,6 +98,17 @@ def test_charges_of_an_unreadable_record_are_counted() -> None:
     assert cluster.status["privacy"]["stepsCharged"] == 10
 
 
+def test_record_without_a_charge_of_its_attempt_does_not_stop_the_operator() -> None:
+    """An earlier release let such a record through. Its charges count, and no later attempt is fenced by it."""
+    cluster, operator = running_job()
+    cluster.charge(5)
+    assert cluster.ledger is not None
+    cluster.ledger["status"]["attempt"] = 64
+    operator.settle()
+    assert cluster.status["privacy"]["stepsCharged"] == 10
+    assert cluster.status["phase"] == "Running"
+
+
 def test_ledger_prepared_with_other_figures_is_not_used() -> None:
     cluster = FakeCluster.with_job()
     operator = FakeOperator(cluster)

@@ -123,6 +123,12 @@ def test_object_with_an_unknown_field_is_refused(part: str, empty: dict[str, Any
         decode(found)
 
 
+def test_object_without_a_charge_of_its_attempt_is_refused(empty: dict[str, Any]) -> None:
+    found = empty | {"status": written(after(decode(empty), claim(1, 1))) | {"attempt": 64}}
+    with pytest.raises(LedgerCorrupt, match="has a charge"):
+        decode(found)
+
+
 @pytest.mark.parametrize(
     ("part", "field", "name"), [("spec", "keyDigest", "key_digest"), ("status", "chargedThrough", "charged_through")]
 )
