@@ -194,7 +194,8 @@ def _pairs_of_levels(device: torch.device) -> torch.Tensor:
 
 def _encode_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = rows.abs().amax(dim=-1, keepdim=True) / 127
-    return (rows / _without_zeros(scales)).round().to(torch.int8), scales
+    codes = (rows / _without_zeros(scales)).round()
+    return codes.clamp_(-127, 127).to(torch.int8), scales  # the scale of a row of subnormal numbers is not exact
 
 
 def _decode_int8(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
