@@ -249,16 +249,16 @@ def digest(content: bytes) -> str:
 def recompute_epsilon(document: Mapping[str, Any]) -> str:
     """ε computed again from the privacy events of a statement, in the form of `spent.epsilon`.
 
-    Raises ValueError if the noise of an event is too small on the statement's grid for any ε to hold.
+    Raises ValueError if the noise of the last event, which is that of the statement's own job, is too small on its grid
+    for any ε to hold. Earlier events had grids of their own, which their statements name.
     """
     events = [PrivacyEvent.model_validate(event) for event in document["events"]]
-    grid = 2 ** document["mechanism"]["gridBits"]
-    for event in events:
-        if float(event.noise_multiplier) * grid < accounting.MIN_NOISE:
-            raise ValueError(
-                f"events: noise of {event.noise_multiplier} clip norms is below {accounting.MIN_NOISE:,} steps of the "
-                "grid, too small for accounting that assumes continuous noise: this ε does not hold"
-            )
+    noise = events[-1].noise_multiplier
+    if float(noise) * 2 ** document["mechanism"]["gridBits"] < accounting.MIN_NOISE:
+        raise ValueError(
+            f"events: noise of {noise} clip norms is below {accounting.MIN_NOISE:,} steps of the grid, too small for "
+            "accounting that assumes continuous noise: this ε does not hold"
+        )
     delta = accounting.job_delta(document["claim"]["delta"])
     return accounting.format_epsilon(accounting.epsilon_of_events(events, delta, document["accounting"]["accountant"]))
 

@@ -14,7 +14,7 @@ import pytest
 from dp_accounting import rdp
 
 from tensafe_api import accounting
-from tensafe_api.privacy_events import Mechanism, PrivacyEvent, charged_events
+from tensafe_api.privacy_events import EarlierSteps, Mechanism, PrivacyEvent, charged_events
 from tensafe_api.statement import (
     NOT_KNOWN,
     AggregationStatement,
@@ -119,6 +119,14 @@ def test_epsilon_of_noise_of_too_few_grid_steps_is_not_recomputed() -> None:
     document["events"][0]["noiseMultiplier"] = "0.17"
     with pytest.raises(ValueError, match=r"^events: noise of 0\.17 clip norms is below 2,830 steps of the grid"):
         recompute_epsilon(document)
+
+
+def test_earlier_event_had_a_grid_of_its_own() -> None:
+    """Its noise had enough steps there. On the coarser grid of the job that started from its adapter it would not."""
+    earlier = EarlierSteps(sample_rate="0.04", noise_multiplier="0.15", steps=3)
+    coarse = MECHANISM.model_copy(update={"grid_bits": 14, "earlier_steps": (earlier,)})
+    document = build_statement(replace(INPUTS, mechanism=coarse, events=charged_events(coarse, 1234)))
+    assert recompute_epsilon(document) == document["spent"]["epsilon"]
 
 
 def test_claim_covers_at_least_the_planned_steps() -> None:

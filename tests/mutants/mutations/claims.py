@@ -154,7 +154,7 @@ CLAIMS: tuple[Mutation, ...] = (
         "noise of too few grid steps is accounted as if it were continuous",
         (
             Edit(API + "resolve.py", "* mechanism.grid < accounting.MIN_NOISE", "* mechanism.grid < 1"),
-            Edit(API + "statement.py", "* grid < accounting.MIN_NOISE", "* grid < 1"),
+            Edit(API + "statement.py", '["gridBits"] < accounting.MIN_NOISE', '["gridBits"] < 1'),
         ),
         (
             "tests/api/test_resolve_noise.py::test_noise_of_too_few_grid_steps_is_refused",
