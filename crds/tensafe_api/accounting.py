@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Literal
@@ -124,11 +125,16 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     by_rdp = _rdp_epsilon(curves[0][0], np.asarray(total), delta)
     if accountant == "RDP" or _exceeds_pld_limits(sum(event.steps for event in charged), by_rdp):
         return by_rdp
-    kinds = _kinds(charged)
+    kinds, steps = _kinds(charged), sum(event.steps for event in charged)
     interval = _pld_interval(kinds)
-    composed = [_one_step_pld(*kind, interval).self_compose(event.steps) for kind, event in zip(kinds, charged)]
-    steps = sum(event.steps for event in charged)
-    return _pld_at(functools.reduce(PrivacyLossDistribution.compose, composed), steps, delta)
+    before: Counter[tuple[float, float]] = Counter()
+    for kind, event in zip(kinds[:-1], charged):
+        before[kind] += event.steps
+    # Those before the last one are the same for each number of steps of a job.
+    earlier = [_composed_pld(tuple(before.items()), interval)] if before else []
+    own = _one_step_pld(*kinds[-1], interval).self_compose(charged[-1].steps)
+    composed = functools.reduce(PrivacyLossDistribution.compose, earlier, own)
+    return _pld_at(composed, steps, delta)
 
 
 def pld_interval(events: Sequence[PrivacyEvent]) -> float:
@@ -300,6 +306,15 @@ def _one_step_pld(sample_rate: float, noise_multiplier: float, interval: float) 
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _composed_pld(
+    steps_of_kinds: tuple[tuple[tuple[float, float], int], ...], interval: float
+) -> PrivacyLossDistribution:
+    """The privacy losses of all steps, of which there are so many of each kind (q, σ)."""
+    composed = (_one_step_pld(*kind, interval).self_compose(steps) for kind, steps in steps_of_kinds)
+    return functools.reduce(PrivacyLossDistribution.compose, composed)
+
+
 def _kinds(events: Sequence[PrivacyEvent]) -> list[tuple[float, float]]:
     return [(float(event.sample_rate), float(event.noise_multiplier)) for event in events]
 
@@ -310,14 +325,18 @@ def _pld_interval(kinds: Iterable[tuple[float, float]]) -> float:
     A coarser one is faster, and gives a larger ε: each step adds about its square to the variance of the loss. With
     1/32 of the smallest standard deviation, ε grows by less than 1e-4 of itself. Rare, large losses get up to 60,000
     intervals. The interval must not depend on the number of steps, so that ε never falls with a further step.
+
+    With several kinds it is a power of two. While σ is sought, the distributions of the other kinds can then be reused.
     """
+    kinds = set(kinds)
     spread, largest = math.inf, 0.0
     for sample_rate, noise_multiplier in kinds:
         spread = min(spread, sample_rate * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0))))
         # dp-accounting cuts the noise at ten standard deviations.
         exponent = min((0.5 / noise_multiplier + 10.0) / noise_multiplier, 700.0)
         largest = max(largest, math.log1p(sample_rate * math.expm1(exponent)))
-    return min(max(spread / 32, largest / 60_000, _MIN_PLD_INTERVAL), _MAX_PLD_INTERVAL)
+    interval = min(max(spread / 32, largest / 60_000, _MIN_PLD_INTERVAL), _MAX_PLD_INTERVAL)
+    return max(2.0 ** math.floor(math.log2(interval)), _MIN_PLD_INTERVAL) if len(kinds) > 1 else interval
 
 
 def _pld_at(composed: PrivacyLossDistribution, steps: int, delta: float) -> float:

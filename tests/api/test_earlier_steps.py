@@ -79,3 +79,30 @@ def test_target_that_only_pld_can_keep_is_kept() -> None:
     plan, _ = plan_of({"targetEpsilon": f"{target:.4f}", "reserveSteps": 0}, earlier=[EARLIER])
     assert plan.accountant == "PLD"
     assert plan.epsilon(100) <= target + 1e-4
+
+
+def test_distributions_of_earlier_trainings_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status needs an ε for each number of charged steps. Composing 64 trainings for each would take seconds."""
+    made = []
+    mechanism = accounting.from_gaussian_mechanism
+    monkeypatch.setattr(
+        accounting, "from_gaussian_mechanism", lambda **figures: made.append(figures) or mechanism(**figures)
+    )
+    earlier = tuple(
+        PrivacyEvent(sample_rate="0.013", noise_multiplier=f"{1.7 + number / 100:.2f}", steps=20)
+        for number in range(16)
+    )
+    figures = {"sample_rate": 0.017, "noise_multiplier": 1.9, "delta": DELTA}
+    spent = [
+        accounting.epsilon(**figures, steps=steps, accountant="PLD", earlier=earlier) for steps in range(1, 101, 10)
+    ]
+    assert spent == sorted(spent)
+    assert len(made) == 16 + 1
+
+
+def test_equal_trainings_cost_as_much_as_their_steps_together() -> None:
+    split = tuple(PrivacyEvent(sample_rate="0.05", noise_multiplier="1.1", steps=steps) for steps in (60, 140))
+    own = PrivacyEvent(sample_rate="0.05", noise_multiplier="1.3", steps=40)
+    assert accounting.epsilon_of_events([*split, own], DELTA, "PLD") == pytest.approx(
+        accounting.epsilon_of_events([EVENT, own], DELTA, "PLD"), rel=1e-9
+    )
