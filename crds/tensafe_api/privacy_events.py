@@ -22,7 +22,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tensafe_api.resources.base import Block
-from tensafe_api.resources.numeric import Colluders, Positive, PositiveDecimal, Rate, Workers
+from tensafe_api.resources.numeric import (
+    Colluders,
+    NoiseMultiplier,
+    Positive,
+    PositiveDecimal,
+    Rate,
+    SampleRate,
+    Workers,
+)
 
 Adjacency = Literal["AddOrRemoveOne", "ZeroOut"]
 """Which data sets are neighbours, between which ε bounds the difference.
@@ -61,8 +69,8 @@ class FrozenModel(BaseModel):
 class EarlierSteps(Block):
     """Steps of an earlier private training. Its adapter is what this job starts from."""
 
-    sample_rate: Rate = Field(description="Probability with which each unit joined a step.")
-    noise_multiplier: PositiveDecimal = Field(description="Standard deviation of the noise divided by the clip norm.")
+    sample_rate: SampleRate = Field(description="Probability with which each unit joined a step.")
+    noise_multiplier: NoiseMultiplier = Field(description="Standard deviation of the noise divided by the clip norm.")
     steps: Positive = Field(description="Number of steps that the claim of the earlier training covers.")
 
 

@@ -347,7 +347,7 @@ optional_fields = {
     ),
     "spec.training": st.fixed_dictionaries({"epochs": decimals})
     | st.fixed_dictionaries({"steps": st.integers(1, 10**6)}),
-    "spec.privacy.noiseMultiplier": decimals,
+    "spec.privacy.noiseMultiplier": decimals.filter(lambda text: 1e-6 <= float(text) <= 1e9),
     "spec.privacy.targetDelta": st.sampled_from(["1e-14", "1e-20"]),
     "spec.privacy.reserveSteps": st.integers(0, 1000),
     "spec.storage": st.fixed_dictionaries({}, optional={"region": words, "secretName": names}),

@@ -26,6 +26,8 @@ MIN_DELTA = 1e-300
 
 MIN_SIGMA, MAX_SIGMA = 1e-3, 1e9
 """Bounds of noise multipliers. Beyond them floats have too few digits for the accountants."""
+MIN_RATE, MIN_NOISE_MULTIPLIER = 1e-12, 1e-6
+"""The smallest figures of a job: one unit of the largest data set, and less noise than any grid allows."""
 
 MAX_WORKERS = 256
 """The largest group of workers for which the graph of neighbours and the grid are tested."""
@@ -133,6 +135,28 @@ Share = Annotated[str, _decimal(_NOT_NEGATIVE, _BELOW_ONE)]
 """A decimal string from 0 to below 1."""
 Rate = Annotated[str, _decimal(_POSITIVE, _UP_TO_ONE)]
 """A decimal string above 0, up to 1."""
+SampleRate = Annotated[
+    str,
+    _decimal(
+        Rule(
+            f"double(self) >= {MIN_RATE} && double(self) <= 1.0",
+            f"must be from {MIN_RATE} to 1",
+            lambda text: MIN_RATE <= float(text) <= 1,
+        ),
+    ),
+]
+"""A decimal string from 1e-12 to 1: the probability with which a unit joins a step."""
+NoiseMultiplier = Annotated[
+    str,
+    _decimal(
+        Rule(
+            f"double(self) >= {MIN_NOISE_MULTIPLIER} && double(self) <= 1e9",
+            f"must be from {MIN_NOISE_MULTIPLIER} to 1e9",
+            lambda text: MIN_NOISE_MULTIPLIER <= float(text) <= MAX_SIGMA,
+        ),
+    ),
+]
+"""A decimal string from 1e-6 to 1e9: the standard deviation of noise in clip norms."""
 Fraction = Annotated[str, _decimal(_NOT_NEGATIVE, _UP_TO_ONE)]
 """A decimal string from 0 to 1."""
 

@@ -21,6 +21,7 @@ from tensafe_api.resources.numeric import (
     GradNorm,
     LearningRate,
     LossScale,
+    NoiseMultiplier,
     Positive,
     PositiveDecimal,
     WeightDecay,
@@ -118,10 +119,10 @@ class Privacy(Block):
     max_grad_norm: GradNorm = Field(
         "1.0", description="L2 norm to which the gradient of each unit is clipped, from 1e-6 to 1e6."
     )
-    noise_multiplier: PositiveDecimal | None = Field(
+    noise_multiplier: NoiseMultiplier | None = Field(
         None,
-        description="Standard deviation of the noise divided by maxGradNorm. Default: the smallest value that keeps "
-        "targetEpsilon over the planned and the reserved steps.",
+        description="Standard deviation of the noise divided by maxGradNorm, from 1e-6 to 1e9. Default: the smallest "
+        "value that keeps targetEpsilon over the planned and the reserved steps.",
     )
     accountant: Accountant | None = Field(
         None,
