@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,67 @@ def test_model_without_safetensors_is_read_at_once(tmp_path: Path) -> None:
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     assert deferred(source, CAUSAL) is None
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+INDEX = "model.safetensors.index.json"
+
+
+def change_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def single_file_beside_an_index(folder: Path) -> None:
+    files = WeightFiles.of(resolve_model(str(folder)))
+    assert files is not None
+    weights = {name: files.read(name) + 1 for name in files.files}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def another_file(folder: Path) -> None:
+    weights = {UP: torch.ones(32, 16)}
+    save_file(weights, folder / "model-00009-of-00009.safetensors", metadata={"format": "pt"})
+    change_index(folder, lambda names: names.update({UP: "model-00009-of-00009.safetensors"}))
+
+
+def both_names(folder: Path) -> None:
+    change_index(folder, lambda names: names.update({UP.removeprefix("model."): "other.safetensors"}))
+    save_file({UP.removeprefix("model."): torch.ones(32, 16)}, folder / "other.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        single_file_beside_an_index,
+        another_file,
+        both_names,
+        lambda folder: change_index(folder, lambda names: names.update({UP: names["lm_head.weight"]})),
+        lambda folder: change_index(folder, lambda names: names.pop(UP)),
+        lambda folder: change_index(folder, lambda names: names.update({"extra": "gone.safetensors"})),
+        lambda folder: change_index(folder, lambda names: names.update({UP: f"../{folder.name}/{names[UP]}"})),
+    ],
+    ids=["single-file-too", "another-file", "both-names", "wrong-file", "no-file", "missing-file", "outside"],
+)
+def test_files_count_as_they_do_for_transformers(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    """A worker with a part of the base must train on the same weights as one with a whole base, or leave it whole."""
+    source = llama(tmp_path, shard_size="10KB")
+    before = source.identity()
+    change(tmp_path)
+    assert source.identity() != before
+    found = deferred(source, CAUSAL)
+    if found is None:
+        return
+    whole = adapted(load_model(source, CAUSAL, init_seed=7, pad_token_id=0))
+    model = adapted(found.base)
+    with rank_of(0, 2) as sharding:
+        sharding.shard(model, CPU, found)
+        for name, part in model.named_parameters():
+            expected = whole.get_parameter(name).detach()
+            if isinstance(part, DTensor):
+                part, expected = part.to_local(), expected[: -(-len(expected) // 2)]
+            assert torch.equal(part, expected), name
 
 
 def test_rows_of_a_tensor_are_read_by_themselves(tmp_path: Path) -> None:

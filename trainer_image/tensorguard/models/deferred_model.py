@@ -95,8 +95,10 @@ def _names_in_files(model: PreTrainedModel, files: WeightFiles) -> dict[Place, s
     tied: dict[int, str] = {}
     found: dict[Place, str] = {}
     for name, place in _places(model):
-        tensor = getattr(*place)
-        for candidate in (name, name.removeprefix(f"{model.base_model_prefix}."), tied.get(id(tensor), name)):
+        tensor, bare = getattr(*place), name.removeprefix(f"{model.base_model_prefix}.")
+        if bare != name and {name, bare} <= files.files.keys():
+            return None  # transformers decides which of the two it is
+        for candidate in (name, bare, tied.get(id(tensor), name)):
             if candidate in files.files and files.shape(candidate) == tuple(tensor.shape):
                 found[place] = tied[id(tensor)] = candidate
                 break

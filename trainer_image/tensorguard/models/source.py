@@ -20,7 +20,7 @@ from huggingface_hub import hf_hub_download
 
 from tensafe_api.reasons import Reason
 
-_WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
 class ModelNotFoundError(ValueError):
@@ -42,7 +42,9 @@ class ModelSource:
         return self.revision is not None
 
     def identity(self) -> str:
-        """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over config and weights (reads them)."""
+        """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over config, weights and their index (reads
+        them).
+        """
         if self.is_hub:
             return f"commit:{self.revision}"
         folder = Path(self.location)

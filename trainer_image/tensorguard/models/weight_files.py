@@ -29,18 +29,24 @@ class WeightFiles:
 
     @classmethod
     def of(cls, source: ModelSource) -> WeightFiles | None:
-        """The safetensors files of a model, downloaded from the hub if need be; None if it has none."""
+        """The safetensors files of a model, downloaded from the hub if need be.
+
+        Returns None if it has none, or if its index is wrong: then transformers loads it as a whole, or refuses it.
+        Where a folder has both one file and an index, the file counts, as for transformers.
+        """
         folder = Path(source.location)
         if source.is_hub:
             patterns = [_INDEX, "model*.safetensors"]
             folder = Path(snapshot_download(source.location, revision=source.revision, allow_patterns=patterns))
-        if (folder / _INDEX).is_file():
-            names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-            return cls({name: folder / file for name, file in names.items()})
-        if not (folder / _SINGLE).is_file():
+        if (folder / _SINGLE).is_file():
+            return cls(dict.fromkeys(_names_in(folder / _SINGLE), folder / _SINGLE))
+        if not (folder / _INDEX).is_file():
             return None
-        with safe_open(folder / _SINGLE, framework="pt") as file:
-            return cls(dict.fromkeys(file.keys(), folder / _SINGLE))
+        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        inside = {file: _names_in(folder / file) for file in set(names.values()) if _is_file_of(folder, file)}
+        if any(name not in inside.get(file, ()) for name, file in names.items()):
+            return None
+        return cls({name: folder / file for name, file in names.items()})
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -53,3 +59,12 @@ class WeightFiles:
             part = file.get_slice(name)
             tensor: torch.Tensor = part[start:stop] if part.get_shape() else file.get_tensor(name)
             return tensor
+
+
+def _is_file_of(folder: Path, file: str) -> bool:
+    return Path(file).name == file and (folder / file).is_file()
+
+
+def _names_in(path: Path) -> frozenset[str]:
+    with safe_open(path, framework="pt") as file:
+        return frozenset(file.keys())
