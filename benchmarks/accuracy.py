@@ -31,9 +31,9 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.source import resolve_model
+from tensorguard.training.base_model import load_lora_model
 from tensorguard.training.checkpointing import FINAL
 from tensorguard.training.config import WorkerConfig
-from tensorguard.training.setup import load_lora_model
 from tensorguard.training.worker import train
 
 WORKERS = 2

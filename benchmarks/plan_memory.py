@@ -58,7 +58,7 @@ from tensorguard.data import rows as data_rows
 from tensorguard.models.memory import Device, MemoryModel
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup as training_setup
-from tensorguard.training.setup import load_lora_model
+from tensorguard.training.base_model import load_lora_model, precision_of
 from tensorguard.training.worker import train
 
 MIB = 1 << 20
@@ -150,7 +150,7 @@ def measure(name: str, micro_batch: int, device: Device) -> dict[str, int]:
         overrides = [*case.overrides, f"spec.training.microBatchSize={micro_batch}"]
         job = Job.make(Path(scratch) / "job", *overrides, rows=case.kind.rows(RECORDS), kind=case.kind)
         source = resolve_model(job.job.spec.model.name)
-        number_format = training_setup.precision_of(job.job, torch.device(device))
+        number_format = precision_of(job.job, torch.device(device))
         estimate = MemoryModel(job.job.spec, source, device, number_format).estimate(micro_batch)
         gc.collect()
         before = memory.resident_mib()

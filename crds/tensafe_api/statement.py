@@ -80,6 +80,10 @@ _BOUND = {
     "ZeroOut": "The number of units: `unit.atLeast` is that number, and it is public.",
 }
 _STARTED_FROM = "What the statement of the adapter that the job started from does not cover."
+_SAME_USERS = (
+    "The users of the earlier trainings are those of this one: two records belong to one user here if and only if they "
+    "do there. This is the word of the job's author."
+)
 _PUBLIC_EVALUATION = (
     "The evaluation data set is public: this is the word of the job's author. A set that shares a file with the data "
     "set, or most of whose records are in it, is refused; other private data are not recognised."
@@ -128,6 +132,8 @@ class StatementInputs:
     dataset_digest: str | None = None
     lineage: str | None = None
     model: Mapping[str, str] = field(default_factory=dict)
+    unit_column: str | None = None
+    """The column whose values are the users, if they are the unit."""
     started_from: Mapping[str, str] | None = None
     """Address, digests, claim and noise distance of the adapter that the training started from."""
     evaluation: str | None = None
@@ -154,6 +160,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "targetEpsilon": inputs.target_epsilon,
             "delta": delta,
             "unit": mechanism.unit,
+            **({"unitColumn": inputs.unit_column} if inputs.unit_column else {}),
             "unitDefinition": _UNIT[mechanism.unit],
             "adjacency": mechanism.adjacency,
             "adjacencyDefinition": _ADJACENCY[mechanism.adjacency],
@@ -209,6 +216,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             *_ASSUMED,
             *_ASSUMED_OF_WORKERS[inputs.place],
             *_on_evaluation(inputs.evaluation),
+            *((_SAME_USERS,) if mechanism.earlier_steps and mechanism.unit == "User" else ()),
             *inputs.aggregation.assumed,
         ],
         "notCovered": [
@@ -277,6 +285,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         "|---|---|",
         f"| job | {document['job']['name']}, uid {document['job']['uid']}, attempt {document['job']['attempt']} |",
         f"| unit | {claim['unit']} |",
+        *((f"| column of the users | {claim['unitColumn']} |",) if "unitColumn" in claim else ()),
         f"| released | {claim['released']} |",
         f"| ε claimed, of {claim['steps']} steps | {claim['epsilon']} |",
         f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again) | {spent['epsilon']} |",

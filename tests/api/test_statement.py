@@ -212,6 +212,7 @@ def test_every_input_changes_the_statement() -> None:
         "model": {"name": "other"},
         "remarks": (),
         "aggregation": AggregationStatement("", (), ()),
+        "unit_column": "patient",
         "started_from": EARLIER,
     }
     for number, name in enumerate(("protocol", "assumed", "not_covered")):
@@ -239,7 +240,7 @@ def test_unknown_facts_are_stated_as_not_known() -> None:
     [
         INPUTS,
         replace(INPUTS, model={}, lineage=None, remarks=(), mechanism=MECHANISM.model_copy(update={"unit": "Example"})),
-        replace(INPUTS, started_from=EARLIER),
+        replace(INPUTS, started_from=EARLIER, unit_column="patient"),
     ],
 )
 def test_page_shows_every_fact(inputs: StatementInputs) -> None:

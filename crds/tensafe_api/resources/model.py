@@ -111,6 +111,11 @@ class InitFrom(Block):
         "statement; if they do not, the error shows them. Every epsilon of this job counts them, as if each unit of "
         "this job were in the earlier data too."
     )
+    unit_column: OneLine | None = Field(
+        None,
+        description="Column of the user ids in the earlier data, if it has another name than dataset.unit.column. Both "
+        "must name the same people. Default: dataset.unit.column.",
+    )
 
 
 class Lora(Block):
@@ -125,7 +130,7 @@ class Lora(Block):
     variant: Literal["Standard", "FrozenA"] = Field(
         "Standard",
         description="Which factors of a layer are trained. Standard: both, A and B. FrozenA: only B; A keeps its "
-        "random initial values. Fewer parameters are trained, and only trained parameters receive noise.",
+        "initial values. Fewer parameters are trained, and only trained parameters receive noise.",
     )
     dropout: Share = Field("0.05", description="Dropout probability of the inputs of the factors.")
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
@@ -147,7 +152,7 @@ class Lora(Block):
     init_from: InitFrom | None = Field(
         None,
         description="An adapter that was trained before: training starts from its weights. It must have the same base "
-        "model and the same lora fields. Default: new factors.",
+        "model, unit, and lora fields, except variant, dropout and initSeed. Default: new factors.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

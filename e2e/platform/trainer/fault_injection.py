@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -28,6 +29,8 @@ from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.checkpoint import store
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.file import FileLedger
+from tensorguard.models import sharded_base
+from tensorguard.models.source import ModelNotFoundError
 from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.stream import SecretStream
@@ -193,6 +196,33 @@ class RaiseError:
             raise RuntimeError("raised by the test")
 
         wrap(self.point, before=at_call(self.nth, fail))
+
+
+@dataclass(frozen=True)
+class FailToLoad:
+    """Raises an error with a reason where `rank` calls a `function` of `training.setup`."""
+
+    rank: int
+    function: str
+
+    def install(self, rank: int, directory: Path) -> None:
+        if rank != self.rank:
+            return
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise ModelNotFoundError("spec.model.name: there is no folder of the test")
+
+        replace_attribute(setup, self.function, fail)
+
+
+@dataclass(frozen=True)
+class ShortTimeout:
+    """Ranks wait so many seconds for each other's part of a shared base."""
+
+    seconds: float
+
+    def install(self, rank: int, directory: Path) -> None:
+        replace_attribute(sharded_base, "TIMEOUT", timedelta(seconds=self.seconds))
 
 
 @dataclass(frozen=True)

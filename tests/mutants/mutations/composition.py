@@ -66,12 +66,34 @@ COMPOSITION: tuple[Mutation, ...] = (
         (TRAINING_TESTS + "test_noise_sampler_check.py::test_share_of_delta_pays_for_the_draws_of_earlier_trainings",),
     ),
     Mutation(
+        "a job starts from an adapter that protects other people than its users",
+        (
+            Edit(
+                TRAINER + "training/initial_adapter.py",
+                'if unit.kind == "User" and column != (init_from.unit_column or unit.column):',
+                'if unit.kind == "User" and not column:',
+            ),
+        ),
+        (_INITIAL + "::test_users_of_the_earlier_training_must_be_those_of_this_one",),
+    ),
+    Mutation(
+        "a resumed job believes a checkpoint that its ledger does not know about what it started from",
+        (
+            Edit(
+                TRAINER + "training/acquisition.py",
+                "if started_from(json.loads(files[STATEMENT_FILE])) != initial.summary:",
+                "if not started_from(json.loads(files[STATEMENT_FILE])):",
+            ),
+        ),
+        (_INITIAL + "::test_forged_checkpoint_of_the_job_does_not_change_what_it_started_from",),
+    ),
+    Mutation(
         "an earlier training counts with the steps that ran, although its end may depend on its results",
         (
             Edit(
                 TRAINER + "training/initial_adapter.py",
-                'max(steps[-1].steps, statement["claim"]["steps"])',
-                "steps[-1].steps",
+                'own["steps"] = max(own["steps"], self.claim.steps)',
+                "pass",
             ),
         ),
         (_INITIAL + "::test_adapter_of_an_unfinished_job_counts_with_all_steps_that_it_claims",),

@@ -341,7 +341,15 @@ MECHANISM: tuple[Mutation, ...] = (
     ),
     Mutation(
         "only rank 0 tests its kernels",
-        (Edit(_SET_UP, "at_once = find_bit_equal_shape(", "at_once = 1 if rank else find_bit_equal_shape("),),
+        (
+            Edit(
+                _SET_UP,
+                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device))",
+                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device) if rank == 0 else (None, "
+                "PerExampleGradients(loaded.model, trainable_parameters(loaded.model), "
+                "record_loss(loaded.task, None)), 1))",
+            ),
+        ),
         (TRAINING_TESTS + "test_inexact_kernels.py::test_inexact_kernel_on_one_rank_ends_the_attempt_on_all",),
     ),
     Mutation(
@@ -349,8 +357,10 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 _SET_UP,
-                "at_once = find_bit_equal_shape(",
-                "at_once = 1 if config.attempt > 1 else find_bit_equal_shape(",
+                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device))",
+                "on_all_ranks(lambda: _test_gradients(loaded, sharding, device) if config.attempt == 1 else (None, "
+                "PerExampleGradients(loaded.model, trainable_parameters(loaded.model), "
+                "record_loss(loaded.task, None)), 1))",
             ),
         ),
         (

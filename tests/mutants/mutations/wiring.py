@@ -68,8 +68,8 @@ WIRING: tuple[Mutation, ...] = (
         (
             Edit(
                 _SETUP,
-                "noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension, earlier_distance)",
-                "noise_remarks: tuple[str, ...] = ()",
+                "noise_remarks=_check_noise_sampler(",
+                "noise_remarks=(lambda *_: ())(",
             ),
         ),
         (TRAINING_TESTS + "test_noise_sampler_check.py::test_run_whose_sampler_is_not_precise_enough_spends_nothing",),
@@ -108,6 +108,17 @@ WIRING: tuple[Mutation, ...] = (
         "dummies not padded: a worker with fewer records runs fewer passes of a shared base",
         (Edit(TRAINER + "training/unit_gradients.py", ", at_least=passes", ""),),
         (_SHARDED + "test_rank_without_a_record_takes_part_in_all_passes",),
+    ),
+    Mutation(
+        "a failure of one rank meets the weights that the others gather",
+        (
+            Edit(
+                TRAINER + "models/sharded_base.py",
+                "group, _ = dist.new_subgroups(sharing, timeout=TIMEOUT)\n",
+                "assert sharing == dist.get_world_size()\n        group = dist.distributed_c10d._get_default_group()\n",
+            ),
+        ),
+        (_SHARDED + "test_rank_that_fails_alone_while_it_starts_leaves_no_rank_waiting",),
     ),
     Mutation(
         "workers that share a base try different numbers of records at once",

@@ -32,7 +32,7 @@ from e2e.platform.trainer.rank_harness import CAUSAL_MANIFEST, MANIFEST, Job, Jo
 from tensorguard.models.memory import Device, MemoryEstimate, MemoryModel
 from tensorguard.models.source import resolve_model
 from tensorguard.training import setup as training_setup
-from tensorguard.training.setup import load_lora_model
+from tensorguard.training.base_model import load_lora_model
 
 LENGTH = 32
 LLAMA_SIZE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -94,7 +94,7 @@ class Run:
             dataset_digest=self.digest,
             traceback_file=lambda process: "errors",
         )
-        components: Any = SimpleNamespace(job=self.made.job, plan=self.made.plan, store=self.store)
+        components: Any = SimpleNamespace(job=self.made.job, plan=self.made.plan, store=self.store, initial=None)
         ledger = FileLedger(self.directory)
         try:
             return acquire_ledger(ledger, config, components)

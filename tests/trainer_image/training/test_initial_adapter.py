@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import torch
 import yaml
 from safetensors.torch import load, save_file
 
-from e2e.platform.trainer.rank_harness import Job
+from e2e.platform.trainer.rank_harness import Job, records
 from tensafe_api.accounting import epsilon_of_events, format_epsilon, job_delta
+from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
+from tensafe_api.resolve import resolve_job
 from tensafe_api.statement import canonical_json, digest, recompute_epsilon
+from tensorguard.ledger.file import FileLedger
 from tensorguard.training.config import RUN_LOG
+from tensorguard.training.worker import Worker
 
 ALONE = ("spec.cluster.workers=1", "spec.checkpoint.everySteps=2")
 
@@ -155,6 +160,13 @@ def rewrite(folder: Path, change: Any) -> None:
     (folder / "manifest.json").write_bytes(canonical_json(listing))
 
 
+def list_outside(folder: Path) -> None:
+    """A listing that names a file outside the checkpoint."""
+    listing = json.loads((folder / "manifest.json").read_text())
+    listing["files"]["../../secret"] = {"sha256": digest(b"secret"), "size": 6}
+    (folder / "manifest.json").write_bytes(canonical_json(listing))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -164,6 +176,24 @@ def rewrite(folder: Path, change: Any) -> None:
         (another_unit, "the unit of the earlier job is User"),
         (counted_units, "the adjacency of the earlier job is ZeroOut"),
         (another_schema, "its statement has the schema other/v9"),
+        *(
+            (partial(rewrite, change=change), f"cannot be used, because of its {field}")
+            for field, change in {
+                "mechanism": lambda statement: statement.pop("mechanism"),
+                "events": lambda statement: statement.update(events=[]),
+                "events.0.steps": lambda statement: statement["events"][0].update(steps=-1),
+                "claim.steps": lambda statement: statement["claim"].pop("steps"),
+                "model": lambda statement: statement.update(model="not known"),
+                "hashes": lambda statement: statement.update(hashes=[]),
+                "mechanism.dimension": lambda statement: statement["mechanism"].update(dimension=0),
+                "mechanism.noiseDistancePerDraw": lambda statement: statement["mechanism"].update(
+                    noiseDistancePerDraw="nan"
+                ),
+                "startedFrom.noiseDistance": lambda statement: statement.update(startedFrom={"noiseDistance": "-1"}),
+            }.items()
+        ),
+        (lambda folder: shutil.rmtree(folder), "is not a checkpoint of a TenSafe job, it has no manifest.json"),
+        (lambda folder: list_outside(folder), "unreadable manifest.json"),
     ],
 )
 def test_adapter_that_does_not_fit_is_refused_before_the_ledger_is_acquired(
@@ -174,9 +204,112 @@ def test_adapter_that_does_not_fit_is_refused_before_the_ledger_is_acquired(
     change(folder)
     job = job_from(tmp_path, folder, spent(earlier))
     job.train_alone()
-    assert job.ended().reason == "InvalidManifest"
+    assert job.ended().reason in ("InvalidManifest", "CheckpointCorrupt")
     assert message in job.ended().message
     assert job.ledger().attempt == 0
+
+
+def users(column: str) -> str:
+    return f"spec.dataset.unit={{kind: User, column: {column}, atLeast: 60, maxExamplesPerUnit: 4}}"
+
+
+def test_users_of_the_earlier_training_must_be_those_of_this_one(tmp_path: Path) -> None:
+    """For a doctor, the steps that protected each patient are steps in which twenty units differ."""
+    rows = [
+        {**row, "patient": f"p{number // 2}", "doctor": f"d{number // 40}"} for number, row in enumerate(records(240))
+    ]
+    first = Job.make(tmp_path / "first", *ALONE, "spec.training.steps=2", users("patient"), rows=rows)
+    first.train_alone()
+    assert first.ended().reason == "Completed", first.ended().message
+
+    def then(name: str, *changes: str, **start: str) -> Job:
+        uri = {"uri": str(final(first)), "earlierSteps": spent(first), **start}
+        more = ("spec.training.steps=2", "spec.privacy.targetEpsilon=40", f"spec.lora.initFrom={json.dumps(uri)}")
+        job = Job.make(tmp_path / name, *ALONE, *more, *changes, rows=rows)
+        job.train_alone()
+        return job
+
+    other = then("other", users("doctor"))
+    assert other.ended().reason == "InvalidManifest" and other.ledger().attempt == 0
+    assert "those of its column patient" in other.ended().message
+    same = then("same", users("patient"))
+    assert same.ended().reason == "Completed", same.ended().message
+    statement = json.loads((final(same) / "statement.json").read_text())
+    assert statement["claim"]["unitColumn"] == "patient"
+    assert any("users of the earlier trainings are those of this one" in each for each in statement["assumed"])
+    renamed = then("renamed", users("doctor"), unitColumn="patient")  # the author's word that the two are the same
+    assert renamed.ended().reason == "Completed", renamed.ended().message
+
+
+def interrupted(tmp_path: Path, folder: Path, events: list[dict[str, Any]]) -> Job:
+    """A job of four steps that was stopped after two, with a checkpoint."""
+    job = job_from(tmp_path, folder, events, "spec.training.steps=4")
+    save = Worker._save
+
+    def save_and_stop(worker: Worker, *, final: bool = False) -> None:
+        save(worker, final=final)
+        worker._stop.request()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "_save", save_and_stop)
+        job.train_alone()
+    assert job.ended().reason == "Interrupted"
+    return job
+
+
+def test_resumed_job_needs_its_own_checkpoint_only(earlier: Job, tmp_path: Path) -> None:
+    """The earlier one may be removed: that of a job that still runs is, after some steps."""
+    folder = tmp_path / "copy" / "final"
+    shutil.copytree(final(earlier), folder)
+    job = interrupted(tmp_path, folder, spent(earlier))
+    shutil.rmtree(folder)
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    statements = [json.loads(path.read_text()) for path in (job.directory / "checkpoints").glob("*/statement.json")]
+    assert len(statements) > 1
+    assert len({json.dumps(statement["startedFrom"]) for statement in statements}) == 1
+
+
+def test_job_is_not_resumed_from_another_adapter(earlier: Job, tmp_path: Path) -> None:
+    """Its statement would name an adapter that the training did not start from."""
+    job = interrupted(tmp_path, final(earlier), spent(earlier))
+    other = tmp_path / "copy" / "final"
+    shutil.copytree(final(earlier), other)
+    manifest = dump_manifest(job.job, format="json").replace(str(final(earlier)), str(other))
+    job.job, job.plan = resolve_job(load_manifest(manifest))
+    job.train_alone()
+    assert job.ended().reason == "ConfigurationChanged"
+    assert f"this job started from {final(earlier)}" in job.ended().message
+
+
+def test_forged_checkpoint_of_the_job_does_not_change_what_it_started_from(earlier: Job, tmp_path: Path) -> None:
+    """What the job's own statements say counts only if the ledger knows the checkpoint."""
+    job = interrupted(tmp_path, final(earlier), spent(earlier))
+    newest = max((job.directory / "checkpoints").glob("step-*"))
+    forged = newest.parent / "step-000009-a9i9"
+    shutil.copytree(newest, forged)
+    rewrite(forged, lambda statement: statement["startedFrom"].update(noiseDistance="0.0"))
+    job.train_alone()
+    assert job.ended().reason in ("ConfigurationChanged", "LedgerCorrupt")
+    assert job.ledger().steps_charged == 2
+
+
+def test_job_that_was_killed_before_its_checkpoint_was_recorded_reads_the_adapter_again(
+    earlier: Job, tmp_path: Path
+) -> None:
+    job = job_from(tmp_path, final(earlier), spent(earlier), "spec.training.steps=4")
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileLedger, "record_checkpoint", fail)
+        with pytest.raises(KeyboardInterrupt):
+            job.train_alone()
+    assert job.store().names() and not job.ledger().checkpoints
+    job.train_alone(restart=True)
+    assert job.ended().reason == "Completed", job.ended().message
+    assert job.ledger().steps_charged == 6
 
 
 @pytest.mark.parametrize("key", ["steps", "noiseMultiplier", "sampleRate"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,7 +156,7 @@ class Checked:
     def uri(self, name: str) -> str:
         return f"s3://b/{name}"
 
-    def read(self, name: str = "", only: str | None = None) -> Any:
+    def read(self, name: str = "", only: Collection[str] | None = None) -> Any:
         if not name:
             return SimpleNamespace(spec=SimpleNamespace(job_uid="uid"))
         self.asked.append((name, only))
@@ -170,9 +171,9 @@ def test_every_checkpoint_is_compared_with_the_ledger() -> None:
     both: Any = Checked(9)
     check_checkpoints(both, both)
     assert both.asked == [
-        ("step-1", TRAINER_STATE),
+        ("step-1", (TRAINER_STATE,)),
         "head step-1",
-        ("step-2", TRAINER_STATE),
+        ("step-2", (TRAINER_STATE,)),
         "head step-2",
     ]
     shorter: Any = Checked(10)

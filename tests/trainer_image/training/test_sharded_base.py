@@ -9,16 +9,20 @@ import torch
 from safetensors.torch import load
 
 from e2e.platform.trainer.fault_injection import (
+    FailToLoad,
     InexactKernel,
+    Instrument,
     KeepBatchSizes,
     KeepFloatTraffic,
     KnownSecrets,
     OtherHost,
+    ShortTimeout,
     StopDuring,
 )
 from e2e.platform.trainer.rank_harness import CAUSAL, CLASSES, Job, JobKind, join, records
 from tensorguard.models.sharded_base import SHARED_PASSES_REMARK
 
+GPUS = "spec.cluster.worker={gpus: 2, cpus: 2}"
 SHORT = ("spec.training.steps=3", "spec.training.microBatchSize=2", "spec.model.sharding=Workers")
 LIMIT = 60
 """Seconds after which a rank that waits for another one counts as stuck."""
@@ -82,7 +86,7 @@ def test_sharded_base_trains_the_same_adapter(tmp_path: Path, kind: JobKind, ove
 @pytest.mark.slow
 def test_gpus_of_a_worker_share_a_base_and_run_as_many_passes_as_they_need(tmp_path: Path) -> None:
     """Two workers with two ranks each. The statement does not say that another worker learns their passes."""
-    changes = (*SHORT[:2], "spec.cluster.worker={gpus: 2, cpus: 2}")
+    changes = (*SHORT[:2], GPUS)
     sharded = Job.make(tmp_path / "sharded", *changes, kind=CAUSAL)
     assert join(sharded.start(KnownSecrets(), KeepFloatTraffic()), LIMIT) == [0] * 4, sharded.errors()
     assert sharded.ended().reason == "Completed", sharded.ended().message
@@ -99,7 +103,7 @@ def test_gpus_of_a_worker_share_a_base_and_run_as_many_passes_as_they_need(tmp_p
 
 @pytest.mark.slow
 def test_ranks_of_a_worker_on_different_machines_are_refused(tmp_path: Path) -> None:
-    job = Job.make(tmp_path / "run", *SHORT[:2], "spec.cluster.worker={gpus: 2, cpus: 2}")
+    job = Job.make(tmp_path / "run", *SHORT[:2], GPUS)
     assert join(job.start(OtherHost(rank=1)), LIMIT) == [0] * 4, job.errors()
     assert job.ended().reason == "ResourcesMissing"
     assert "on different machines" in job.ended().message
@@ -140,6 +144,28 @@ def test_kernel_that_is_inexact_on_one_rank_ends_the_attempt_on_all(tmp_path: Pa
     assert join(job.start(InexactKernel(rank=1, error=1e-6)), LIMIT) == [0, 0], job.errors()
     assert job.ended().reason == "ModelUnsupported"
     assert job.revealed() == [0, 0]
+
+
+@pytest.mark.parametrize("sharing", ["spec.model.sharding=Workers", pytest.param(GPUS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (InexactKernel(rank=1, error=0.5), "which is more than rounding"),
+        (FailToLoad(rank=1, function="resolve_model"), "there is no folder of the test"),
+        (FailToLoad(rank=1, function="find_initial_adapter"), "there is no folder of the test"),
+        (FailToLoad(rank=1, function="find_output_head"), "there is no folder of the test"),
+    ],
+    ids=["inexact-kernel", "no-model", "no-adapter", "no-output-head"],
+)
+def test_rank_that_fails_alone_while_it_starts_leaves_no_rank_waiting(
+    tmp_path: Path, sharing: str, fault: Instrument, message: str
+) -> None:
+    """Each rank says why, although the others wait for its part of the base."""
+    job = Job.make(tmp_path / "run", *SHORT[:2], sharing, kind=CAUSAL)
+    assert join(job.start(fault, ShortTimeout(5)), LIMIT) == [0] * job.workers, job.errors()
+    assert job.ended().reason in ("ModelUnsupported", "ModelUnavailable")
+    assert message in job.ended().message
+    assert job.ledger().attempt == 0
 
 
 @pytest.mark.slow

@@ -34,13 +34,16 @@ def inputs(evaluation: Any = None) -> StatementInputs:
         length="state.length",
         **{name: f"state.{name}" for name in OF_THE_LEDGER},
     )
-    spec = SimpleNamespace(evaluation=evaluation, observability=SimpleNamespace(private_metrics="Internal"))
+    dataset = SimpleNamespace(unit=SimpleNamespace(column="unit.column"))
+    spec = SimpleNamespace(
+        dataset=dataset, evaluation=evaluation, observability=SimpleNamespace(private_metrics="Internal")
+    )
     components: Any = SimpleNamespace(
         job=SimpleNamespace(spec=spec),
         dimension="dimension",
         noise=SimpleNamespace(total_variation="total variation"),
         identity="identity",
-        started_from="earlier adapter",
+        initial=SimpleNamespace(summary="earlier adapter"),
         remarks="remarks",
     )
     return statement_inputs(components, "OneMachine", AGGREGATION, state, 7, "sha256:a")
@@ -59,6 +62,7 @@ def test_every_fact_has_its_source() -> None:
         "ledger_head": "state.head",
         "ledger_length": "state.length",
         "model": "identity",
+        "unit_column": "unit.column",
         "started_from": "earlier adapter",
         "evaluation": None,
         "private_metrics": "Internal",

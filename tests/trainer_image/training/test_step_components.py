@@ -17,10 +17,11 @@ from tensorguard.models import lora
 from tensorguard.models.quantized import QuantizedLinear
 from tensorguard.models.self_test import SelfTest
 from tensorguard.models.source import resolve_model
-from tensorguard.training import setup
+from tensorguard.training import base_model, setup
+from tensorguard.training.base_model import precision_of
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import COUNTED_RECORDS_REMARK
-from tensorguard.training.setup import StepComponents, _check_length, _self_test, precision_of, set_up
+from tensorguard.training.setup import StepComponents, _check_length, _self_test, set_up
 
 CPU = torch.device("cpu")
 UNUSUAL = (
@@ -297,7 +298,8 @@ def test_model_is_loaded_and_adapted_as_the_manifest_says(tmp_path: Path, monkey
         monkeypatch.setattr(module, name, call)
 
     record(lora, "attach_lora")
-    for name in ("resolve_model", "load_model", "_check_length", "_check_vocabulary"):
+    record(base_model, "load_model")
+    for name in ("resolve_model", "_check_length", "_check_vocabulary"):
         record(setup, name)
     changes = ("spec.model.revision=abc", "spec.model.trustRemoteCode=true", "spec.lora.modulesToSave=[classifier]")
     job, _ = made(tmp_path, *changes)

@@ -48,10 +48,10 @@ class Parts:
             losses.extend([0.5] * rows)
         return (inputs["labels"][:rows] + 1).float().unsqueeze(1).expand(rows, 2).clone()
 
-    def add(self, sums: torch.Tensor, seeds: list[int]) -> None:
-        assert sums.shape == (len(seeds), 2)
+    def add(self, sums: list[torch.Tensor], seeds: list[int]) -> None:
+        assert [each.shape for each in sums] == [(2,)] * len(seeds)
         if seeds:
-            self.added.append((sums[:, 0].tolist(), seeds))
+            self.added.append(([each[0].item() for each in sums], seeds))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tensorguard.data.batches import MicroBatch
 from tensorguard.privacy.noise import MAX_TOTAL_VARIATION, DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import KeyedSeeds, SecretStream
-from tensorguard.training import worker
+from tensorguard.training import setup
 from tensorguard.training.step import PrivateStep
 from tensorguard.training.unit_gradients import ShardGradients
 from tensorguard.training.worker import Worker
@@ -64,13 +64,13 @@ class Run:
 def run_recorded(job: Job) -> Run:
     """Train with all workers of `job`, and record every one of them."""
     job.attempt += 1
-    setting_up = threading.Lock()  # transformers changes global defaults while it loads a model
-    set_up, keyed_seeds = worker.set_up, SecretStream.keyed_seeds
+    loading = threading.Lock()  # transformers changes global defaults while it loads a model
+    load, keyed_seeds = setup._load, SecretStream.keyed_seeds
     by_thread: dict[int, Recorded] = {}
 
-    def locked_set_up(*arguments: Any) -> Any:
-        with setting_up:
-            return set_up(*arguments)
+    def locked_load(*arguments: Any) -> Any:
+        with loading:
+            return load(*arguments)
 
     def equal_gradients(gradients: ShardGradients, batch: MicroBatch, _dropout: KeyedSeeds) -> torch.Tensor:
         return torch.full((len(batch.units), gradients._gradients.dimension), 1000.0)
@@ -92,7 +92,7 @@ def run_recorded(job: Job) -> Run:
         return recorded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "set_up", locked_set_up)
+        patch.setattr(setup, "_load", locked_load)
         patch.setattr(ShardGradients, "_compute", equal_gradients)
         patch.setattr(SecretStream, "keyed_seeds", recorded_seeds)
         ranks = results_of(job.workers, work)

@@ -46,6 +46,7 @@ class Start:
             store="store",
             model="model",
             private_metrics=None,
+            initial=None,
             **{name: name for name in names},
         )
         self.config: Any = SimpleNamespace(
@@ -72,9 +73,9 @@ class Start:
         assert (directory, location) == (self.directory, "location")
         return self.ledger
 
-    def _set_up(self, config: Any, rank: int, device: torch.device) -> Any:
+    def _set_up(self, config: Any, rank: int, device: torch.device, on_all_ranks: Any) -> Any:
         assert config is self.config and device == torch.device("cpu")
-        self.calls.append(("set up", rank))
+        on_all_ranks(lambda: self.calls.append(("set up", rank)) or True)
         return self.components
 
     def _acquire(self, ledger: Any, config: Any, components: Any) -> Acquisition:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +40,14 @@ class CheckpointCorrupt(CheckpointError):
     """A checkpoint's files do not match its manifest, or its manifest does not match the digest in the ledger."""
 
     reason: ClassVar[Reason] = Reason.CHECKPOINT_CORRUPT
+
+
+class CheckpointAbsent(CheckpointCorrupt):
+    """A checkpoint lacks a file. `file`: its name."""
+
+    def __init__(self, message: str, file: str) -> None:
+        super().__init__(message)
+        self.file = file
 
 
 class CheckpointConflict(CheckpointError):
@@ -109,12 +117,12 @@ class CheckpointStore:
             raise CheckpointError(f"{self.uri(name)} cannot be written: {_describe(error)}; {_FIX_WRITE}") from error
         return digest(manifest)
 
-    def read(self, name: str, expected: str | None = None, only: str | None = None) -> dict[str, bytes]:
-        """A checkpoint's files (or `only` one of them), each checked against the manifest. The manifest is checked
+    def read(self, name: str, expected: str | None = None, only: Collection[str] | None = None) -> dict[str, bytes]:
+        """A checkpoint's files (or `only` some of them), each checked against the manifest. The manifest is checked
         against the digest `expected`.
 
         Raises:
-            CheckpointCorrupt: names the file that is missing or was changed.
+            CheckpointCorrupt: names the file that was changed; `CheckpointAbsent` the one that is missing.
             CheckpointError: if the store refuses the read.
         """
         uri = self.uri(name)
@@ -125,13 +133,16 @@ class CheckpointStore:
                     f"{uri} is not the checkpoint that the ledger recorded: its manifest was changed; {_FIX_CORRUPT}"
                 )
             listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
-            files = {file: self._fetch(name, file) for file in listing if only in (None, file)}
+            if any("/" in file for file in listing):
+                raise ValueError("a file of a checkpoint is in its folder")
+            files = {file: self._fetch(name, file) for file in listing if only is None or file in only}
         except FileNotFoundError as error:
-            raise CheckpointCorrupt(f"{uri} lacks {Path(str(error.filename or error)).name}; {_FIX_CORRUPT}") from error
+            missing = Path(str(error.filename or error)).name
+            raise CheckpointAbsent(f"{uri} lacks {missing}; {_FIX_CORRUPT}", missing) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointCorrupt(f"{uri} has an unreadable {MANIFEST}; {_FIX_CORRUPT}") from error
-        if only is not None and only not in files:
-            raise CheckpointCorrupt(f"{uri} lacks {only}; {_FIX_CORRUPT}")
+        for file in sorted(set(only or ()) - files.keys()):
+            raise CheckpointAbsent(f"{uri} lacks {file}; {_FIX_CORRUPT}", file)
         for file, content in files.items():
             if digest(content) != listing[file]:
                 raise CheckpointCorrupt(f"{uri} is corrupt: {file} is not what was written; {_FIX_CORRUPT}")

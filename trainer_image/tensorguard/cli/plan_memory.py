@@ -117,7 +117,7 @@ def worker_memory(job: TenSafeTrainingJob, base_dir: Path, gpu_memory: int | Non
     from tensorguard.models.memory import MemoryModel
     from tensorguard.models.source import resolve_model
     from tensorguard.runners.preflight import with_absolute_paths
-    from tensorguard.training.setup import precision_of
+    from tensorguard.training.base_model import precision_of
 
     spec = with_absolute_paths(job, base_dir).spec
     device: Device = "cuda" if gpu_memory is not None or spec.cluster.worker.gpus else "cpu"

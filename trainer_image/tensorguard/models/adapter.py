@@ -18,6 +18,8 @@ from tensafe_api.reasons import Reason
 from tensorguard.models.lora import ADAPTER
 from tensorguard.models.source import ModelSource
 
+_FIX = "write the lora fields of the job that trained the adapter."
+
 
 class AdapterMismatchError(ValueError):
     """A checkpoint's adapter does not fit this model. The message names the first difference."""
@@ -39,14 +41,12 @@ def load_adapter_state(model: PeftModel, tensors: Mapping[str, torch.Tensor]) ->
     live = _live_state(model)
     for key in sorted(live.keys() ^ tensors.keys()):
         where = "the checkpoint" if key in live else "the model"
-        raise AdapterMismatchError(
-            f"spec.lora: the adapter's weight '{key}' is missing in {where}: resume with the same spec.lora."
-        )
+        raise AdapterMismatchError(f"spec.lora: the adapter's weight '{key}' is missing in {where}: {_FIX}")
     for key, tensor in tensors.items():
         if tensor.shape != live[key].shape or tensor.dtype != live[key].dtype:
             raise AdapterMismatchError(
                 f"spec.lora: the adapter's weight '{key}' is {tensor.dtype} {list(tensor.shape)} in the checkpoint and "
-                f"{live[key].dtype} {list(live[key].shape)} in the model: resume with the same spec.lora."
+                f"{live[key].dtype} {list(live[key].shape)} in the model: {_FIX}"
             )
     with torch.no_grad():
         for key, tensor in tensors.items():

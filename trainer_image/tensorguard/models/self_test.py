@@ -73,22 +73,42 @@ def dummy_batches(
 
 
 def self_test(
-    model: nn.Module, gradients: PerExampleGradients, clipper: GridClipper, make_dummy_batch: Callable[[int], Batch]
+    model: nn.Module,
+    gradients: PerExampleGradients,
+    clipper: GridClipper,
+    make_dummy_batch: Callable[[int], Batch],
+    first_fault: Callable[[str], str] = lambda own: own,
 ) -> SelfTest:
     """Measure, on dummy input of the run's shape, what the privacy proof assumes of the gradients.
 
-    `make_dummy_batch(seed)` returns a batch of the micro-batch's shape (see `dummy_batches`). During the test, small
-    random numbers are added to the trainable parameters (LoRA starts at B = 0, where half of all gradients are 0).
-    Afterwards the parameters have exactly their earlier values. Raises SelfTestError. Costs about six micro-batches.
+    During the test, small random numbers are added to the trainable parameters (LoRA starts at B = 0, where half of all
+    gradients are 0). Afterwards the parameters have exactly their earlier values. Costs about six micro-batches.
+
+    Args:
+        make_dummy_batch: from a seed, a batch of the micro-batch's shape (see `dummy_batches`).
+        first_fault: from a fault that was found here, or "", to the one with which the test ends. Ranks that share a
+            base model run the same passes, so a fault on one of them must end the test on all.
+
+    Raises:
+        SelfTestError: a condition does not hold.
     """
     first, other = make_dummy_batch(0), make_dummy_batch(1)
+
+    def end_with(fault: str) -> None:
+        if fault := first_fault(fault):
+            raise SelfTestError(fault)
+
     with _perturbed(gradients.parameters):
-        _check_randomness(model, gradients, first)
+        if first_fault("" if _is_repeatable(gradients, model, first) else "random"):
+            end_with(_find_randomness(model, gradients, first))
         with record_seeds(model, _seeds(first)):
             rows = gradients.compute(first, _rows(first))
-            sum_error = _sum_error(gradients, rows, gradients.summed_gradient(first))
+            sum_error, fault = _sum_error(gradients, rows, gradients.summed_gradient(first))
+        end_with(fault)
         tried = rows[:_TRIED].clone()
-        return SelfTest(sum_error, _neighbour_error(model, gradients, clipper, first, other, tried))
+        neighbour_error, fault = _neighbour_error(model, gradients, clipper, first, other, tried)
+        end_with(fault)
+        return SelfTest(sum_error, neighbour_error)
 
 
 @contextmanager
@@ -106,21 +126,24 @@ def _perturbed(parameters: list[tuple[str, nn.Parameter]]) -> Iterator[None]:
                 parameter.copy_(old)
 
 
-def _check_randomness(model: nn.Module, gradients: PerExampleGradients, batch: Batch) -> None:
-    """Raise SelfTestError, with the first module that differs, if forward passes depend on the global seed."""
+def _losses(gradients: PerExampleGradients, model: nn.Module, batch: Batch, seed: int) -> torch.Tensor:
+    with seeded(seed), torch.no_grad(), record_seeds(model, _seeds(batch)):
+        return gradients.losses(batch).nan_to_num()
 
-    def losses(seed: int) -> torch.Tensor:
-        with seeded(seed), torch.no_grad(), record_seeds(model, _seeds(batch)):
-            return gradients.losses(batch).nan_to_num()
 
-    if torch.equal(losses(1), losses(2)):
-        return
+def _is_repeatable(gradients: PerExampleGradients, model: nn.Module, batch: Batch) -> bool:
+    """Whether forward passes do not depend on the global seed."""
+    return torch.equal(_losses(gradients, model, batch, 1), _losses(gradients, model, batch, 2))
+
+
+def _find_randomness(model: nn.Module, gradients: PerExampleGradients, batch: Batch) -> str:
+    """The fault of a model whose passes depend on the global seed, with the first module that differs."""
     seen: list[dict[str, torch.Tensor]] = []
     for seed in (1, 2):
         sums: dict[str, torch.Tensor] = {}
         hooks = [module.register_forward_hook(_record_sum(sums, name)) for name, module in model.named_modules()]
         try:
-            sums["the loss"] = losses(seed)
+            sums["the loss"] = _losses(gradients, model, batch, seed)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -128,7 +151,7 @@ def _check_randomness(model: nn.Module, gradients: PerExampleGradients, batch: B
     random, again = seen
     differing = (name for name, sums in random.items() if name not in again or not torch.equal(sums, again[name]))
     name = next(differing, "the loss")
-    raise SelfTestError(
+    return (
         f"spec.model.name: '{name}' gives another result with another random seed, so a dropout of the base model is "
         "still on and couples the records of a batch: use a model whose config can switch it off."
     )
@@ -144,20 +167,22 @@ def _record_sum(sums: dict[str, torch.Tensor], name: str) -> Callable[..., None]
     return hook
 
 
-def _sum_error(gradients: PerExampleGradients, rows: torch.Tensor, ordinary: torch.Tensor) -> float:
-    """Largest relative difference, over the parameters, between the sum of the rows [m, d] and `ordinary` [d]."""
-    worst, start = 0.0, 0
+def _sum_error(gradients: PerExampleGradients, rows: torch.Tensor, ordinary: torch.Tensor) -> tuple[float, str]:
+    """Largest relative difference, over the parameters, between the sum of the rows [m, d] and `ordinary` [d]; and the
+    fault if it is too large.
+    """
+    worst, fault, start = 0.0, "", 0
     for name, parameter in gradients.parameters:
         part = slice(start, start + parameter.numel())
         start = part.stop
         error = _relative(rows[:, part].double().sum(dim=0), ordinary[part].double())
-        if not error <= _SUM_TOLERANCE:
-            raise SelfTestError(
+        if not error <= _SUM_TOLERANCE and not fault:
+            fault = (
                 f"spec.lora: the records' gradients of '{name}' add up to a sum that is off by {error:.1e}: its layer "
                 "cannot be trained record by record, remove it from spec.lora."
             )
         worst = max(worst, error)
-    return worst
+    return worst, fault
 
 
 def _neighbour_error(
@@ -167,9 +192,11 @@ def _neighbour_error(
     first: Batch,
     other: Batch,
     tried: torch.Tensor,
-) -> float:
-    """Largest relative change of `tried`, the first rows of `first`, when their slots or the other records change."""
-    rows, seeds, worst = _rows(first), _seeds(first), 0.0
+) -> tuple[float, str]:
+    """Largest relative change of `tried`, the first rows of `first`, when their slots or the other records change; and
+    the fault if it is more than rounding.
+    """
+    rows, seeds, worst, fault = _rows(first), _seeds(first), 0.0, ""
     # The scales of a quantised base are fp32 in every precision.
     limit = max(_ROUNDING.get(parameter.dtype, 0.0) for parameter in model.parameters())
     stay = max(1, min(len(tried), rows - 1))  # at least one other record is beside them
@@ -187,8 +214,8 @@ def _neighbour_error(
             everywhere = gradients.compute(copies, rows)
         for again in (*among_others[record : record + 1], *everywhere):
             error = _relative(again, row)
-            if not error <= limit:  # also true for NaN
-                raise SelfTestError(
+            if not error <= limit and not fault:  # also true for NaN
+                fault = (
                     f"spec.model.name: a record's gradient changes by {error:.1e} with its slot and the other records, "
                     "which is more than rounding: this model couples the records of a batch, choose another model."
                 )
@@ -197,7 +224,7 @@ def _neighbour_error(
         on_grid = clipper.blocks(everywhere, [record] * rows)
         if worst == 0.0 and not all(torch.equal(block, alone.expand_as(block)) for block in on_grid):
             worst = 1 / clipper.grid
-    return worst
+    return worst, fault
 
 
 def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -17,13 +17,14 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -36,6 +37,8 @@ from tensorguard.models.weight_files import WeightFiles
 # The output of a pass may be a view of its hidden states. Nothing here changes an output in place.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
+TIMEOUT = timedelta(minutes=10)
+_TEXT_BYTES = 512
 SHARED_PASSES_REMARK = (
     "The workers share the base model and run the same number of passes, so each worker learns the largest number of "
     "micro-batches that any of them has in a step."
@@ -56,10 +59,13 @@ class BaseSharding:
 
     @classmethod
     def of(cls, sharing: int, device: torch.device) -> BaseSharding:
-        """Groups of `sharing` consecutive ranks of the default process group share a base. Call on every rank."""
-        groups = dist.get_world_size() // sharing
-        mesh = init_device_mesh(device.type, (groups, sharing), mesh_dim_names=("groups", "ranks"))
-        return cls(mesh["ranks"])
+        """Groups of `sharing` consecutive ranks of the default process group share a base. Call on every rank.
+
+        Weights travel in a process group of their own. So a message of the default group, such as the failure of a
+        rank, never meets a weight. A rank that waits for one that has failed gives up after `TIMEOUT`.
+        """
+        group, _ = dist.new_subgroups(sharing, timeout=TIMEOUT)
+        return cls(DeviceMesh.from_group(group, device.type))
 
     def check_one_machine(self) -> None:
         """Check that the ranks are on one machine, or in one pod. Call on every rank.
@@ -97,6 +103,15 @@ class BaseSharding:
         start = self.mesh.get_local_rank() * rows
         local = files.read(name, start, start + len(part.to_local())).to(device, part.dtype)
         return DTensor.from_local(local, self.mesh, part.placements, shape=part.shape, stride=part.stride())
+
+    def first(self, text: str) -> str:
+        """The text of the first of the ranks that share the base whose text is not empty. Call on every rank."""
+        device = torch.device(self.mesh.device_type)
+        own = torch.tensor(list(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)), dtype=torch.uint8, device=device)
+        all_of_them = torch.empty(self.mesh.size() * _TEXT_BYTES, dtype=torch.uint8, device=device)
+        dist.all_gather_into_tensor(all_of_them, own, group=self.mesh.get_group())
+        texts = (bytes(each.tolist()).decode(errors="ignore").rstrip() for each in all_of_them.split(_TEXT_BYTES))
+        return next(filter(None, texts), "")
 
     def largest(self, *numbers: int) -> tuple[int, ...]:
         """The largest value of each number over the ranks that share the base. Call on every rank."""

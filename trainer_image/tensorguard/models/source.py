@@ -42,9 +42,7 @@ class ModelSource:
         return self.revision is not None
 
     def identity(self) -> str:
-        """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over config, weights and their index (reads
-        them).
-        """
+        """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over its config, weights and index."""
         if self.is_hub:
             return f"commit:{self.revision}"
         folder = Path(self.location)

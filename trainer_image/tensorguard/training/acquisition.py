@@ -8,15 +8,19 @@ digest of the data set is compared by the holder only: a run with changed data a
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec
-from tensorguard.ledger.contract import Ledger, LedgerState
+from tensorguard.checkpoint.layout import STATEMENT_FILE
+from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.ledger.contract import Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
+from tensorguard.training.initial_adapter import InitialAdapter, started_from
 from tensorguard.training.rollback_check import check_checkpoints, read_checked
 from tensorguard.training.setup import StepComponents
 
@@ -72,6 +76,8 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
         )
     check_checkpoints(components.store, ledger)
     newest = latest_checkpoint(components.store, state)
+    if newest is not None and components.initial is not None:
+        _check_start(components.store, newest, components.initial)
     step = newest.step if newest else 0
     _check_progress(state, config, step)
     state = ledger.acquire(attempt=config.attempt, from_step=step)
@@ -80,6 +86,17 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
     if newest is None:
         return Acquisition(state.incarnation, 0, "", "")
     return Acquisition(state.incarnation, step, checkpoint_name(newest), newest.digest)
+
+
+def _check_start(store: CheckpointStore, newest: PublishedCheckpoint, initial: InitialAdapter) -> None:
+    """Check that the training of `newest` started from the adapter that this run's statements will name."""
+    files = store.read(checkpoint_name(newest), newest.digest, only=(STATEMENT_FILE,))
+    if started_from(json.loads(files[STATEMENT_FILE])) != initial.summary:
+        raise AttemptFailed(
+            Reason.CONFIGURATION_CHANGED,
+            f"spec.lora.initFrom: the training of {newest.uri} started from an adapter with other digests: resume with "
+            "the one that it started from, or start a new job",
+        )
 
 
 def _check_progress(state: LedgerState, config: WorkerConfig, step: int) -> None:

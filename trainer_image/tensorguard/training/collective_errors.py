@@ -38,20 +38,25 @@ def run_on_all_ranks(channel: Channel, call: Callable[[], T]) -> T:
     """Run `call`, which must not return None, and return its result once it has succeeded on every rank.
 
     Raises:
-        AttemptFailed: on every rank, if it failed on any; with the failure of the lowest rank that failed.
+        AttemptFailed: on every rank, if it failed on any; with the failure of the lowest rank that failed with a reason
+            of this project. Another error may only follow from that one.
     """
     result, failure = _attempt(call)
     text = _SEPARATOR.join((failure.reason, str(failure))).encode()[:_MESSAGE_BYTES] if failure else b""
-    for rank, message in enumerate(channel.all_gather(text.ljust(_MESSAGE_BYTES, b"\0"))):
-        received = message.rstrip(b"\0").decode(errors="ignore")
-        if received:
-            reason, _, sentence = received.partition(_SEPARATOR)
-            cause = failure.__cause__ if failure is not None else None
-            raise AttemptFailed(
-                Reason(reason), sentence if channel.size == 1 else f"{sentence} (worker {rank})"
-            ) from cause
+    messages = channel.all_gather(text.ljust(_MESSAGE_BYTES, b"\0"))
+    failures = [(rank, *_parse(message)) for rank, message in enumerate(messages) if message.strip(b"\0")]
+    if failures:
+        named = (each for each in failures if each[1] is not Reason.INTERNAL_ERROR)
+        rank, reason, sentence = next(named, failures[0])
+        cause = failure.__cause__ if failure is not None else None
+        raise AttemptFailed(reason, sentence if channel.size == 1 else f"{sentence} (worker {rank})") from cause
     assert result is not None
     return result
+
+
+def _parse(message: bytes) -> tuple[Reason, str]:
+    reason, _, sentence = message.rstrip(b"\0").decode(errors="ignore").partition(_SEPARATOR)
+    return Reason(reason), sentence
 
 
 def _attempt(call: Callable[[], T]) -> tuple[T | None, AttemptFailed | None]:

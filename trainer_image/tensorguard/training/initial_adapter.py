@@ -4,6 +4,8 @@ In: the checkpoint of the earlier job. Out: its weights in this job's model, and
 it. The earlier training has spent ε, and the operator cannot read checkpoints. So the manifest repeats the earlier
 privacy events, every ε of the job counts them, and this module compares them with the statement in the checkpoint. It
 also compares the base model, the unit and the LoRA fields: weights of another model would train, and mean nothing.
+
+A resumed job has a checkpoint of its own, which names what it started from. Then the earlier one is not read again.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 from safetensors.torch import load as load_tensors
 
 from tensafe_api.privacy_events import EarlierSteps, Mechanism
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import Spec
-from tensafe_api.statement import SCHEMA, canonical_json, digest
+from tensafe_api.resources.numeric import Count, NoiseMultiplier, SampleRate
+from tensafe_api.statement import SCHEMA, digest
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE
-from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointStore
 from tensorguard.storage import filesystem_options
 from tensorguard.training.collective_errors import AttemptFailed
 
 _FIELD = "spec.lora.initFrom"
+_ROUNDING = 1.001
+"""More than the rounding of a figure with four digits."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +40,89 @@ class InitialAdapter:
     """An adapter whose statement was checked.
 
     Attributes:
-        tensors: its weights, by peft's key.
+        tensors: its weights, by peft's key; None if a checkpoint of this job has what was trained from them.
         summary: for the statement: where it is, the digests of its weights and of its statement, its claim, and
             `noise_distance`.
-        noise_distance: total variation between the noise of all earlier trainings and discrete Gaussian noise.
     """
 
-    tensors: Mapping[str, torch.Tensor]
-    summary: dict[str, str]
-    noise_distance: float
+    tensors: Mapping[str, torch.Tensor] | None
+    summary: Mapping[str, str]
+
+    @property
+    def noise_distance(self) -> float:
+        """Total variation between the noise of all earlier trainings and discrete Gaussian noise."""
+        return float(self.summary["noiseDistance"])
 
 
-def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str, str]) -> InitialAdapter | None:
+class _Part(BaseModel):
+    """A part of a statement. Other fields of it are not read."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, allow_inf_nan=False)
+
+
+class _Event(_Part):
+    sample_rate: SampleRate
+    noise_multiplier: NoiseMultiplier
+    steps: Count
+
+
+class _Claim(_Part):
+    epsilon: str
+    delta: str
+    unit: str
+    unit_column: str | None = None
+    adjacency: str
+    steps: int = Field(ge=1)
+
+
+class _Noise(_Part):
+    dimension: int = Field(ge=1)
+    workers: int = Field(ge=1)
+    noise_distance_per_draw: float = Field(ge=0)
+
+
+class _Model(_Part):
+    weights: str
+
+
+class _Hashes(_Part):
+    adapter: str
+
+
+class _StartedFrom(_Part):
+    noise_distance: float = Field(0.0, ge=0)
+
+
+class _Statement(_Part):
+    claim: _Claim
+    events: tuple[_Event, ...] = Field(min_length=1)
+    mechanism: _Noise
+    model: _Model
+    hashes: _Hashes
+    started_from: _StartedFrom = _StartedFrom()
+
+    def spent(self) -> list[EarlierSteps]:
+        """The privacy events. The last one is that of the statement's job, with the steps that its claim covers."""
+        *before, own = (event.model_dump() for event in self.events)
+        own["steps"] = max(own["steps"], self.claim.steps)
+        return [EarlierSteps.model_validate(event) for event in (*before, own)]
+
+    def noise_distance(self) -> float:
+        """The distances of all draws of the statement's job, and of the trainings before it."""
+        steps = max(self.events[-1].steps, self.claim.steps)
+        draws = self.mechanism.dimension * self.mechanism.workers * steps
+        return draws * self.mechanism.noise_distance_per_draw + self.started_from.noise_distance
+
+
+def find_initial_adapter(
+    spec: Spec, mechanism: Mechanism, identity: Mapping[str, str], own: CheckpointStore, job_uid: str
+) -> InitialAdapter | None:
     """The adapter of `spec.lora.initFrom`; None if the job starts from new factors.
 
     Args:
         mechanism: of this job, with the earlier steps that its ε counts.
         identity: name and digest of this job's base model.
+        own: the store of this job's checkpoints.
 
     Raises:
         AttemptFailed: the adapter or its statement does not fit the job; the message names what differs.
@@ -58,55 +131,90 @@ def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str
     init_from = spec.lora.init_from
     if init_from is None:
         return None
-    folder, _, name = init_from.uri.rstrip("/").rpartition("/")
-    _, options = filesystem_options(init_from.uri, spec.storage)
-    files = CheckpointStore(folder, options).read(name)
-    missing = {ADAPTER_WEIGHTS, ADAPTER_CONFIG, STATEMENT_FILE} - files.keys()
-    if missing:
-        raise _refusal(f"{init_from.uri} has no {', '.join(sorted(missing))}: choose a checkpoint of a TenSafe job")
-    statement, config = json.loads(files[STATEMENT_FILE]), json.loads(files[ADAPTER_CONFIG])
-    if statement["schema"] != SCHEMA:
-        raise _refusal(f"its statement has the schema {statement['schema']}, and this release reads {SCHEMA}")
+    for name in reversed(own.names()):
+        statement = json.loads(own.read(name, only=(STATEMENT_FILE,))[STATEMENT_FILE])
+        if statement["job"]["uid"] == job_uid:
+            summary = started_from(statement)
+            if summary["uri"] != init_from.uri:
+                raise AttemptFailed(
+                    Reason.CONFIGURATION_CHANGED,
+                    f"{_FIELD}: this job started from {summary['uri']}: resume it with that uri, or start a new job",
+                )
+            return InitialAdapter(None, summary)
+    return read_initial_adapter(spec, mechanism, identity)
+
+
+def started_from(statement: Mapping[str, Any]) -> dict[str, str]:
+    """What a statement of this job says about the adapter that it started from; empty if nothing."""
+    return dict(statement.get("startedFrom") or {})
+
+
+def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str, str]) -> InitialAdapter:
+    """Read the adapter of `spec.lora.initFrom`, which is set, and compare it with the job. Arguments and errors are
+    those of `find_initial_adapter`.
+    """
+    init_from = spec.lora.init_from
+    assert init_from is not None, "the caller has checked it"
+    files = _files_of(init_from.uri, spec)
+    statement, config = _parse(files[STATEMENT_FILE], init_from.uri), json.loads(files[ADAPTER_CONFIG])
     weights = digest(files[ADAPTER_WEIGHTS])
-    if statement["hashes"]["adapter"] != weights:
+    if statement.hashes.adapter != weights:
         raise _refusal(f"the statement in {init_from.uri} is that of another adapter: restore the checkpoint")
-    _compare("the base model", statement["model"].get("weights"), identity["weights"])
-    _compare("the unit", statement["claim"]["unit"], mechanism.unit)
-    _compare("the adjacency", statement["claim"]["adjacency"], mechanism.adjacency)
-    _compare("lora.alpha", config["lora_alpha"], spec.lora.alpha or 2 * spec.lora.rank)
-    spent = _spent(statement)
+    _compare("the base model", statement.model.weights, identity["weights"])
+    _compare("the unit", statement.claim.unit, mechanism.unit)
+    _compare("the adjacency", statement.claim.adjacency, mechanism.adjacency)
+    _compare_users(spec, statement.claim.unit_column)
+    _compare("lora.rank", config.get("r"), spec.lora.rank)
+    _compare("lora.alpha", config.get("lora_alpha"), spec.lora.alpha or 2 * spec.lora.rank)
+    spent = statement.spent()
     if spent != list(mechanism.earlier_steps):
         raise _refusal(
             f"earlierSteps must be those of the statement in {init_from.uri}: write earlierSteps: {_as_yaml(spent)}"
         )
-    distance = _noise_distance(statement, spent[-1].steps)
     summary = {
         "uri": init_from.uri,
         "adapter": weights,
-        "statement": digest(canonical_json(statement)),
-        "epsilon": statement["claim"]["epsilon"],
-        "delta": statement["claim"]["delta"],
-        "noiseDistance": f"{distance:.3e}",
+        "statement": digest(files[STATEMENT_FILE]),
+        "epsilon": statement.claim.epsilon,
+        "delta": statement.claim.delta,
+        "noiseDistance": f"{statement.noise_distance() * _ROUNDING:.3e}",
     }
-    return InitialAdapter(load_tensors(files[ADAPTER_WEIGHTS]), summary, distance)
+    return InitialAdapter(load_tensors(files[ADAPTER_WEIGHTS]), summary)
 
 
-def _spent(statement: Mapping[str, Any]) -> list[EarlierSteps]:
-    """The privacy events of a statement. The last one is that of its own job, with the steps that its claim covers."""
-    steps = [EarlierSteps.model_validate({key: event[key] for key in _KEYS}) for event in statement["events"]]
-    claimed = max(steps[-1].steps, statement["claim"]["steps"])
-    return [*steps[:-1], steps[-1].model_copy(update={"steps": claimed})]
+def _files_of(uri: str, spec: Spec) -> dict[str, bytes]:
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    _, options = filesystem_options(uri, spec.storage)
+    try:
+        return CheckpointStore(folder, options).read(name, only=(ADAPTER_WEIGHTS, ADAPTER_CONFIG, STATEMENT_FILE))
+    except CheckpointAbsent as absent:
+        raise _refusal(
+            f"{uri} is not a checkpoint of a TenSafe job, it has no {absent.file}: write the folder of a checkpoint, "
+            "such as runs/first/checkpoints/final"
+        ) from absent
 
 
-_KEYS = ("sampleRate", "noiseMultiplier", "steps")
+def _parse(content: bytes, uri: str) -> _Statement:
+    document = json.loads(content)
+    if document.get("schema") != SCHEMA:
+        raise _refusal(f"its statement has the schema {document.get('schema')}, and this release reads {SCHEMA}")
+    try:
+        return _Statement.model_validate(document)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _refusal(f"the statement in {uri} cannot be used, because of its {field}: restore it") from error
 
 
-def _noise_distance(statement: Mapping[str, Any], steps: int) -> float:
-    """The distances of all draws of a job with `steps` steps, and of the trainings before it."""
-    mechanism = statement["mechanism"]
-    draws: int = mechanism["dimension"] * mechanism["workers"] * steps
-    before = float(statement.get("startedFrom", {}).get("noiseDistance", 0))
-    return draws * float(mechanism["noiseDistancePerDraw"]) + before
+def _compare_users(spec: Spec, column: str | None) -> None:
+    """ε composes for one person only if both trainings have the same users."""
+    unit, init_from = spec.dataset.unit, spec.lora.init_from
+    assert init_from is not None, "the caller has checked it"
+    if unit.kind == "User" and column != (init_from.unit_column or unit.column):
+        raise _refusal(
+            f"the users of the earlier job are those of its column {column}, and those of this one are those of its "
+            f"column {unit.column}: if both name the same people, write unitColumn: {column}; otherwise ε would not "
+            "hold for either"
+        )
 
 
 def _as_yaml(spent: Sequence[EarlierSteps]) -> str:

@@ -74,7 +74,7 @@ def check_checkpoints(store: CheckpointStore, ledger: Ledger) -> None:
 
 def check_checkpoint(store: CheckpointStore, name: str, ledger: Ledger, uid: str) -> None:
     """Compare the ledger of the job with this `uid` with one checkpoint in `store`. Raises as `check_checkpoints`."""
-    seen = parse_trainer_state(store.read(name, only=TRAINER_STATE), store.uri(name))
+    seen = parse_trainer_state(store.read(name, only=(TRAINER_STATE,)), store.uri(name))
     if seen.job_uid != uid:
         raise CheckpointConflict(
             f"{store.uri(name)} is the checkpoint of another job; set spec.checkpoint.uri to another location"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 from tensafe_api import accounting
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, learning_rate, resolve_job
-from tensafe_api.resources.job import Spec, TenSafeTrainingJob
+from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
@@ -28,9 +28,8 @@ from tensorguard.data.rows import PixelRows, Rows, TokenRows
 from tensorguard.data.shard import Shard
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import find_bit_equal_shape
-from tensorguard.models.deferred_model import load_deferred
-from tensorguard.models.load import checkpoint_activations, load_model
-from tensorguard.models.lora import attach_lora_of, trainable_parameters
+from tensorguard.models.deferred_model import DeferredModel
+from tensorguard.models.lora import trainable_parameters
 from tensorguard.models.losses import record_loss
 from tensorguard.models.output_head import OutputHead, find_output_head
 from tensorguard.models.self_test import SelfTest, dummy_batches, self_test
@@ -42,9 +41,10 @@ from tensorguard.privacy.gradients import PerExampleGradients
 from tensorguard.privacy.noise import DiscreteGaussian
 from tensorguard.privacy.sampling import PoissonSampler
 from tensorguard.privacy.stream import SecretStream
+from tensorguard.training.base_model import load_lora_model, load_to_share
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import WorkerConfig, counted_records_remark
-from tensorguard.training.initial_adapter import read_initial_adapter
+from tensorguard.training.initial_adapter import InitialAdapter, find_initial_adapter
 from tensorguard.training.private_metrics import PrivateMetrics
 from tensorguard.training.schedule import learning_rate_schedule
 from tensorguard.training.unit_gradients import ShardGradients
@@ -68,7 +68,7 @@ class StepComponents:
         private_metrics: None unless the job keeps private metrics.
         sharding: the ranks that share one base model; None where each rank has a whole one.
         identity: name, digest and quantisation of the base model, for the statement.
-        started_from: for the statement, the adapter of `lora.initFrom` with its digests; None without one.
+        initial: the adapter of `lora.initFrom`; None without one.
         remarks: sentences that the statement must contain.
     """
 
@@ -93,7 +93,7 @@ class StepComponents:
     output_head: OutputHead | None
     sharding: BaseSharding | None
     identity: dict[str, str]
-    started_from: dict[str, str] | None
+    initial: InitialAdapter | None
     remarks: tuple[str, ...]
 
     @property
@@ -102,71 +102,74 @@ class StepComponents:
         return self.per_example_gradients.dimension
 
 
-def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepComponents:
-    """Load the model, attach LoRA, check both, and open the shard.
+T = TypeVar("T")
+OnAllRanks = Callable[[Callable[[], T]], T]
+"""Runs a function on this rank, and raises if it failed on any rank (`run_on_all_ranks`)."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What a rank has before it does anything together with the others. `deferred`: weights that are still in files."""
+
+    job: TenSafeTrainingJob
+    plan: Plan
+    source: ModelSource
+    task: Task
+    form: Rows
+    model: PeftModel
+    deferred: DeferredModel | None
+    identity: dict[str, str]
+    initial: InitialAdapter | None
+    noise: DiscreteGaussian
+    noise_remarks: tuple[str, ...]
+    shard: Shard
+    evaluation: Shard | None
+    store: CheckpointStore
+
+
+def set_up(
+    config: WorkerConfig, rank: int, device: torch.device, on_all_ranks: OnAllRanks[Any] = lambda call: call()
+) -> StepComponents:
+    """Load the model, attach LoRA, check both, and open the shard. Call on every rank.
+
+    A rank that failed alone while the others wait for it in a pass over a shared base would leave them waiting. So each
+    rank first loads by itself whatever can fail, then the ranks share the base, and then they test it together.
+
+    Args:
+        on_all_ranks: runs each of these parts.
 
     Raises:
-        Exception: whatever a component raises. Call this inside `run_on_all_ranks`, which raises it on every rank.
+        Exception: whatever a component raises, or the error of another rank.
     """
-    job = config.parse_job()
-    _, plan = resolve_job(job)
+    loaded: _Loaded = on_all_ranks(lambda: _load(config, rank, device))
+    (sharding,) = on_all_ranks(lambda: (_share_base(loaded, device),))
+    head, gradients, at_once = on_all_ranks(lambda: _test_gradients(loaded, sharding, device))
+    job, plan, shard = loaded.job, loaded.plan, loaded.shard
     spec, mechanism = job.spec, plan.mechanism
-    source = resolve_model(spec.model.name, spec.model.revision)
-    task, recipe = task_of(spec), Recipe.from_spec(spec)
-    processor = task.load_processor(source, spec.model)
-    sharding = _share_base(spec, device)
-    model = load_lora_model(job, source, task.pad_id(processor), device, sharding)
-    form = task.rows(processor, recipe, model)
-    identity = {"name": source.name, "weights": source.identity()}
-    if spec.model.quantization:
-        identity["quantization"] = spec.model.quantization
-    initial = read_initial_adapter(spec, mechanism, identity)
-    if initial is not None:
-        load_adapter_state(model, initial.tensors)
-    named = trainable_parameters(model)
-    loss_scale = parse_decimal(spec.training.loss_scale) if spec.training.loss_scale else 1.0
-    if isinstance(form, TokenRows):
-        _check_length(job, model, form.max_length)
-        _check_vocabulary(job, model, max(processor.get_vocab().values()))
-    if isinstance(form, PixelRows):
-        _check_image_size(job, model, form)
-    shortest = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)
-    head = find_output_head(task, model, shortest(0))
-    gradients = PerExampleGradients(model, named, record_loss(task, head), loss_scale)
-    at_once = find_bit_equal_shape(
-        lambda rows: _on_all_sharing(sharding, _self_test(task, form, plan, model, gradients, device, rows)),
-        rows=spec.training.micro_batch_size,
-        device=device,
-    )
-
     private_metrics = (
         PrivateMetrics(Path(config.private_directory), rank)
         if spec.observability.private_metrics == "Internal"
         else None
     )
-    noise = DiscreteGaussian(mechanism.share_sigma)
-    earlier_distance = initial.noise_distance if initial is not None else 0.0
-    noise_remarks = _check_noise_sampler(plan, noise, gradients.dimension, earlier_distance)
     stream = SecretStream()
-    shard = Shard.open(Path(config.shards[rank]))
-    parameters = [parameter for _, parameter in named]
+    parameters = [parameter for _, parameter in gradients.parameters]
     rate = parse_decimal(learning_rate(spec))
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=parse_decimal(spec.training.weight_decay))
     return StepComponents(
         job=job,
         plan=plan,
-        source=source,
-        model=model,
+        source=loaded.source,
+        model=loaded.model,
         parameters=parameters,
         per_example_gradients=gradients,
         records_at_once=at_once,
         unit_gradients=ShardGradients(
             shard,
-            model,
+            loaded.model,
             gradients,
             stream.derive("seeds"),
             micro_batch_size=at_once,
-            form=form,
+            form=loaded.form,
             device=device,
             sharding=sharding,
             keep_losses=private_metrics is not None,
@@ -175,80 +178,107 @@ def set_up(config: WorkerConfig, rank: int, device: torch.device) -> StepCompone
             gradients.dimension, mechanism.grid, float(mechanism.clip), device, keep_norms=private_metrics is not None
         ),
         sampler=PoissonSampler(len(shard), mechanism.sample_rate, stream.derive("sampling")),
-        noise=noise,
+        noise=loaded.noise,
         noise_stream=stream.derive("noise"),
         optimizer=optimizer,
         learning_rate=learning_rate_schedule(rate, spec.training.schedule, plan.steps, plan.warmup_steps),
-        store=CheckpointStore.for_job(job, config.mounts),
-        evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
+        store=loaded.store,
+        evaluation=loaded.evaluation,
         private_metrics=private_metrics,
-        form=form,
+        form=loaded.form,
         output_head=head,
         sharding=sharding,
-        identity=identity,
-        started_from=initial.summary if initial else None,
+        identity=loaded.identity,
+        initial=loaded.initial,
         remarks=(
-            *noise_remarks,
+            *loaded.noise_remarks,
             *counted_records_remark(mechanism, spec.dataset.unit.at_least),
             *((SHARED_PASSES_REMARK,) if sharding and spec.model.sharding == "Workers" else ()),
         ),
     )
 
 
-def _share_base(spec: Spec, device: torch.device) -> BaseSharding | None:
-    """The ranks with which this rank shares the base model; None where it has a whole one. Call on every rank."""
+def _load(config: WorkerConfig, rank: int, device: torch.device) -> _Loaded:
+    """Load the model, its adapter and the shard, without a collective."""
+    job = config.parse_job()
+    _, plan = resolve_job(job)
+    spec, mechanism = job.spec, plan.mechanism
+    source = resolve_model(spec.model.name, spec.model.revision)
+    task, recipe = task_of(spec), Recipe.from_spec(spec)
+    processor = task.load_processor(source, spec.model)
+    pad_id = task.pad_id(processor)
+    model, deferred = (
+        (load_lora_model(job, source, pad_id, device), None)
+        if spec.ranks_per_base == 1
+        else load_to_share(job, source, pad_id, device)
+    )
+    form = task.rows(processor, recipe, model)
+    identity = {"name": source.name, "weights": source.identity()}
+    if spec.model.quantization:
+        identity["quantization"] = spec.model.quantization
+    store = CheckpointStore.for_job(job, config.mounts)
+    initial = find_initial_adapter(spec, mechanism, identity, store, config.job_uid)
+    if initial is not None and initial.tensors is not None:
+        load_adapter_state(model, initial.tensors)
+    if isinstance(form, TokenRows):
+        _check_length(job, model, form.max_length)
+        _check_vocabulary(job, model, max(processor.get_vocab().values()))
+    if isinstance(form, PixelRows):
+        _check_image_size(job, model, form)
+    noise = DiscreteGaussian(mechanism.share_sigma)
+    dimension = sum(parameter.numel() for _, parameter in trainable_parameters(model))
+    return _Loaded(
+        job=job,
+        plan=plan,
+        source=source,
+        task=task,
+        form=form,
+        model=model,
+        deferred=deferred,
+        identity=identity,
+        initial=initial,
+        noise=noise,
+        noise_remarks=_check_noise_sampler(
+            plan, noise, dimension, initial.noise_distance if initial is not None else 0.0
+        ),
+        shard=Shard.open(Path(config.shards[rank])),
+        evaluation=Shard.open(Path(config.evaluation)) if config.evaluation else None,
+        store=store,
+    )
+
+
+def _share_base(loaded: _Loaded, device: torch.device) -> BaseSharding | None:
+    """Share the base model with other ranks; None where this rank keeps a whole one. Call on every rank."""
+    spec = loaded.job.spec
     if spec.ranks_per_base == 1:
         return None
     sharding = BaseSharding.of(spec.ranks_per_base, device)
     if spec.model.sharding != "Workers":
         sharding.check_one_machine()
+    sharding.shard(loaded.model, device, loaded.deferred)
     return sharding
 
 
-def load_lora_model(
-    job: TenSafeTrainingJob,
-    source: ModelSource,
-    pad_id: int | None,
-    device: torch.device,
-    sharding: BaseSharding | None = None,
-) -> PeftModel:
-    """The job's base model with its LoRA factors, in training mode.
+def _test_gradients(
+    loaded: _Loaded, sharding: BaseSharding | None, device: torch.device
+) -> tuple[OutputHead | None, PerExampleGradients, int]:
+    """The output head, the gradients of records, and how many records at once are bit-equal. Call on every rank.
 
-    It is the same on every rank and in every attempt: its random numbers come from `spec.lora.initSeed`. With
-    `sharding`, this rank holds its part of the base.
+    Ranks that share a base run the same passes, and a fault on one of them ends the test on all.
     """
-    spec, lora, deferred = job.spec, job.spec.lora, None
-    settings: dict[str, Any] = {
-        "modules_to_save": lora.modules_to_save,
-        "precision": precision_of(job, device),
-        "pad_token_id": pad_id,
-    }
-    if sharding and not (spec.model.trust_remote_code or spec.model.quantization):
-        deferred = load_deferred(source, task_of(spec), **settings)
-    base = (
-        deferred.base
-        if deferred
-        else load_model(
-            source,
-            task_of(spec),
-            init_seed=lora.init_seed,
-            device="cpu" if sharding else device,
-            trust_remote_code=spec.model.trust_remote_code,
-            quantization=spec.model.quantization,
-            **settings,
-        )
+    task, form, model, training = loaded.task, loaded.form, loaded.model, loaded.job.spec.training
+    loss_scale = parse_decimal(training.loss_scale) if training.loss_scale else 1.0
+    shortest = dummy_batches(task, form, rows=1, length=min(form.lengths), device=device)
+    head = find_output_head(task, model, shortest(0))
+    gradients = PerExampleGradients(model, trainable_parameters(model), record_loss(task, head), loss_scale)
+    at_once = find_bit_equal_shape(
+        lambda rows: _on_all_sharing(
+            sharding, _self_test(task, form, loaded.plan, model, gradients, device, rows, sharding)
+        ),
+        rows=training.micro_batch_size,
+        device=device,
     )
-    model = attach_lora_of(lora, base)
-    if spec.training.gradient_checkpointing:
-        checkpoint_activations(base.model)
-    if sharding:
-        sharding.shard(model, device, deferred)
-    return model
-
-
-def precision_of(job: TenSafeTrainingJob, device: torch.device) -> str:
-    """The precision of the base weights: that of the manifest, else bf16 on a GPU and fp32 on a CPU."""
-    return job.spec.training.precision or ("bf16" if device.type == "cuda" else "fp32")
+    return head, gradients, at_once
 
 
 def _self_test(
@@ -259,11 +289,15 @@ def _self_test(
     gradients: PerExampleGradients,
     device: torch.device,
     rows: int,
+    sharding: BaseSharding | None = None,
 ) -> SelfTest:
     """The largest errors of the self-test, over dummy micro-batches of `rows` records of every length in the run."""
     clipper = GridClipper(gradients.dimension, plan.mechanism.grid, float(plan.mechanism.clip), device)
+    first_fault = {} if sharding is None else {"first_fault": sharding.first}
     reports = [
-        self_test(model, gradients, clipper, dummy_batches(task, form, rows=rows, length=length, device=device))
+        self_test(
+            model, gradients, clipper, dummy_batches(task, form, rows=rows, length=length, device=device), **first_fault
+        )
         for length in form.lengths
     ]
     return SelfTest(

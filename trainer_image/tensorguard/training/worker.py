@@ -12,6 +12,7 @@ The module needs no Ray: `runners.worker_group` calls it under Ray Train, tests 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from functools import partial
@@ -21,12 +22,14 @@ import torch
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import Outcome
 from tensafe_api.resources.status import Progress
+from tensafe_api.statement import canonical_json
 from tensafe_api.status_fold import evaluation_result, progress_at
 from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session, number_bytes
 from tensorguard.ledger.backends import SuspendFlag, open_ledger
+from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
@@ -35,6 +38,7 @@ from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_chec
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, WorkerConfig, append_traceback
 from tensorguard.training.evaluation import evaluate_on_all_ranks
+from tensorguard.training.initial_adapter import read_initial_adapter
 from tensorguard.training.run_log import (
     Ended,
     Evaluated,
@@ -102,8 +106,9 @@ class Worker:
         """Set up the components, acquire the ledger, restore the newest checkpoint, and prepare the aggregation."""
         check_all_reduce_wraps(self._channel)
         rank = self._channel.rank
-        components = run_on_all_ranks(self._channel, lambda: set_up(self.config, rank, self._device))
+        components = set_up(self.config, rank, self._device, partial(run_on_all_ranks, self._channel))
         self.components = components
+        self._check_same_start()
         self._log_records_at_once()
         acquisition = run_on_all_ranks(self._channel, self._acquire)
         acquisition = Acquisition.unpack(self._channel.all_gather(acquisition.pack())[0])
@@ -189,6 +194,16 @@ class Worker:
         if self._log is not None:
             self._log.close()
 
+    def _check_same_start(self) -> None:
+        """Check that the workers start from one adapter. Each has read it by itself, and it may have been replaced."""
+        initial = self.components.initial
+        own = hashlib.sha256(canonical_json(initial.summary if initial else {})).digest()
+        if set(self._channel.all_gather(own)) != {own}:
+            raise AttemptFailed(
+                Reason.CONFIGURATION_CHANGED,
+                "spec.lora.initFrom: the workers read different adapters: change no checkpoint while a job starts",
+            )
+
     def _log_records_at_once(self) -> None:
         """Log that workers compute fewer records at once than the manifest asks for, since it makes steps slower."""
         messages = self._channel.all_gather(number_bytes(self.components.records_at_once))
@@ -208,9 +223,15 @@ class Worker:
 
     def _restore(self, acquisition: Acquisition) -> bool:
         """Restore the checkpoint on this rank. Returns True, since `run_on_all_ranks` needs a result."""
-        store, model, optimizer = self.components.store, self.components.model, self.components.optimizer
+        components = self.components
+        store, model, optimizer = components.store, components.model, components.optimizer
         if acquisition.checkpoint:
             restore_checkpoint(store, acquisition.checkpoint, acquisition.digest, model, optimizer)
+        elif components.initial is not None and components.initial.tensors is None:
+            # The ledger records no checkpoint, so the one of this job that exists is not complete.
+            mechanism = components.plan.mechanism
+            components.initial = read_initial_adapter(components.job.spec, mechanism, components.identity)
+            load_adapter_state(model, components.initial.tensors or {})
         return True
 
     def _keep_private_metrics(self, step: int) -> None:
