@@ -1,6 +1,6 @@
 """Chooses the accountant of a job, and σ with it.
 
-PLD needs 5 to 11 % less noise than RDP for the same ε, so a job that names no accountant gets PLD. Outside PLD's limits
+PLD needs 5 to 12 % less noise than RDP for the same ε, so a job that names no accountant gets PLD. Outside PLD's limits
 it gets RDP. The choice depends on public figures only. A ledger keeps the accountant that it was created with.
 """
 
@@ -13,12 +13,6 @@ from tensafe_api.privacy_events import PrivacyEvent
 MAX_PLD_STEPS, MIN_PLD_SIGMA, MAX_PLD_EPSILON = 20_000, 0.3, 20
 """A ledger may be charged ten times its steps, which is still within `accounting.PLD_STEPS_LIMIT`. The smaller σ is,
 the more time and memory the distribution of a step takes."""
-
-_RANGE = (
-    f"PLD is for up to {MAX_PLD_STEPS} steps, a target of up to {MAX_PLD_EPSILON} and a noise multiplier of at least "
-    f"{MIN_PLD_SIGMA}"
-)
-_ROUNDING = f"PLD needs a delta of at least {accounting.MIN_PLD_DELTA:g}, since the rounding of its FFT matters below"
 
 
 class PLDLimitError(ValueError):
@@ -62,19 +56,26 @@ def choose(
         )
 
     if asked != "RDP":
-        exceeded = _exceeded_limit(steps, target_epsilon, delta)
+        sigma = None
+        exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta)
         if not exceeded:
             sigma = sigma_by("PLD")
-            if float(sigma) >= MIN_PLD_SIGMA:
-                return "PLD", sigma
-            exceeded = _RANGE
+            exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, noise_multiplier=sigma)
+        if sigma is not None and not exceeded:
+            return "PLD", sigma
         if asked == "PLD":
             raise PLDLimitError(exceeded)
     return "RDP", sigma_by("RDP")
 
 
-def _exceeded_limit(steps: int, target_epsilon: float, delta: float) -> str:
-    """The limit of PLD that these figures exceed; empty if none."""
+def limit_of_pld(*, steps: int, target_epsilon: float, delta: float, noise_multiplier: str | None = None) -> str:
+    """The limit of PLD that these figures exceed, as a sentence with the figure; empty if none."""
     if accounting.is_too_small_for_pld(delta):
-        return _ROUNDING
-    return _RANGE if steps > MAX_PLD_STEPS or target_epsilon > MAX_PLD_EPSILON else ""
+        return f"PLD needs a delta of at least {accounting.MIN_PLD_DELTA:g}, since its rounding errors matter below"
+    if steps > MAX_PLD_STEPS:
+        return f"PLD is for up to {MAX_PLD_STEPS:,} steps, and this job may be charged {steps:,}"
+    if target_epsilon > MAX_PLD_EPSILON:
+        return f"PLD is for a target of up to {MAX_PLD_EPSILON}, and this one is {target_epsilon:g}"
+    if noise_multiplier is not None and float(noise_multiplier) < MIN_PLD_SIGMA:
+        return f"PLD needs a noise multiplier of at least {MIN_PLD_SIGMA}, and this job's would be {noise_multiplier}"
+    return ""
