@@ -66,7 +66,8 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
     try:
         job = TenSafeTrainingJob.model_validate(sound, by_alias=True, by_name=False)
     except ValidationError as error:
-        details = [detail for detail in error.errors(include_url=False) if detail["type"] != RULE_ERROR]
+        found = error.errors(include_url=False)
+        details = [each for each in found if each["type"] != RULE_ERROR and not _follows_from_an_entry(each, found)]
         wrong = frozenset(detail["loc"] for detail in details if detail["type"] != _UNKNOWN)
         broken = list(_broken_rules(TenSafeTrainingJob, sound, (), wrong))
         reported = details[:MAX_PROBLEMS]
@@ -77,6 +78,13 @@ def parse_job(data: Mapping[str, Any]) -> TenSafeTrainingJob:
     if missing := _missing_type(sound):
         raise ManifestError(missing)
     return job
+
+
+def _follows_from_an_entry(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
+    """Whether a list counts as too short only because an entry of it is wrong."""
+    at = detail["loc"]
+    inside = (each["loc"] for each in details if len(each["loc"]) > len(at))
+    return detail["type"] == "too_short" and any(location[: len(at)] == at for location in inside)
 
 
 def without_nulls(value: Any) -> Any:
@@ -204,6 +212,8 @@ def _sentence(detail: ErrorDetails) -> str:
             return f"must be at most {context['le']}, not {_shown(value)}"
         case "too_long":
             return f"has too many entries: write at most {context['max_length']}"
+        case "too_short":
+            return f"has too few entries: write at least {context['min_length']}"
         case "string_too_long":
             return f"is too long: write at most {context['max_length']} characters"
         case "string_too_short":

@@ -19,7 +19,7 @@ FACTORS = (0.25, 0.5, 1, 2, 4, 8)
 """The batches of the choices, as multiples of the job's own."""
 MIN_STEPS = 10
 """Pairs with fewer steps are left out."""
-STEPS_TO_LEARN = 20
+STEPS_TO_LEARN = 30
 """`proposed` returns no pair with fewer steps, in which the weights could move too little."""
 
 

@@ -64,8 +64,9 @@ def test_job_without_a_valid_plan_is_refused(job: Job) -> None:
         next(choices(job({"spec.training": {"steps": 40, "expectedBatchSize": 5001}})))
 
 
-def test_proposal_has_the_least_noise_of_those_with_enough_steps(found: list[Choice]) -> None:
-    best = proposed(found)
-    assert best is not None and best.plan.steps == 20
-    assert proposed(found[:3]) is None
-    assert proposed([found[2], found[4]]) is None  # the job's own, and one of ten steps
+def test_proposal_has_the_least_noise_of_those_with_enough_steps(job: Job, found: list[Choice]) -> None:
+    assert proposed(found) is None  # 40 steps are the job's own, and 20 are too few
+    longer = list(choices(job({**OWN, "spec.training": {"steps": 60, "expectedBatchSize": 256}})))
+    best = proposed(longer)
+    assert best is not None and best.plan.steps == 30
+    assert proposed(longer[:3]) is None

@@ -45,7 +45,7 @@ def test_table_compares_pairs_with_the_manifest(write_manifest: Write, capsys: p
     assert "about 10,240 example gradients (2.56 epochs) and keeps ε = 8" in shown.out
 
 
-@pytest.mark.parametrize("length", [{"steps": 40}, {"epochs": "2.56"}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("length", [{"steps": 80}, {"epochs": "5.12"}], ids=["steps", "epochs"])
 def test_proposed_command_is_valid(
     write_manifest: Write, capsys: pytest.CaptureFixture[str], length: dict[str, Any]
 ) -> None:
@@ -55,7 +55,7 @@ def test_proposed_command_is_valid(
     assert command[:2] == ["tensafe", "run"]
     assert main(["plan", *command[2:], "-o", "json"]) == 0
     own = next(each for each in json.loads(capsys.readouterr().out)["choices"] if each["own"])
-    assert (own["steps"], own["expectedBatchSize"]) == (20, 512)
+    assert (own["steps"], own["expectedBatchSize"]) == (40, 512)
     assert own["epsilon"] <= 4
 
 

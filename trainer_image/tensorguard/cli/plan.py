@@ -35,7 +35,7 @@ examples:
                                                       for a script
 
 Every pair computes about the same number of example gradients, and keeps the same ε. A larger batch has less noise
-beside the same movement of the weights, until there are too few steps to learn. The best learning rate differs: try it
+relative to what the weights can learn, until there are too few steps. The best learning rate differs: try it
 on public data.
 
 The memory is that of the longest records. Of the model, only the config and the tokenizer are read, from the hub if
@@ -144,7 +144,7 @@ def _print(found: Sequence[Choice]) -> None:
 
     own = next(choice for choice in found if choice.own)
     print_table(
-        ("steps", "batch", "noise multiplier σ", "noise of a step", "noise of the same movement", ""),
+        ("steps", "batch", "noise multiplier σ", "noise of a step", "relative noise", ""),
         [
             (
                 f"{choice.plan.steps:,}",
@@ -161,8 +161,8 @@ def _print(found: Sequence[Choice]) -> None:
     print(
         f"\nEach row computes about {own.plan.steps * own.batch:,} example gradients ({epochs:.3g} epochs) and keeps "
         f"ε = {own.plan.target_epsilon:g}, δ = {own.plan.delta} ({own.plan.accountant}).\n"
-        "Noise of a step: σ / batch, in clip norms. Noise of the same movement: σ / (batch × √steps), compared with "
-        "that of the manifest."
+        "Noise of a step: σ / batch, in clip norms. Relative noise: σ / (batch × √steps), 1 for the manifest; "
+        "lower is better, until there are too few steps to learn."
     )
 
 
@@ -184,7 +184,7 @@ def _draw(found: Sequence[Choice], name: str, path: Path) -> None:
     panel.set_ylim(0, max(noise) * 1.25)
     panel.margins(x=0.1)
     panel.set_xlabel("expected batch")
-    panel.set_ylabel("noise of the same movement")
+    panel.set_ylabel("relative noise")
     panel.set_title(
         f"{name}: {own.plan.steps * own.batch:,} example gradients, ε = {own.plan.target_epsilon:g}",
         loc="left",
