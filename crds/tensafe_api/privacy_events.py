@@ -114,6 +114,11 @@ class Mechanism(Block):
         return earlier_events(self.earlier_steps)
 
     @property
+    def steps_before(self) -> int:
+        """The number of steps of the earlier trainings, which every ε counts."""
+        return sum(earlier.steps for earlier in self.earlier_steps)
+
+    @property
     def grid(self) -> int:
         """S = 2^k: grid steps in one clip norm."""
         return 1 << self.grid_bits
@@ -150,6 +155,15 @@ def charged_events(mechanism: Mechanism, steps: int) -> tuple[PrivacyEvent, ...]
 def earlier_events(earlier: Iterable[EarlierSteps]) -> tuple[PrivacyEvent, ...]:
     """The privacy events of earlier trainings."""
     return tuple(PrivacyEvent(**each.model_dump(by_alias=False)) for each in earlier)
+
+
+def earlier_steps_yaml(steps: Iterable[EarlierSteps]) -> str:
+    """`spec.lora.initFrom.earlierSteps`, as it is written in a manifest."""
+    entries = (
+        f'{{sampleRate: "{each.sample_rate}", noiseMultiplier: "{each.noise_multiplier}", steps: {each.steps}}}'
+        for each in steps
+    )
+    return f"[{', '.join(entries)}]"
 
 
 def round_up(value: Decimal | float, digits: int) -> str:

@@ -240,7 +240,7 @@ def _started_from(adapter: Mapping[str, str]) -> str:
 
 def _and_earlier(mechanism: Mechanism) -> str:
     """What the claim covers beside the steps of this job."""
-    steps = sum(earlier.steps for earlier in mechanism.earlier_steps)
+    steps = mechanism.steps_before
     return f", and {steps} steps of the trainings of the adapter that it started from" if steps else ""
 
 
@@ -275,6 +275,8 @@ def render_markdown(document: Mapping[str, Any]) -> str:
     """The statement as a Markdown page."""
     claim, spent, mechanism = document["claim"], document["spent"], document["mechanism"]
     outsider = document["againstOutsider"]
+    before = sum(event["steps"] for event in document["events"][:-1])
+    earlier = f" and {before} earlier ones" if before else ""
     lines = [
         f"# Privacy statement of {document['job']['name']}, step {document['job']['step']}",
         "",
@@ -287,10 +289,11 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| unit | {claim['unit']} |",
         *((f"| column of the users | {claim['unitColumn']} |",) if "unitColumn" in claim else ()),
         f"| released | {claim['released']} |",
-        f"| ε claimed, of {claim['steps']} steps | {claim['epsilon']} |",
-        f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again) | {spent['epsilon']} |",
+        f"| ε claimed, of {claim['steps']} steps{earlier} | {claim['epsilon']} |",
+        f"| ε spent, of {spent['stepsCharged']} steps ({spent['stepsRecharged']} charged again){earlier} "
+        f"| {spent['epsilon']} |",
         f"| planned steps | {spent['stepsPlanned']} |",
-        f"| ε against an adversary who holds no worker's share of the noise, of {outsider['steps']} steps "
+        f"| ε against an adversary who holds no worker's share of the noise, of {outsider['steps']} steps{earlier} "
         f"| {outsider['epsilon']} |",
         f"| δ | {claim['delta']} |",
         f"| sampling rate q | {mechanism['sampleRate']} |",

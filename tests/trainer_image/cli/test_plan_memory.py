@@ -97,7 +97,7 @@ def test_gpu_that_is_too_small_is_a_failure(
     assert main(["plan", write_manifest(**llama), "--gpu-memory", "512Mi"]) == 1
     shown = capsys.readouterr()
     assert shown.out.rstrip().endswith("Does not fit on a GPU with 512 MiB.")
-    assert shown.err.startswith("warning: spec.training.microBatchSize: 512 MiB of a GPU is less than the ")
+    assert shown.err.startswith("warning: --gpu-memory: 512 MiB is less than the ")
     assert shown.err.endswith("that a worker needs: choose a smaller model or a GPU with more memory\n")
 
 

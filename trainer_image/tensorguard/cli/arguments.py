@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -76,9 +77,11 @@ def whole_number(text: str) -> int:
 
 
 def memory_size(text: str) -> int:
-    """A type for argparse: bytes above 0, written as a Kubernetes quantity."""
+    """A type for argparse: bytes above 0, written as a Kubernetes quantity or as 80GB."""
+    if re.fullmatch(r"[0-9.]+", text):
+        raise argparse.ArgumentTypeError(f'"{text}" has no unit: write {text}Gi or {text}G')
     try:
-        value = int(parse_quantity(text))
+        value = int(parse_quantity(text.removesuffix("B")))
     except ValueError:
         raise argparse.ArgumentTypeError(f'"{text}" is not a size: write it as 24Gi or 80G') from None
     if value <= 0:

@@ -63,6 +63,11 @@ def local_warnings(loaded: LoadedJob) -> Iterator[str]:
                 f"spec.privacy.noiseMultiplier: with σ = {sigma} the budget of ε = {target} ends after {within:,} of "
                 f"the {plan.steps:,} planned steps: leave it out to calibrate it, or raise spec.privacy.targetEpsilon"
             )
+    if loaded.job.spec.model.sharding == "Worker" and loaded.job.spec.ranks_per_base == 1:
+        yield (
+            "spec.model.sharding: Worker has no effect, since no worker has more than one GPU: write "
+            "spec.cluster.worker.gpus above 1, or Workers, or remove it"
+        )
     unused = list(_unused_locally(loaded.job))
     if unused:
         yield f"{', '.join(unused)}: no effect in a local run"

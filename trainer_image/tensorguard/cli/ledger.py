@@ -159,23 +159,24 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
     from tensorguard.cli.tables import print_facts, print_table
 
     spec = state.spec
+    before = spec.mechanism.steps_before
     outcome = state.outcome or "none yet: the job is running, or was interrupted"
     print_facts(
         [
             (
                 "ε spent",
                 format_epsilon(figures["epsilonSpent"]),
-                f"of {steps_text(state.steps_charged, 'charged')}; target {spec.target_epsilon}",
+                f"of {steps_text(state.steps_charged, 'charged', before)}; target {spec.target_epsilon}",
             ),
             (
                 "ε claimed",
                 format_epsilon(figures["epsilonClaimed"]),
-                f"of {steps_text(figures['stepsClaimed'])} to sign off",
+                f"of {steps_text(figures['stepsClaimed'], before=before)} to sign off",
             ),
             (
                 "ε against an outsider",
                 format_epsilon(figures["epsilonAgainstOutsider"]),
-                f"of {steps_text(figures['stepsClaimed'])}, against an adversary who is not a worker",
+                f"of {steps_text(figures['stepsClaimed'], before=before)}, against an adversary who is not a worker",
             ),
             ("δ", spec.delta, ""),
             ("unit", spec.mechanism.unit, ADJACENCY_TEXT[spec.mechanism.adjacency]),

@@ -93,7 +93,7 @@ class WorkerMemory:
         if self.fits is False and self.available is not None:
             where = f"spec.cluster.worker.memory: {worker.memory}"
             if self.device == "cuda":
-                where = f"spec.training.microBatchSize: {size_text(self.available)} of a GPU"
+                where = f"--gpu-memory: {size_text(self.available)}"
             fix = ", or ".join(self.remedies)
             yield f"{where} is less than the {size_text(self.needed)} that a worker needs: {fix}"
         if self.device == "cuda" and parse_quantity(worker.memory) < self.host:

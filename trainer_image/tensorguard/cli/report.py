@@ -131,9 +131,10 @@ def _draw_spending(panel: Axes, history: History, plan: Plan) -> None:
         color=LIMIT,
         fontsize=9,
     )
-    figures = [f"ε {format_epsilon(epsilon)} spent, of {steps_text(history.charged, 'charged')}"]
+    before = plan.mechanism.steps_before
+    figures = [f"ε {format_epsilon(epsilon)} spent, of {steps_text(history.charged, 'charged', before)}"]
     if (claimed := plan.claimed_steps(history.charged)) > history.charged:
-        figures.append(f"ε {format_epsilon(plan.epsilon(claimed))} claimed, of {steps_text(claimed)}")
+        figures.append(f"ε {format_epsilon(plan.epsilon(claimed))} claimed, of {steps_text(claimed, before=before)}")
     # The curve is above its chord, so this corner is free.
     panel.annotate("\n".join(figures), (1, 0), (-8, 10), xycoords="axes fraction", color=PRIVACY, **_LAST)
     panel.set_ylabel("ε spent")

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from tensafe_api.privacy_events import EarlierSteps, earlier_steps_yaml
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resolve import Plan
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -57,8 +58,13 @@ def print_summary(
         _line(console)
         for line in _snippet(job, status.final_model.uri):
             _line(console, f"    {line}", "cyan")
+        _line(console)
+        _line(console, "Start another job from it:", "bold", " write this below spec.lora")
+        _line(console)
+        for line in _init_from(plan, status.final_model.uri, status.privacy.steps_claimed or 0):
+            _line(console, f"    {line}", "cyan")
     if phase is Phase.FAILED and status.privacy.steps_charged == 0:
-        _line(console, "Nothing was spent", "bold", ": fix the fault above, and run the command again")
+        _line(console, "This job spent nothing", "bold", ": fix the fault above, and run the command again")
     elif not phase.final or phase is Phase.FAILED:
         heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
         _print_resume(console, output_dir, heading, address)
@@ -79,8 +85,10 @@ def _summary(status: Status, plan: Plan) -> str:
     parts = [f"{progress.step or 0:,} of {plan.steps:,} steps"]
     if privacy.epsilon_spent is not None:
         charged, claimed = privacy.steps_charged or 0, privacy.steps_claimed or 0
-        parts.append(f"ε {privacy.epsilon_spent} spent, of {steps_text(charged, 'charged')}")
-        parts.append(f"ε {privacy.epsilon_claimed} claimed, of {steps_text(claimed)}, target {plan.target_epsilon:g}")
+        before = plan.mechanism.steps_before
+        parts.append(f"ε {privacy.epsilon_spent} spent, of {steps_text(charged, 'charged', before)}")
+        parts.append(f"ε {privacy.epsilon_claimed} claimed, of {steps_text(claimed, before=before)}")
+        parts[-1] += f", target {plan.target_epsilon:g}"
         parts.append(f"δ {plan.delta}")
     if status.evaluations:
         last = status.evaluations[-1]
@@ -112,16 +120,31 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
             labels = f", id2label={dict(enumerate(names))}"
         labels += ", ignore_mismatched_sizes=True"  # the checkpoint may have another classifier
     base = _base(job)
+    quantised = f"# trained beside an {spec.model.quantization} base: on this whole one, results can differ a little"
     new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
     return [
         *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
         "from peft import PeftModel",
         f"from transformers import {face}, {task.processor_class}",
         *([new] if labels else []),
+        *([quantised] if spec.model.quantization else []),
         f"base = {face}.from_pretrained({base!r}{labels})",
         f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
         _processor(task.processor_class, base),
         *task.example_lines(),
+    ]
+
+
+def _init_from(plan: Plan, uri: str, claimed: int) -> list[str]:
+    """The field of a manifest with which another job starts from the adapter at `uri`."""
+    mechanism = plan.mechanism
+    own = EarlierSteps(
+        sample_rate=mechanism.sample_rate, noise_multiplier=mechanism.noise_multiplier, steps=max(1, claimed)
+    )
+    return [
+        "initFrom:",
+        f"  uri: {_path(uri)}",
+        f"  earlierSteps: {earlier_steps_yaml([*mechanism.earlier_steps, own])}",
     ]
 
 

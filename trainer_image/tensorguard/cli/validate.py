@@ -74,7 +74,8 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
     from tensafe_api.accounting import format_epsilon
 
     mechanism = plan.mechanism
-    claimed = steps_text(plan.claimed_steps(0))
+    before = plan.mechanism.steps_before
+    claimed = steps_text(plan.claimed_steps(0), before=before)
     total = plan.steps + plan.reserve_steps
     within = plan.affordable_steps(0, total)
     reserve = (
@@ -92,7 +93,7 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         (
             "ε with the reserve",
             format_epsilon(plan.epsilon(within)),
-            f"of {steps_text(within)}, {reserve if within == total else 'where the budget ends'}",
+            f"of {steps_text(within, before=before)}, {reserve if within == total else 'where the budget ends'}",
         ),
         (
             "ε against an outsider",
@@ -104,8 +105,23 @@ def _privacy(plan: Plan, *, calibrated: bool) -> list[Row]:
         ("noise multiplier σ", mechanism.noise_multiplier, origin),
         ("sample rate q", mechanism.sample_rate, "probability that a unit joins a step"),
         ("clip norm C", mechanism.clip, f"2^{mechanism.grid_bits} steps of the integer grid"),
-        ("accountant", plan.accountant, ""),
+        ("accountant", plan.accountant, _why_rdp(plan)),
     ]
+
+
+def _why_rdp(plan: Plan) -> str:
+    """Why a job with RDP could not have PLD, which needs less noise; empty if it has PLD, or asked for RDP."""
+    from tensafe_api.accountant_choice import limit_of_pld
+    from tensafe_api.accounting import job_delta
+
+    if plan.accountant == "PLD":
+        return ""
+    return limit_of_pld(
+        steps=plan.steps + plan.reserve_steps,
+        target_epsilon=plan.target_epsilon,
+        delta=job_delta(plan.delta),
+        noise_multiplier=plan.mechanism.noise_multiplier,
+    )
 
 
 def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
@@ -125,7 +141,7 @@ def _training(plan: Plan, *, evaluates: bool) -> list[Row]:
             steps_text(plan.reserve_steps),
             "that can be charged again; then the run ends before its last step",
         ),
-        ("workers", f"{plan.mechanism.workers:,}", ""),
+        ("workers", f"{plan.mechanism.workers:,}", "processes, of which each adds a share of the noise"),
     ]
 
 

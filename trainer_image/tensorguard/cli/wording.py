@@ -8,9 +8,15 @@ ADJACENCY_TEXT = {
 }
 
 
-def steps_text(steps: int, kind: str = "") -> str:
-    """A number of steps, such as `1,000 charged steps`. `kind` is "" or a word before "steps"."""
-    return " ".join(filter(None, (f"{steps:,}", kind, "step" if steps == 1 else "steps")))
+def steps_text(steps: int, kind: str = "", before: int = 0) -> str:
+    """A number of steps, such as `1,000 charged steps`.
+
+    Args:
+        kind: "" or a word before "steps".
+        before: the steps of earlier trainings that an ε counts too.
+    """
+    text = " ".join(filter(None, (f"{steps:,}", kind, "step" if steps == 1 else "steps")))
+    return f"{text} and {before:,} earlier {'one' if before == 1 else 'ones'}" if before else text
 
 
 def duration_text(seconds: float) -> str:

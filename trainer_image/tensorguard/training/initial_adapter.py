@@ -11,7 +11,7 @@ A resumed job has a checkpoint of its own, which names what it started from. The
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 from safetensors.torch import load as load_tensors
 
-from tensafe_api.privacy_events import EarlierSteps, Mechanism
+from tensafe_api.privacy_events import EarlierSteps, Mechanism, earlier_steps_yaml
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import Count, NoiseMultiplier, SampleRate
@@ -169,7 +169,8 @@ def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str
     spent = statement.spent()
     if spent != list(mechanism.earlier_steps):
         raise _refusal(
-            f"earlierSteps must be those of the statement in {init_from.uri}: write earlierSteps: {_as_yaml(spent)}"
+            f"earlierSteps must be those of the statement in {init_from.uri}: write earlierSteps: "
+            f"{earlier_steps_yaml(spent)}"
         )
     summary = {
         "uri": init_from.uri,
@@ -215,14 +216,6 @@ def _compare_users(spec: Spec, column: str | None) -> None:
             f"column {unit.column}: if both name the same people, write unitColumn: {column}; otherwise ε would not "
             "hold for either"
         )
-
-
-def _as_yaml(spent: Sequence[EarlierSteps]) -> str:
-    entries = (
-        f'{{sampleRate: "{each.sample_rate}", noiseMultiplier: "{each.noise_multiplier}", steps: {each.steps}}}'
-        for each in spent
-    )
-    return f"[{', '.join(entries)}]"
 
 
 def _compare(what: str, before: object, now: object) -> None:
