@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaConfig
 
 from e2e.platform.trainer.rank_harness import make_tokenizer
+from tensorguard.cli.arguments import memory_size
 from tensorguard.cli.job_loading import load_job
 from tensorguard.cli.main import main
 from tensorguard.cli.plan_memory import PROCESS, WorkerMemory, size_text, worker_memory
@@ -47,7 +48,7 @@ def test_parts_and_total_are_shown_for_a_cpu(
     assert main(["plan", write_manifest(**llama, cluster__worker__gpus=0)]) == 0
     shown = capsys.readouterr()
     assert not shown.err
-    section = shown.out[shown.out.index("Memory of a worker (a CPU, fp32, 8 records at once)") :]
+    section = shown.out[shown.out.index("Memory of a worker (fp32, 8 records at once)") :]
     for part in ("base model", "adapter", "gradients", "sums", "a pass", "clipping", "update", "peak", "process"):
         assert f"\n{part} " in section
     assert section.rstrip().endswith("Fits in the worker's memory of 8 GiB.")
@@ -86,7 +87,7 @@ def test_gpu_is_counted_with_what_cuda_takes(
     assert main(["plan", write_manifest(**llama)]) == 0
     shown = capsys.readouterr()
     assert not shown.err
-    assert "Memory of a worker (one GPU, bf16, 8 records at once)" in shown.out
+    assert "Memory of a GPU (bf16, 8 records at once)" in shown.out
     assert re.search(r"\nCUDA context +600 MiB +assumed\n", shown.out)
     assert shown.out.rstrip().endswith("Fits on GPUs of 24 GB, 40 GB, 48 GB, 80 GB.")
 
@@ -138,7 +139,7 @@ def test_table_is_shown_without_the_files_of_the_model(
     shown = capsys.readouterr()
     assert shown.err.startswith("the memory of a worker is not estimated: spec.model.name: ")
     assert shown.err.count("\n") == 1
-    assert "as in the manifest" in shown.out and "Memory of a worker" not in shown.out
+    assert "as in the manifest" in shown.out and "Memory of a" not in shown.out
     assert main(["plan", path, "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["memory"] is None
 
@@ -150,7 +151,12 @@ def test_gpu_memory_without_an_estimate_is_a_failure(
     assert main(["plan", write_manifest(**llama), "--gpu-memory", "80Gi"]) == 1
 
 
-@pytest.mark.parametrize("size", ["24 GB", "0", "much"])
+def test_size_of_a_gpu_may_be_written_as_on_its_box() -> None:
+    assert memory_size("80GB") == memory_size("80G") == 80 * 10**9
+    assert memory_size("24GiB") == memory_size("24Gi") == 24 << 30
+
+
+@pytest.mark.parametrize("size", ["24 GB", "24", "0", "0G", "much"])
 def test_size_of_a_gpu_must_be_a_quantity(write_manifest: Write, capsys: pytest.CaptureFixture[str], size: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["plan", write_manifest(), "--gpu-memory", size])

@@ -101,7 +101,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         try:
             _draw(found, job.metadata.name, arguments.plot)
         except (OSError, ValueError) as error:  # ValueError: an ending that is no picture format
-            raise CommandError(f"tensafe plan: --plot {arguments.plot}: {error}", exit_code=1) from error
+            reason = getattr(error, "strerror", None) or error
+            raise CommandError(f"tensafe plan: --plot {arguments.plot}: {reason}", exit_code=1) from error
     fits = memory is not None and memory.fits
     return SUCCEEDED if fits or arguments.gpu_memory is None else FAILED
 

@@ -181,10 +181,8 @@ def print_memory(memory: WorkerMemory) -> None:
     from tensorguard.cli.tables import print_facts
 
     records = "1 record" if memory.estimate.micro_batch == 1 else f"{memory.estimate.micro_batch:,} records"
-    where = "one GPU" if memory.device == "cuda" else "a CPU"
-    print_facts(
-        [*_parts(memory), *_own(memory)], f"Memory of a worker ({where}, {memory.precision}, {records} at once)"
-    )
+    what = "a GPU" if memory.device == "cuda" else "a worker"
+    print_facts([*_parts(memory), *_own(memory)], f"Memory of {what} ({memory.precision}, {records} at once)")
     if memory.available is not None:
         place = "on a GPU with" if memory.device == "cuda" else "in the worker's memory of"
         verb = "Fits" if memory.fits else "Does not fit"
