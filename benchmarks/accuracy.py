@@ -90,6 +90,14 @@ def main() -> int:
     parser.add_argument(
         "--steps", type=int, help="steps of a run (default: the workload's; with fewer the accuracies mean nothing)"
     )
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change TenSafe's manifest alone, such as to a pair of steps and batch that `tensafe plan` proposes",
+    )
     options = parser.parse_args()
     workload = WORKLOADS[options.data]
     try:
@@ -98,14 +106,16 @@ def main() -> int:
         print(f"skipped: {missing}")
         return 0
     steps = options.steps or workload.steps
-    gaps = [_compare(workload, epsilon, options.seeds, steps) for epsilon in options.epsilons]
+    gaps = [_compare(workload, epsilon, options.seeds, steps, options.changes) for epsilon in options.epsilons]
     return int(min(gaps) < -0.01 and steps >= workload.steps)
 
 
-def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: int) -> float:
+def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: int, changes: Sequence[str]) -> float:
     """Train both sides with each seed, print the accuracies, and return the difference of the means."""
     with tempfile.TemporaryDirectory() as scratch:
-        _, plan, _ = tensafe_job.make(Path(scratch) / "plan", workload.private(), *_overrides(workload, epsilon, steps))
+        _, plan, _ = tensafe_job.make(
+            Path(scratch) / "plan", workload.private(), *_overrides(workload, epsilon, steps), *changes
+        )
         sigma, theirs_sigma = (
             plan.mechanism.noise_multiplier,
             opacus_classifier.noise_multiplier(workload, epsilon, steps),
@@ -127,7 +137,7 @@ def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: in
         for seed in seeds:
             started = time.perf_counter()
             directory = Path(scratch) / f"seed-{seed}"
-            job, spent = tensafe_run(directory, workload, epsilon, seed, steps)
+            job, spent = tensafe_run(directory, workload, epsilon, seed, steps, *changes)
             found = tensafe_accuracy(directory, workload, job)
             ours.append(found)
             elapsed = time.perf_counter() - started
