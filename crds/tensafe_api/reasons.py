@@ -129,6 +129,11 @@ class Reason(StrEnum):
         "The job ran for more than activeDeadlineSeconds.",
         "Create a new job with a higher activeDeadlineSeconds or fewer steps.",
     )
+    START_DEADLINE_EXCEEDED = (
+        "StartDeadlineExceeded",
+        "The pods of an attempt did not start within startDeadlineSeconds.",
+        "Fix the problem in the message. Then create a new job, with a higher startDeadlineSeconds or without one.",
+    )
     INVALID_MANIFEST = (
         "InvalidManifest",
         "The manifest describes a job that cannot be run.",
@@ -348,5 +353,6 @@ _PERMANENT = frozenset(
         Reason.PRIVACY_BUDGET_EXCEEDED,
         Reason.VALIDATION_FAILED,
         Reason.NO_PROGRESS,
+        Reason.START_DEADLINE_EXCEEDED,
     }
 )

@@ -133,6 +133,12 @@ class Spec(Block):
         description="Time limit of all attempts together, in seconds. Time in a queue or in suspension does not "
         "count. Default: no limit.",
     )
+    start_deadline_seconds: Positive | None = Field(
+        None,
+        description="Time limit for scheduling and starting the pods of an attempt, in seconds. When it has passed, "
+        "the job fails. Time in a queue does not count. Default: no limit, so that a job waits until what is missing "
+        "is there.",
+    )
     children_ttl_seconds: Count = Field(
         3600,
         alias="childrenTTLSeconds",

@@ -27,8 +27,6 @@ JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
 IMAGE_GROUP = 1000
 """Group of the image's user."""
-PRE_RUNNING_SECONDS = 1800
-"""Time limit for scheduling and starting the pods."""
 GRACE_SECONDS = 120
 """Grace period of a pod that is asked to terminate: a worker saves a checkpoint in it, and the head waits for the
 workers.
@@ -63,7 +61,7 @@ def ray_job(
         parameters: the attempt's ConfigMap (`configuration.config_map`).
         key_secret: name of the Secret with the job's key.
     """
-    name = names.ray_job_name(job.metadata.name, attempt)
+    name, start_deadline = names.ray_job_name(job.metadata.name, attempt), job.spec.start_deadline_seconds
     cluster = job.spec.cluster
     head = metadata(job, name, attempt)
     if cluster.queue_name:
@@ -76,7 +74,7 @@ def ray_job(
             "entrypoint": ENTRYPOINT,
             "submissionMode": "HTTPMode",
             "backoffLimit": 0,
-            "preRunningDeadlineSeconds": PRE_RUNNING_SECONDS,
+            **({"preRunningDeadlineSeconds": start_deadline} if start_deadline is not None else {}),
             "shutdownAfterJobFinishes": True,
             "suspend": bool(cluster.queue_name),  # Kueue resumes it
             "rayClusterSpec": {

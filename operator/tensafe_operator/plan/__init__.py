@@ -100,13 +100,13 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # KubeRay creates the RayCluster
     if ray_job is None:
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
-        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status))
+        end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status), record)
         return  # the next decision, once this status is stored
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
     draft.record(attempt)
     assessment = _assess(draft, admitted, record, attempt, ray_job)
     if assessment.state.over:
-        end_attempt(draft, admitted.job.spec, attempt, assessment)
+        end_attempt(draft, admitted.job.spec, attempt, assessment, record)
         return  # the next decision, once this status is stored
     if suspend:
         suspend_attempt(draft, ray_job, assessment.state)

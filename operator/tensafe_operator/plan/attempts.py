@@ -27,7 +27,7 @@ _LONGEST_MESSAGE = 512
 _LONGEST_NAME = 253
 _KUBERAY_REASONS = {
     "ValidationFailed": Reason.VALIDATION_FAILED,
-    "PreRunningDeadlineExceeded": Reason.RESOURCES_MISSING,
+    "PreRunningDeadlineExceeded": Reason.START_DEADLINE_EXCEEDED,
     "DeadlineExceeded": Reason.DEADLINE_EXCEEDED,
 }
 

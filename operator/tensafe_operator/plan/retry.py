@@ -1,16 +1,18 @@
 """Retry: what the end of an attempt means for the job, and when the next attempt may start.
 
-An attempt that failed is repeated after a backoff, until `retry.maxAttempts` attempts have failed. An attempt that
-ended as `Interrupted` (a suspension, a drained node) is not a failure: it is repeated at once and not counted. A
-failure that every attempt would repeat ends the job.
+An attempt that failed is repeated after a backoff, until `retry.maxAttempts` attempts have failed that had acquired the
+ledger. One that failed before (no image, no model, a lost node) has spent nothing, and the job waits until the fault is
+fixed. An attempt that ended as `Interrupted` (a suspension, a drained node) is not a failure: it is repeated at once,
+and not counted. A failure that every attempt would repeat ends the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.job import Spec
+from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState, close
@@ -39,11 +41,19 @@ def backoff_end(attempts: Iterable[Attempt], last: Attempt) -> float:
     return (parse_time(last.end_time) or 0.0) + backoff
 
 
-def state_after(assessment: Assessment, attempts: Sequence[Attempt], max_attempts: int, *, suspend: bool) -> JobState:
+def state_after(
+    assessment: Assessment,
+    attempts: Sequence[Attempt],
+    acquired: Collection[int],
+    max_attempts: int,
+    *,
+    suspend: bool,
+) -> JobState:
     """Return the state of a job whose last attempt has ended.
 
     Args:
         attempts: all attempts, the one that has just ended last.
+        acquired: the numbers of the attempts that acquired the ledger.
         suspend: whether the manifest asks for suspension.
     """
     match assessment.state:
@@ -55,26 +65,32 @@ def state_after(assessment: Assessment, attempts: Sequence[Attempt], max_attempt
             return JobState(Phase.SUSPENDED, Reason.SUSPENDED)
         case AttemptState.SUSPENDED:
             return JobState(Phase.STARTING, Reason.RETRYING)
-    return _state_after_failure(assessment, attempts, max_attempts)
+    return _state_after_failure(assessment, attempts, acquired, max_attempts)
 
 
-def end_attempt(draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment) -> None:
+def end_attempt(
+    draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
+) -> None:
     """Record the end of an attempt, delete a RayJob that still runs, and set what the end means for the job."""
     draft.irreversible = True
     draft.record(close(attempt, assessment, draft.now))
     ray_job = draft.ray_job_of(attempt)
     if ray_job is not None and not is_terminal(ray_job):
         draft.delete(ray_job)
-    draft.set_state(state_after(assessment, draft.status.attempts, spec.retry.max_attempts, suspend=spec.suspend))
+    acquired = [charge.attempt for charge in record.charges] if record is not None else []
+    most = spec.retry.max_attempts
+    draft.set_state(state_after(assessment, draft.status.attempts, acquired, most, suspend=spec.suspend))
 
 
-def _state_after_failure(assessment: Assessment, attempts: Sequence[Attempt], max_attempts: int) -> JobState:
+def _state_after_failure(
+    assessment: Assessment, attempts: Sequence[Attempt], acquired: Collection[int], max_attempts: int
+) -> JobState:
     reason = assessment.reason
     message = f"attempt {attempts[-1].number}: {assessment.message or reason.sentence}"
     sentence = message.rstrip(".")
     if reason is Reason.DEADLINE_EXCEEDED or reason.permanent:
         return JobState(Phase.FAILED, reason, f"{sentence}. {reason.fix}")
-    if sum(map(has_failed, attempts)) >= max_attempts:
+    if sum(has_failed(each) and each.number in acquired for each in attempts) >= max_attempts:
         exhausted = Reason.ATTEMPTS_EXHAUSTED
         return JobState(Phase.FAILED, exhausted, f"{sentence} (retry.maxAttempts is {max_attempts}). {exhausted.fix}")
     return JobState(Phase.STARTING, Reason.RETRYING, message)

@@ -30,6 +30,7 @@ def test_job_fails_after_max_attempts() -> None:
     cluster, operator = started_job(spec__retry={"maxAttempts": 2})
     for _ in range(2):
         cluster.start_pods()
+        cluster.acquire_ledger()
         cluster.end_ray_job("FAILED")
         operator.settle()
         cluster.remove_terminating_pods()
@@ -51,8 +52,48 @@ def test_interrupted_attempt_is_repeated_at_once_and_not_counted() -> None:
     attempts = [ended(1), ended(2, Reason.INTERRUPTED)]
     assert backoff_end(attempts, attempts[-1]) == 1000
     failed = Assessment(AttemptState.FAILED, Reason.WORKER_LOST)
-    assert state_after(failed, [*attempts, ended(3)], 3, suspend=False).phase is Phase.STARTING
-    assert state_after(failed, [*attempts, ended(3)], 2, suspend=False).phase is Phase.FAILED
+    assert state_after(failed, [*attempts, ended(3)], [1, 2, 3], 3, suspend=False).phase is Phase.STARTING
+    assert state_after(failed, [*attempts, ended(3)], [1, 2, 3], 2, suspend=False).phase is Phase.FAILED
+
+
+def test_attempts_that_never_acquired_the_ledger_are_not_counted() -> None:
+    """For days no node has room, the hub does not answer, an image is missing: nothing is spent, and the job waits."""
+    cluster, operator = started_job(spec__retry={"maxAttempts": 1})
+    for _ in range(20):
+        cluster.start_pods()
+        cluster.end_ray_job("FAILED", "exit code 72")  # ModelUnavailable
+        operator.settle()
+        cluster.remove_terminating_pods()
+        cluster.now += 600
+        operator.settle()
+        assert cluster.status["phase"] == "Starting"
+    cluster.start_pods()
+    cluster.acquire_ledger()
+    cluster.charge(1)
+    operator.settle()
+    assert cluster.status["phase"] == "Running"
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    assert condition(cluster, "Failed")["reason"] == "AttemptsExhausted"
+
+
+def test_deadline_for_the_start_ends_the_job() -> None:
+    cluster, operator = started_job(spec__startDeadlineSeconds=900)
+    (ray_job,) = cluster.ray_jobs.values()
+    assert ray_job["spec"]["preRunningDeadlineSeconds"] == 900
+    failed = {"reason": "PreRunningDeadlineExceeded", "message": "passed the preRunningDeadlineSeconds"}
+    ray_job["status"] = {"jobDeploymentStatus": "Failed", **failed}
+    operator.settle()
+    assert (cluster.status["phase"], condition(cluster, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
+
+
+def test_job_without_a_deadline_for_its_start_waits_for_ever() -> None:
+    cluster, operator = started_job()
+    (ray_job,) = cluster.ray_jobs.values()
+    assert "preRunningDeadlineSeconds" not in ray_job["spec"]
+    cluster.now += 1e7
+    operator.settle()
+    assert cluster.status["phase"] == "Starting"
 
 
 @pytest.mark.parametrize(
@@ -67,4 +108,4 @@ def test_interrupted_attempt_is_repeated_at_once_and_not_counted() -> None:
     ],
 )
 def test_phase_after_the_end_of_an_attempt(state: AttemptState, suspend: bool, phase: Phase) -> None:
-    assert state_after(Assessment(state, Reason.WORKER_LOST), [ended(1)], 5, suspend=suspend).phase is phase
+    assert state_after(Assessment(state, Reason.WORKER_LOST), [ended(1)], [1], 5, suspend=suspend).phase is phase

@@ -93,7 +93,9 @@ def _unused_locally(job: TenSafeTrainingJob) -> Iterator[str]:
     yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _LOCAL_CLUSTER_FIELDS)
     yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
     yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})
-    yield from _set_fields(spec, "spec", {"active_deadline_seconds", "children_ttl_seconds", "suspend"})
+    yield from _set_fields(
+        spec, "spec", {"active_deadline_seconds", "start_deadline_seconds", "children_ttl_seconds", "suspend"}
+    )
 
 
 def _set_fields(block: Block, path: str, names: set[str]) -> Iterator[str]:
