@@ -54,14 +54,14 @@ def print_summary(
         _line(console, Reason.BUDGET_EXHAUSTED.fix)
     if status.final_model is not None:
         _line(console)
+        _line(console, "Start another job from the adapter:", "bold", " write this below spec.lora")
+        _line(console)
+        for line in _init_from(plan, status.final_model.uri, status.privacy.steps_claimed or 0):
+            _line(console, f"    {line}", "cyan")
+        _line(console)
         _line(console, "Load the adapter:", "bold")
         _line(console)
         for line in _snippet(job, status.final_model.uri):
-            _line(console, f"    {line}", "cyan")
-        _line(console)
-        _line(console, "Start another job from it:", "bold", " write this below spec.lora")
-        _line(console)
-        for line in _init_from(plan, status.final_model.uri, status.privacy.steps_claimed or 0):
             _line(console, f"    {line}", "cyan")
     if phase is Phase.FAILED and status.privacy.steps_charged == 0:
         _line(console, "This job spent nothing", "bold", ": fix the fault above, and run the command again")
