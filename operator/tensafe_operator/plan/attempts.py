@@ -85,8 +85,10 @@ def assess(ray_job: Object, ledger: LedgerStatus | None, number: int, now: float
         return Assessment(AttemptState.STARTING, Reason.STARTING)  # also after a time in the queue
     started = parse_time((status.get("rayJobInfo") or {}).get("startTime") or status.get("startTime"))
     if acquired and ledger is not None and _steps_charged(ledger, number):
-        charged = parse_time(ledger.progress.last_update_time)
-        return _assess_progress(AttemptState.RUNNING, started, charged, now, stall_seconds)
+        stepped = parse_time(ledger.progress.last_update_time)
+        if stepped is None:  # the first steps are charged, and not over
+            return Assessment(AttemptState.RUNNING, Reason.TRAINING)
+        return _assess_progress(AttemptState.RUNNING, started, stepped, now, stall_seconds)
     return _assess_progress(AttemptState.STARTING, started, None, now, stall_seconds)
 
 
@@ -185,7 +187,7 @@ def _assess_failure(status: Object) -> Assessment:
 
 
 def _assess_progress(
-    state: AttemptState, started: float | None, charged: float | None, now: float, stall_seconds: int
+    state: AttemptState, started: float | None, stepped: float | None, now: float, stall_seconds: int
 ) -> Assessment:
     """Whether an attempt in `state` charges steps in time. Before the first charge the model and the data are loaded,
     which may take as long as a charge may.
@@ -193,15 +195,15 @@ def _assess_progress(
     Args:
         started: when KubeRay started the RayJob. It starts it again when a queue admits it again, and the time in the
             queue does not count.
-        charged: when the last step was charged.
+        stepped: when the last step was done.
     """
     reason = Reason.TRAINING if state is AttemptState.RUNNING else Reason.STARTING
-    since = max((time for time in (started, charged) if time is not None), default=None)
+    since = max((time for time in (started, stepped) if time is not None), default=None)
     if since is None:
         return Assessment(state, reason)
     if now < since + stall_seconds:
         return Assessment(state, reason, wake=since + stall_seconds)
-    last = "start" if since == started else "last charge"
+    last = "start" if since == started else "last step"
     return Assessment(
         AttemptState.FAILED, Reason.WORKER_LOST, f"no step was charged within {stall_seconds} s of the {last}"
     )

@@ -77,6 +77,20 @@ def test_attempt_that_charges_nothing_is_retried_after_the_stall_time(acquired: 
     assert condition(cluster, "Failed")["status"] == "False"
 
 
+def test_first_steps_may_take_long_after_a_long_start() -> None:
+    """The ledger gets the time of a step with the next charge, so the time of the first steps is not known."""
+    cluster, operator = started_job()
+    cluster.start_pods()
+    cluster.now += SETTINGS.stall_seconds - 1
+    cluster.acquire_ledger()
+    cluster.charge(5)
+    assert cluster.ledger is not None
+    del cluster.ledger["status"]["progress"]
+    cluster.now += 60
+    operator.settle()
+    assert cluster.status["phase"] == "Running"
+
+
 def test_time_in_the_queue_is_no_stall() -> None:
     cluster, operator = running_job()
     cluster.evict()
