@@ -15,8 +15,8 @@ from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from e2e.platform.trainer.entity_f1 import entity_f1
-from e2e.platform.trainer.fault_injection import KeepWeights
 from e2e.platform.trainer.rank_harness import CAUSAL, TAGS, Job, SingleRankChannel, completions, records, tagged
+from e2e.platform.trainer.recordings import KeepWeights
 from tensorguard.data.batches import MicroBatch
 from tensorguard.data.shard import Shard
 from tensorguard.privacy.clipping import GridClipper

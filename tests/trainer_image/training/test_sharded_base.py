@@ -12,14 +12,13 @@ from e2e.platform.trainer.fault_injection import (
     FailToLoad,
     InexactKernel,
     Instrument,
-    KeepBatchSizes,
-    KeepFloatTraffic,
     KnownSecrets,
     OtherHost,
     ShortTimeout,
     StopDuring,
 )
 from e2e.platform.trainer.rank_harness import CAUSAL, CLASSES, Job, JobKind, join, records
+from e2e.platform.trainer.recordings import KeepBatchSizes, KeepFloatTraffic
 from tensorguard.models.sharded_base import SHARED_PASSES_REMARK
 
 GPUS = "spec.cluster.worker={gpus: 2, cpus: 2}"
