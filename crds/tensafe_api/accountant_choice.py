@@ -56,13 +56,12 @@ def choose(
         )
 
     if asked != "RDP":
-        sigma = None
         exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta)
         if not exceeded:
             sigma = sigma_by("PLD")
             exceeded = limit_of_pld(steps=steps, target_epsilon=target_epsilon, delta=delta, noise_multiplier=sigma)
-        if sigma is not None and not exceeded:
-            return "PLD", sigma
+            if not exceeded:
+                return "PLD", sigma
         if asked == "PLD":
             raise PLDLimitError(exceeded)
     return "RDP", sigma_by("RDP")

@@ -67,7 +67,7 @@ class FrozenModel(BaseModel):
 
 
 class EarlierSteps(Block):
-    """Steps of an earlier private training. Its adapter is what this job starts from."""
+    """Steps of an earlier private training."""
 
     sample_rate: SampleRate = Field(description="Probability with which each unit joined a step.")
     noise_multiplier: NoiseMultiplier = Field(description="Standard deviation of the noise divided by the clip norm.")

@@ -356,8 +356,8 @@ class Retry(Block):
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         3,
         description="Number of attempts that may fail before the job fails. Each attempt has new workers, which "
-        "resume at the last checkpoint. Attempts that were suspended, or that ended before they acquired the ledger, "
-        "do not count, but a job has at most 64 attempts in total.",
+        "resume at the last checkpoint. Suspended attempts, and those that never acquired the ledger, do not count, "
+        "but a job has at most 64 attempts.",
     )
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         5, description="Maximum number of restarts of the workers within one attempt."

@@ -135,9 +135,8 @@ class Spec(Block):
     )
     start_deadline_seconds: Positive | None = Field(
         None,
-        description="Time limit for scheduling and starting the pods of an attempt, in seconds. When it has passed, "
-        "the job fails. Time in a queue does not count. Default: no limit, so that a job waits until what is missing "
-        "is there.",
+        description="Time limit for starting the pods of an attempt, in seconds; then the job fails. Time in a queue "
+        "does not count. Default: no limit.",
     )
     children_ttl_seconds: Count = Field(
         3600,

@@ -107,14 +107,13 @@ class InitFrom(Block):
 
     uri: StoreURI = Field(description="The checkpoint of the adapter, such as s3://clinic/models/triage/final.")
     earlier_steps: Annotated[tuple[EarlierSteps, ...], Field(min_length=1, max_length=MAX_EARLIER_TRAININGS)] = Field(
-        description="What the adapter has spent: the privacy events of its statement. They must equal those of the "
-        "statement; if they do not, the error shows them. Every epsilon of this job counts them, as if each unit of "
-        "this job were in the earlier data too."
+        description="What the adapter has spent: the privacy events of its statement, which the error shows if they "
+        "differ. Every epsilon of this job counts them, as if each unit of this job were in the earlier data too."
     )
     unit_column: OneLine | None = Field(
         None,
-        description="Column of the user ids in the earlier data, if it has another name than dataset.unit.column. Both "
-        "must name the same people. Default: dataset.unit.column.",
+        description="Column of the user ids in the earlier data, which must name the same people. Default: "
+        "dataset.unit.column.",
     )
 
 

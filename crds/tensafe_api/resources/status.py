@@ -69,13 +69,10 @@ class Attempt(StatusBlock):
     ray_cluster_name: Text | None = Field(None, description="Name of the RayCluster of the attempt.")
     start_time: Timestamp | None = Field(None, description="Time at which the attempt started.")
     end_time: Timestamp | None = Field(None, description="Time at which the attempt ended. Absent while it runs.")
-    queued_since: Timestamp | None = Field(
-        None, description="Time since which the attempt waits in its queue. Absent while it does not wait."
-    )
+    queued_since: Timestamp | None = Field(None, description="Time since which it waits in its queue.")
     queued_seconds: Count | None = Field(
         None,
-        description="Number of seconds that the attempt waited in its queue before queuedSince. The time in a queue "
-        "does not count for activeDeadlineSeconds.",
+        description="Seconds that it waited in its queue before queuedSince.",
     )
     reason: OneLine | None = Field(None, description="Reason why the attempt ended, as one CamelCase word.")
     exit_code: Annotated[int, Field(strict=True)] | None = Field(

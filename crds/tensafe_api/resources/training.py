@@ -121,8 +121,8 @@ class Privacy(Block):
     )
     noise_multiplier: NoiseMultiplier | None = Field(
         None,
-        description="Standard deviation of the noise divided by maxGradNorm, from 1e-6 to 1e9. Default: the smallest "
-        "value that keeps targetEpsilon over the planned and the reserved steps.",
+        description="Standard deviation of the noise divided by maxGradNorm. Default: the smallest value that keeps "
+        "targetEpsilon over the planned and the reserved steps.",
     )
     accountant: Accountant | None = Field(
         None,
