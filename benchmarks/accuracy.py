@@ -116,10 +116,8 @@ def _compare(workload: Workload, epsilon: float, seeds: Sequence[int], steps: in
         _, plan, _ = tensafe_job.make(
             Path(scratch) / "plan", workload.private(), *_overrides(workload, epsilon, steps), *changes
         )
-        sigma, theirs_sigma = (
-            plan.mechanism.noise_multiplier,
-            opacus_classifier.noise_multiplier(workload, epsilon, steps),
-        )
+        sigma = plan.mechanism.noise_multiplier
+        theirs_sigma = opacus_classifier.noise_multiplier(workload, epsilon, steps)
         print(
             f"{workload.name}, epsilon {epsilon:g}: {plan.steps} steps, sampling rate {plan.mechanism.sample_rate}, "
             f"sigma {sigma} (opacus {theirs_sigma:.6f})",

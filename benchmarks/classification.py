@@ -39,11 +39,12 @@ class Workload:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What differs from ``tensafe_job.MANIFEST``, as ``--set`` of ``tensafe run`` takes it."""
+        """The settings for ``tensafe_job.MANIFEST``, as ``--set`` of ``tensafe run`` takes them. The steps are the
+        caller's.
+        """
         return (
             f"spec.model.numLabels={self.num_labels}",
             f"spec.dataset.unit.atLeast={self.rows}",
-            f"spec.training.steps={self.steps}",
             f"spec.training.expectedBatchSize={self.expected_batch}",
             f"spec.training.maxLength={self.max_length}",
             f'spec.training.learningRate="{self.learning_rate:g}"',

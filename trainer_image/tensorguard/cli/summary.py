@@ -87,8 +87,8 @@ def _summary(status: Status, plan: Plan) -> str:
         charged, claimed = privacy.steps_charged or 0, privacy.steps_claimed or 0
         before = plan.mechanism.steps_before
         parts.append(f"ε {privacy.epsilon_spent} spent, of {steps_text(charged, 'charged', before)}")
-        parts.append(f"ε {privacy.epsilon_claimed} claimed, of {steps_text(claimed, before=before)}")
-        parts[-1] += f", target {plan.target_epsilon:g}"
+        signed_off = f"claimed, of {steps_text(claimed, before=before)}, target {plan.target_epsilon:g}"
+        parts.append(f"ε {privacy.epsilon_claimed} {signed_off}")
         parts.append(f"δ {plan.delta}")
     if status.evaluations:
         last = status.evaluations[-1]
