@@ -51,17 +51,29 @@ class Source:
 
         Raises DataError, with nothing of the content, where the file cannot be read.
         """
+        rows = 0
         try:
-            rows = 0
             for table in self.format.rows(self.file(path, size), self.columns, part, parts):
                 rows += table.num_rows
                 yield table
             if part == 0 and rows == 0:
                 self.check_content(path)
-        except DataError:
-            raise
         except Exception as error:
-            raise unreadable(self, path, error) from None
+            raise unreadable(self, path, error) if rows else self.fault(path, error) from None
+
+    def fault(self, path: str, error: Exception) -> DataError:
+        """What to report for a file that failed before any row was found.
+
+        That its content is an archive, if it is: a format finds all kinds of faults in the bytes of an archive. Else
+        what `unreadable` says.
+        """
+        try:
+            self.check_content(path)
+        except DataError as archive:
+            return archive
+        except Exception:
+            pass
+        return unreadable(self, path, error)
 
     def check_content(self, path: str) -> None:
         """Raise DataError if the content of a file is an archive, which its name does not show.
@@ -80,8 +92,13 @@ class Source:
             )
 
 
-def unreadable(source: Source, path: str, error: Exception) -> UnreadableDataError:
-    """The error for a file that cannot be read. It names the kind of `error` alone: a message may quote a record."""
+def unreadable(source: Source, path: str, error: Exception) -> DataError:
+    """The error for a file that cannot be read: `error` itself if it is a DataError.
+
+    Of any other error it names the kind alone: a message may quote a record.
+    """
+    if isinstance(error, DataError):
+        return error
     return UnreadableDataError(
         f"{source.where}.uri: cannot read {path} as {source.format.name} ({type(error).__name__}): "
         f"check the file, or set {source.where}.format"

@@ -23,7 +23,7 @@ from tensafe_api.tasks import OPTIONAL_COLUMNS
 from tensorguard.data.columns import check_types
 from tensorguard.data.compression import compression_of, unsupported_archive
 from tensorguard.data.errors import DataError, UnreadableDataError
-from tensorguard.data.files import Source, unreadable
+from tensorguard.data.files import Source
 from tensorguard.data.formats import format_named, format_of
 from tensorguard.storage import explain_storage_error, filesystem_options
 
@@ -86,15 +86,11 @@ def inspect(
     try:
         found = source.format.columns(source.file(first), source.columns)
         needed = [name for role, name in columns.items() if found.fixed or role not in OPTIONAL_COLUMNS]
-        if not set(needed) <= set(found.names):
-            source.check_content(first)
-    except DataError:
-        raise
+        found.check(dict.fromkeys(needed), first, f"{where}.columns")
+        if found.types is not None:
+            check_types(columns, found.types, f"{where}.columns")
     except Exception as error:
-        raise unreadable(source, first, error) from None
-    found.check(dict.fromkeys(needed), first, f"{where}.columns")
-    if found.types is not None:
-        check_types(columns, found.types, f"{where}.columns")
+        raise source.fault(first, error) from None
     return source, [fragment for path, size in files.items() for fragment in _fragments(source, path, size)]
 
 
