@@ -1,6 +1,7 @@
 """Applies a decision: creates and deletes objects, then writes the job's status.
 
-Nothing is created twice. An object that already exists and belongs to the job counts as created. An object of the same
+Nothing is created twice. An object that already exists and belongs to the job counts as created; a NetworkPolicy or
+RoleBinding that was changed is brought back to its manifest. An object of the same
 name that belongs to another job (such as the RayJob of a deleted job that KubeRay's finalizer still holds) is waited
 for.
 """
@@ -16,8 +17,9 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator import names
-from tensafe_operator.children import Manifest
+from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
+from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteKey, DeleteRayJob, Observed
 from tensafe_operator.plan.transitions import transitions_between
 from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError
@@ -111,6 +113,10 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
         if not _belongs_to_job(found, manifest):
             taken = "it belongs to another job, or is being deleted"
             raise RetryLater(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
+        if kind in CORRECTED_KINDS and not matches(found, manifest):
+            fields = names.log_fields(namespace, metadata["labels"][names.JOB])
+            log.warning("%s %s was changed: it is brought back to what the job needs", kind, name, extra=fields)
+            return await api.apply(manifest)
         return found
 
 

@@ -1,7 +1,7 @@
 """The kinds of objects that the operator works with, as the generic runtime needs them.
 
-The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods.
-The other kinds are only created.
+The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods,
+and the NetworkPolicy and RoleBinding, which are corrected while the job runs. The other kinds are only created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_operator import names
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
+CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
+"""The kinds of the objects that are brought back to their manifest while an attempt runs."""
 _DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
+_KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""
 
@@ -22,7 +25,7 @@ _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_
 def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
     """The part of an object that decisions depend on. Field ownership and pod templates are large and not needed."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _DROPPED_METADATA}
-    trimmed = {name: body[name] for name in ("apiVersion", "kind", "spec", "status") if name in body}
+    trimmed = {name: body[name] for name in _KEPT_FIELDS if name in body}
     match kind:
         case "TenSafeTrainingJob":
             annotations = body["metadata"].get("annotations") or {}
@@ -59,11 +62,13 @@ KINDS = Kinds(
         "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     },
     parent=KIND,
-    children=(LEDGER_KIND, "RayJob", "Pod"),
+    children=(LEDGER_KIND, "RayJob", "Pod", *CORRECTED_KINDS),
     parent_uid=names.job_uid_of,
     warned_kinds=frozenset({"RayJob", "Pod"}),
     warning_source=ray_cluster_of,
     installed_later=frozenset({KIND, LEDGER_KIND, "RayJob"}),
-    selectors={"Pod": names.JOB_UID},  # the other kinds are recognised without labels, which any user may edit
+    # Ledgers and RayJobs are recognised without labels, which any user may edit. A corrected object without its labels
+    # counts as missing, and gets them again.
+    selectors=dict.fromkeys(("Pod", *CORRECTED_KINDS), names.JOB_UID),
     trim=trim,
 )

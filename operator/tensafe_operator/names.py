@@ -63,7 +63,7 @@ def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
     match kind:
         case "TenSafeTrainingJob":
             return str(body["metadata"]["uid"])
-        case "RayJob":
+        case "RayJob" | "NetworkPolicy" | "RoleBinding":
             owners = body["metadata"].get("ownerReferences") or ()
             return next((str(owner["uid"]) for owner in owners if owner.get("kind") == KIND), "")
         case "PrivacyLedger":

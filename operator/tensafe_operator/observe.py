@@ -13,6 +13,7 @@ from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
+from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import ApiClient, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
@@ -32,10 +33,11 @@ def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
     job, children = snapshot.parent, snapshot.children
     name = names.ledger_name(key[1], job["metadata"]["uid"])
     ledger = next((each for each in children[LEDGER_KIND] if each["metadata"]["name"] == name), None)
-    return Observed(job, ledger, children["RayJob"], children["Pod"], snapshot.warnings)
+    corrected = tuple(each for kind in CORRECTED_KINDS for each in children[kind])
+    return Observed(job, ledger, children["RayJob"], children["Pod"], snapshot.warnings, corrected=corrected)
 
 
-async def observe(api: ApiClient, namespace: str, name: str, known: Object | None = None) -> Observed | None:
+async def observe(api: ApiClient, namespace: str, name: str, known: Observed | None = None) -> Observed | None:
     """A job and its children at one moment, read from the API server; None if the job is deleted or being deleted.
 
     The job is read again after its children and must be unchanged. Otherwise, if another process writes it (a second
@@ -43,19 +45,22 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Object | Non
     would look like a deleted one.
 
     Args:
-        known: the job as it was read before.
+        known: the job as it was read before, and its corrected objects, which are not read again.
 
     Raises:
         ApiUnavailable: if the job changes during each of several tries, or the API server does not answer.
     """
-    job = known or await api.get(KIND, namespace, name)
+    job = known.job if known else await api.get(KIND, namespace, name)
+    corrected: tuple[Object, ...] | None = known.corrected if known else None
     for _ in range(_TRIES):
         if job is None or job["metadata"].get("deletionTimestamp"):
             return None
+        if corrected is None:
+            corrected = await _corrected(api, namespace, job)
         children = await _observe_children(api, namespace, name, job)
         before, job = job, await api.get(KIND, namespace, name)
         if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
-            return replace(children, job=job)
+            return replace(children, job=job, corrected=corrected)
     raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
 
 
@@ -87,6 +92,12 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
         if event["involvedObject"].get("kind") != "Pod" or event["involvedObject"].get("uid") in pending
     ]
     return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay)
+
+
+async def _corrected(api: ApiClient, namespace: str, job: Object) -> tuple[Object, ...]:
+    labels = {names.JOB_UID: job["metadata"]["uid"]}
+    found = await asyncio.gather(*(api.find(kind, namespace, labels) for kind in CORRECTED_KINDS))
+    return tuple({**each, "kind": kind} for kind, items in zip(CORRECTED_KINDS, found, strict=True) for each in items)
 
 
 async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:

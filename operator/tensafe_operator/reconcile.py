@@ -75,7 +75,7 @@ class Reconciler:
         async with self._failure_in_status(observed.job):
             decision = await self._decide(observed)
             if decision.irreversible and cached is not None:
-                observed = await observe(self._api, namespace, name, observed.job)
+                observed = await observe(self._api, namespace, name, observed)
                 if observed is None:
                     return None
                 decision = await self._decide(observed)

@@ -195,6 +195,50 @@ def test_job_applied_again_waits_for_the_ray_job_that_a_finalizer_holds(cluster:
     assert cluster.condition("Stalled")["status"] == "False"
 
 
+OPENED = {"spec": {"egress": [{}], "ingress": [{}]}}
+NO_SUBJECTS = {"subjects": None}
+NO_LABELS = {"metadata": {"labels": None}}
+
+
+@pytest.mark.parametrize("patch", [None, OPENED, NO_LABELS], ids=["deleted", "opened", "without labels"])
+def test_network_policy_is_brought_back_while_the_job_trains(cluster: JobHarness, patch: dict[str, Any] | None) -> None:
+    assert_brought_back(cluster, "networkpolicy", "claims-triage", patch)
+
+
+@pytest.mark.parametrize("patch", [None, NO_SUBJECTS, NO_LABELS], ids=["deleted", "emptied", "without labels"])
+def test_role_binding_is_brought_back_while_the_job_trains(cluster: JobHarness, patch: dict[str, Any] | None) -> None:
+    assert_brought_back(cluster, "rolebinding", "claims-triage-trainer", patch)
+
+
+def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[str, Any] | None) -> None:
+    start_training(cluster)
+    before, status, where = cluster.get(kind, name), cluster.status(), ("-n", cluster.namespace)
+    if patch is None:
+        cluster.plane.kubectl(*where, "delete", kind, name)
+    else:
+        cluster.plane.kubectl(*where, "patch", kind, name, "--type=merge", "-p", json.dumps(patch))
+    cluster.reconcile(passes=1)
+    after = cluster.get(kind, name)
+    assert before is not None and after is not None
+    for field in ("spec", "subjects", "roleRef"):
+        assert after.get(field) == before.get(field)
+    assert after["metadata"]["labels"] == before["metadata"]["labels"]
+    assert cluster.status() == status
+    cluster.reconcile(passes=1)
+    assert cluster.get(kind, name) == after, "what is as it should be is not written again"
+
+
+def test_role_binding_of_a_user_is_not_taken_over(cluster: JobHarness) -> None:
+    """A role cannot be changed in a RoleBinding, and an object that the job does not own is never written."""
+    start_training(cluster)
+    where, name = ("-n", cluster.namespace), "claims-triage-trainer"
+    cluster.plane.kubectl(*where, "delete", "rolebinding", name)
+    cluster.plane.kubectl(*where, "create", "rolebinding", name, "--clusterrole=view", "--serviceaccount=clinic:other")
+    before = cluster.get("rolebinding", name)
+    cluster.reconcile(passes=1)
+    assert cluster.get("rolebinding", name) == before
+
+
 @pytest.mark.parametrize("recreated", [False, True], ids=["deleted", "recreated"])
 def test_ledger_deleted_by_force_ends_the_job(cluster: JobHarness, recreated: bool) -> None:
     start_training(cluster)

@@ -62,11 +62,11 @@ role. */}}
   resources: [secrets]                # the keys of jobs: created with a job, deleted when it has ended
   verbs: [create, delete]
 - apiGroups: [networking.k8s.io]
-  resources: [networkpolicies]
-  verbs: [get, create]
+  resources: [networkpolicies]         # made with a job, and brought back while it runs
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]
-  verbs: [get, create]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [clusterroles]
   resourceNames: [tensafe-trainer]

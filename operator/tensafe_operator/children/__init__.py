@@ -1,11 +1,15 @@
 """Builds the Kubernetes objects that the operator creates for a job.
 
-The builders are pure: a completed job comes in, a manifest goes out. The objects are created once and never changed
-afterwards, so that changes by others remain (Kueue suspends a RayJob, an administrator edits a NetworkPolicy). The job
-owns all of them except the ledger. Garbage collection deletes them with the job, and no finalizer is needed.
+The builders are pure: a completed job comes in, a manifest goes out. The NetworkPolicy and the RoleBinding are brought
+back while an attempt runs: a user who deletes or edits one would take a job's isolation or rights away. The other
+objects are created once and never changed afterwards, so that changes by others remain (Kueue suspends a RayJob). The
+job owns all of them except the ledger. Garbage collection deletes them with the job, and no finalizer is needed.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_operator import names
@@ -35,3 +39,12 @@ def metadata(job: TenSafeTrainingJob, name: str, attempt: int | None = None) -> 
 def service_account(job: TenSafeTrainingJob) -> str:
     """Name of the workers' service account: the one in the job, else one that is created for the job."""
     return job.spec.cluster.service_account_name or job.metadata.name
+
+
+def matches(found: Mapping[str, Any], manifest: Manifest) -> bool:
+    """Whether an object of a corrected kind is as `manifest` says. Its metadata may hold more, the rest may not: one
+    more field of a port could open others.
+    """
+    compared = {*found, *manifest} - {"apiVersion", "kind", "metadata", "status"}
+    has_labels = manifest["metadata"]["labels"].items() <= (found["metadata"].get("labels") or {}).items()
+    return has_labels and all(found.get(name) == manifest.get(name) for name in compared)

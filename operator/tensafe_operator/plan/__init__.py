@@ -38,7 +38,7 @@ from tensafe_operator.plan.ledger import (
 from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, parse_ledger_spec, parse_ledger_status
 from tensafe_operator.plan.retry import backoff_end, end_attempt
-from tensafe_operator.plan.starting import start_attempt
+from tensafe_operator.plan.starting import correct_children, start_attempt
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
 from tensafe_operator.settings import Settings
 
@@ -102,6 +102,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         deleted = Assessment(AttemptState.FAILED, Reason.WORKER_LOST, f"RayJob {attempt.ray_job_name} was deleted")
         end_attempt(draft, admitted.job.spec, attempt, excuse(deleted, draft.status), record)
         return  # the next decision, once this status is stored
+    correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
     draft.record(attempt)
     assessment = _assess(draft, admitted, record, attempt, ray_job)

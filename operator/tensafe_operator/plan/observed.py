@@ -40,6 +40,8 @@ class Observed:
         pods: the pods whose label holds the job's UID.
         warnings: warnings about those pods and RayJobs, and about objects that the API server refused to create.
         kuberay: whether the API server serves RayJobs.
+        corrected: the NetworkPolicy and the RoleBinding of the job. A correction can be taken twice, so they may be
+            from the cache in an observation that is otherwise the API server's own.
     """
 
     job: Object
@@ -48,11 +50,14 @@ class Observed:
     pods: tuple[Object, ...] = ()
     warnings: tuple[ClusterWarning, ...] = ()
     kuberay: bool = True
+    corrected: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True)
 class Create:
-    """Create an object. If the job already owns an object of that name, the action succeeds without a change."""
+    """Create an object. If the job already owns an object of that name, the action succeeds without a change, except
+    that a NetworkPolicy or RoleBinding is brought back to this manifest.
+    """
 
     manifest: Manifest
 

@@ -1,14 +1,18 @@
-"""Starting: create what an attempt needs, its RayJob last, once nothing of an earlier attempt is left."""
+"""Starting: create what an attempt needs, its RayJob last, once nothing of an earlier attempt is left.
+
+The NetworkPolicy and the RoleBinding are kept as they were created for as long as the attempt runs.
+"""
 
 from __future__ import annotations
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_operator.children import Manifest, access, configuration, network, rayjob
+from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob
 from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.blockers import POLL_SECONDS, starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors
 
@@ -32,6 +36,15 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
     # KubeRay creates the RayCluster.
+
+
+def correct_children(draft: Draft, admitted: Admitted) -> None:
+    """Bring back the NetworkPolicy and the RoleBinding of a running attempt, where they are missing or were changed."""
+    found = {(each["kind"], each["metadata"]["name"]): each for each in draft.observed.corrected}
+    for manifest in (access.role_binding(admitted.job), network.policy(admitted.job, draft.settings)):
+        present = found.get((manifest["kind"], manifest["metadata"]["name"]))
+        if present is None or not matches(present, manifest):
+            draft.actions.append(Create(manifest))
 
 
 def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Manifest]:

@@ -95,10 +95,14 @@ class ApiClient:
                 return None
             raise
 
-    async def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
-        """All objects of a kind with these labels; an empty list if the cluster does not know the kind."""
+    async def find(
+        self, kind: str, namespace: str, labels: Mapping[str, str], limit: int | None = None
+    ) -> list[Manifest]:
+        """All objects of a kind with these labels, or some `limit` of them; an empty list if the cluster does not know
+        the kind.
+        """
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        query = urlencode({"labelSelector": selector})
+        query = urlencode({"labelSelector": selector, **({"limit": limit} if limit else {})})
         try:
             found = await self._request("GET", f"{self._resources[kind].path(namespace)}?{query}")
         except ApiError as error:
@@ -157,6 +161,14 @@ class ApiClient:
         query = urlencode({"fieldManager": self._field_manager})
         return await self._request("POST", f"{self._resources[kind].path(metadata['namespace'])}?{query}", manifest)
 
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Create an object or bring an existing one to `manifest`, by server-side apply. Fields of others are kept,
+        except where `manifest` has the same field.
+        """
+        metadata = manifest["metadata"]
+        path = self._resources[str(manifest["kind"])].path(metadata["namespace"], metadata["name"])
+        return await self._apply(path, manifest)
+
     async def replace(self, document: Manifest) -> Manifest:
         """Replace a whole object; refused with CONFLICT if it has changed since `document` was read."""
         metadata = document["metadata"]
@@ -188,6 +200,9 @@ class ApiClient:
             "status": status,
         }
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
+        return await self._apply(path, body)
+
+    async def _apply(self, path: str, body: Manifest) -> Manifest:
         query = urlencode({"fieldManager": self._field_manager, "force": "true"})
         return await self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 

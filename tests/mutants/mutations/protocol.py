@@ -173,6 +173,16 @@ PROTOCOL: tuple[Mutation, ...] = (
         ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
     ),
     Mutation(
+        "a NetworkPolicy that was opened while a job trains stays open",
+        (Edit("operator/tensafe_operator/plan/starting.py", " or not matches(present, manifest)", ""),),
+        ("tests/operator/plan/test_starting.py::test_new_setting_of_the_networks_reaches_a_running_attempt",),
+    ),
+    Mutation(
+        "a field that was added to a NetworkPolicy is not noticed",
+        (Edit("operator/tensafe_operator/children/__init__.py", "{*found, *manifest} - ", "{*manifest} - "),),
+        ("tests/operator/children/test_children.py::test_object_with_one_more_field_does_not_match",),
+    ),
+    Mutation(
         "the operator deletes any Secret that a ledger names as its key",
         (
             Edit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from e2e.platform.fixtures.manifests import MINIMAL, changed
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_operator.children import Manifest, access, configuration, ledger, network, rayjob
+from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network, rayjob
 from tensafe_operator.settings import Settings
 
 SETTINGS = Settings(image="registry.example/tensafe-trainer:0.1", egress_cidrs=("10.1.0.0/16",))
@@ -233,6 +234,28 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_names_its_key(monkeypa
     spec = ledger.ledger(job, resolve_job(job)[1], one)["spec"]
     assert spec["keySecretName"] == one["metadata"]["name"]
     assert spec["keyDigest"] == access.key_digest(one) != access.key_digest(other)
+
+
+@pytest.mark.parametrize("place", ["labels", "ingress", "port", "spec"])
+def test_object_with_one_more_field_does_not_match(place: str) -> None:
+    """A port with `endPort` is a range of ports, and a peer with a `namespaceSelector` selects more pods."""
+    made = network.policy(admitted(FEW_FIELDS), SETTINGS)
+    found = copy.deepcopy(made)
+    assert matches({**found, "status": {}}, made)
+    match place:
+        case "labels":
+            found["metadata"]["labels"]["team"] = "radiology"
+            assert matches(found, made), "labels and other metadata of others are left alone"
+            found["metadata"]["labels"].popitem()
+            found["metadata"]["labels"].popitem()
+        case "ingress":
+            found["spec"]["ingress"][0]["from"][0]["namespaceSelector"] = {}
+        case "port":
+            found["spec"]["egress"][1]["ports"][0]["endPort"] = 65535
+        case "spec":
+            found["spec"]["other"] = True
+    assert not matches(found, made)
+    assert not matches({**made, "subjects": []}, made)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, started_job
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_operator import names
+from tensafe_operator.plan import decide
+from tensafe_operator.plan.observed import Create
 
 
 def test_cleared_status_starts_no_attempt_beside_a_running_one() -> None:
@@ -23,3 +33,84 @@ def test_job_waits_for_kuberay_and_then_starts() -> None:
     cluster.kuberay = True
     operator.settle()
     assert cluster.created == ["claims-triage-a1"]
+
+
+Change = Callable[[FakeCluster], object]
+
+
+def opened_to_all(cluster: FakeCluster) -> None:
+    cluster.corrected["NetworkPolicy"]["spec"]["egress"] = [{}]
+
+
+def opened_to_more_ports(cluster: FakeCluster) -> None:
+    egress = cluster.corrected["NetworkPolicy"]["spec"]["egress"]
+    next(rule["ports"] for rule in egress if "ports" in rule)[0]["endPort"] = 65535
+
+
+def given_to_another_account(cluster: FakeCluster) -> None:
+    cluster.corrected["RoleBinding"]["subjects"][0]["name"] = "another"
+
+
+CHANGES: dict[str, tuple[str, Change]] = {
+    "policy deleted": ("NetworkPolicy", lambda cluster: cluster.corrected.pop("NetworkPolicy")),
+    "policy opened": ("NetworkPolicy", opened_to_all),
+    "policy with more ports": ("NetworkPolicy", opened_to_more_ports),
+    "policy without labels": (
+        "NetworkPolicy",
+        lambda cluster: cluster.corrected["NetworkPolicy"]["metadata"]["labels"].pop(names.JOB_UID),
+    ),
+    "binding deleted": ("RoleBinding", lambda cluster: cluster.corrected.pop("RoleBinding")),
+    "binding of another account": ("RoleBinding", given_to_another_account),
+}
+
+
+def content(body: dict[str, Any]) -> dict[str, Any]:
+    """A copy of an object without what the API server adds."""
+    added = ("uid", "creationTimestamp")
+    metadata = {name: value for name, value in body["metadata"].items() if name not in added}
+    return copy.deepcopy({**body, "metadata": metadata})
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("job", [started_job, running_job])
+def test_policy_and_binding_of_an_attempt_are_brought_back(
+    job: Callable[[], tuple[FakeCluster, FakeOperator]], name: str
+) -> None:
+    cluster, operator = job()
+    kind, change = CHANGES[name]
+    before = content(cluster.corrected[kind])
+    status = cluster.status
+    change(cluster)
+    cluster.take_snapshot()
+    (action,) = decide(cluster.observe(), cluster.now, SETTINGS).actions
+    assert isinstance(action, Create) and action.kind == kind
+    operator.reconcile()
+    assert content(cluster.corrected[kind]) == before
+    assert cluster.status == status
+
+
+def test_new_setting_of_the_networks_reaches_a_running_attempt() -> None:
+    cluster, _ = running_job()
+    observed, wider = cluster.observe(), replace(SETTINGS, egress_cidrs=("10.1.0.0/16",))
+    assert decide(observed, cluster.now, SETTINGS).actions == ()
+    (action,) = decide(observed, cluster.now, wider).actions
+    assert isinstance(action, Create) and action.kind == "NetworkPolicy"
+    assert {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]} in action.manifest["spec"]["egress"]
+
+
+def test_labels_of_others_on_a_policy_are_left_alone() -> None:
+    cluster, _ = running_job()
+    cluster.corrected["NetworkPolicy"]["metadata"]["labels"]["team"] = "radiology"
+    assert decide(cluster.observe(), cluster.now, SETTINGS).actions == ()
+
+
+def test_policy_of_a_job_that_has_ended_is_left_alone() -> None:
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded"
+    cluster.corrected.clear()
+    cluster.take_snapshot()
+    operator.settle()
+    assert cluster.corrected == {}
