@@ -34,6 +34,7 @@ from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.json_logs import JsonFormatter
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
+from tensafe_operator.runtime.namespaces import report_namespaces, served_namespaces, wait_for_other_namespaces
 from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.resync import resync
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
@@ -78,16 +79,16 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
         runner = await _serve(health, settings.port)
         tasks.start("waiting for a signal", stop.wait())
         tasks.start("monitoring health", health.monitor(lambda: api.get("Lease", settings.own_namespace, names.LEASE)))
-        new_kinds = None
+        changes: list[asyncio.Task[None]] = []
         if await tasks.complete("acquiring the lease", election.acquire()):
             metrics.leading.set(1)
-            new_kinds = await _lead(tasks, api, settings, election, metrics, health, handle_signals)
+            changes = await _lead(tasks, api, settings, election, metrics, health, handle_signals)
             await tasks.wait_for_first()
         shutdown.start_deadline()
         _silence_kopf()
-        restart = not stop.is_set() and new_kinds is not None and new_kinds.done() and not new_kinds.exception()
+        restart = not stop.is_set() and any(each.done() and not each.exception() for each in changes)
         if restart:
-            log.info("the cluster has new kinds of objects: restarting to watch them")
+            log.info("the cluster has new kinds of objects or other namespaces: restarting to watch them")
         configuration_error = _log_errors(tasks)
         await tasks.cancel_all()
         await election.give_up()
@@ -109,11 +110,12 @@ async def _lead(
     metrics: OperatorMetrics,
     health: Health,
     handle_signals: Callable[[], None],
-) -> asyncio.Task[None] | None:
+) -> list[asyncio.Task[None]]:
     """Start to watch and reconcile.
 
     Returns:
-        The task that ends when the cluster has new kinds, or None if a task has ended before everything was started.
+        The tasks that end when the cluster has new kinds, or when other namespaces can be served. None of them if a
+        task has ended before everything was started.
     """
     cache, ready, job_metrics = Cache[ClusterWarning](KINDS), asyncio.Event(), JobMetrics(metrics.registry)
     queue = WorkQueue(lambda key: names.log_fields(*key))
@@ -141,22 +143,37 @@ async def _lead(
             await asyncio.sleep(RESYNC_SECONDS)
             before = cache.known_keys()
             try:
-                await resync(api, cache, KINDS, settings.namespaces)
+                await resync(api, cache, KINDS, served)
             except (ApiUnavailable, ApiError) as error:
                 log.warning("the resync failed, the next one is in %.0f s: %s", RESYNC_SECONDS, error)
 
+    async def watch_while_served() -> None:
+        try:
+            await watch(registry, KINDS, served, ready)
+        except Exception:  # a stream of a deleted namespace is forbidden
+            if await served_namespaces(api, KINDS, settings.namespaces) == served:
+                raise
+            await asyncio.Event().wait()  # the task that waits for other namespaces ends all tasks
+
     tasks.start("keeping the lease", election.keep())
     known = await tasks.complete("discovering kinds", available_kinds(api, KINDS))  # before kopf does
-    if known is None or not await tasks.complete("listing", _first_resync(api, cache, settings)):
-        return None
+    listed = await tasks.complete("listing", _first_list(api, cache, settings)) if known else None
+    if known is None or listed is None:
+        return []
+    served = listed.result()
+    report_namespaces(metrics, settings.namespaces, served)
     tasks.start(RECONCILING, queue.run(handle))
     tasks.start("resyncing", resync_periodically())
     registry = handlers(KINDS, cache, queue.touch, parse_warning, health.heard)
-    tasks.start(WATCHING, watch(registry, KINDS, settings.namespaces, ready))
+    tasks.start(WATCHING, watch_while_served())
     if not await tasks.complete("starting kopf", ready.wait()):
-        return None
+        return []
     handle_signals()  # kopf has replaced the signal handlers
-    return tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result()))
+    changes = [tasks.start("waiting for new kinds", wait_for_new_kinds(api, KINDS, known.result()))]
+    if settings.namespaces:
+        others = wait_for_other_namespaces(api, KINDS, settings.namespaces, served)
+        changes.append(tasks.start("waiting for other namespaces", others))
+    return changes
 
 
 def _log_errors(tasks: TaskSupervisor) -> ConfigurationError | None:
@@ -189,15 +206,19 @@ async def _serve(health: Health, port: int) -> web.AppRunner | None:
         raise ConfigurationError(f"{variable('port')} is {port}, which cannot be opened ({found}): {fix}.") from error
 
 
-async def _first_resync(api: ApiClient, cache: Cache[ClusterWarning], settings: Settings) -> None:
-    """Return when all objects are in the cache. While the API server prepares a new kind, lists are retried.
+async def _first_list(api: ApiClient, cache: Cache[ClusterWarning], settings: Settings) -> frozenset[str]:
+    """Return the namespaces to watch (empty: all) when all their objects are in the cache.
+
+    While the API server prepares a new kind, lists are retried.
 
     Raises:
-        ConfigurationError: if the operator lacks the right to list in its namespaces.
+        ConfigurationError: if the operator lacks the right to list in all namespaces, or in each of its list.
     """
     while True:
         try:
-            return await resync(api, cache, KINDS, settings.namespaces)
+            served = await served_namespaces(api, KINDS, settings.namespaces)
+            await resync(api, cache, KINDS, served)
+            return served
         except (ApiUnavailable, ApiError) as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:
                 found = f"is {','.join(settings.namespaces)}" if settings.namespaces else "is not set (all namespaces)"

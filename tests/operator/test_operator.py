@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -112,6 +113,18 @@ def test_requested_shutdown_logs_no_warning_and_gives_the_lease_up(plane: Operat
     assert plane.lease()[0] == ""
 
 
+def test_deleted_network_policy_is_made_again_while_the_operator_watches(plane: OperatorHarness) -> None:
+    plane.operator()
+    plane.apply("one")
+    plane.wait_until(lambda: plane.started("one"))
+    before = plane.get("networkpolicy", "one")
+    assert before is not None
+    plane.plane.kubectl("-n", "clinic", "delete", "networkpolicy", "one")
+    plane.wait_until(lambda: plane.get("networkpolicy", "one"), REPORT_SECONDS)
+    assert (plane.get("networkpolicy", "one") or {})["spec"] == before["spec"]
+    assert plane.refused() == []
+
+
 def test_operator_ends_when_a_frozen_api_server_costs_it_the_lease(plane: OperatorHarness) -> None:
     """Another operator may be the leader by then, so the process must not act."""
     operator = plane.operator()
@@ -180,7 +193,7 @@ def test_silently_frozen_streams_are_opened_again(plane: OperatorHarness) -> Non
 
 
 @pytest.mark.parametrize(
-    ("namespaces", "found"), [("clinic,nowhere", "is clinic,nowhere"), ("", "is not set (all namespaces)")]
+    ("namespaces", "found"), [("nowhere,gone", "is nowhere,gone"), ("", "is not set (all namespaces)")]
 )
 def test_missing_right_to_list_a_namespace_is_reported_with_its_setting(
     unstarted: OperatorHarness, namespaces: str, found: str
@@ -189,6 +202,31 @@ def test_missing_right_to_list_a_namespace_is_reported_with_its_setting(
     assert unstarted.operator(TENSAFE_NAMESPACES=namespaces).wait_for_exit(TIMEOUT_SECONDS) == 1
     assert f"TENSAFE_NAMESPACES {found}, but the operator may not list all objects there" in unstarted.logs()
     assert "Traceback" not in unstarted.logs()
+
+
+def test_deleted_namespace_is_skipped_and_taken_up_when_it_is_back(unstarted: OperatorHarness) -> None:
+    unstarted.start(namespaces=["clinic", "lab"])
+    fast = LONG_LEASE + "\nimport tensafe_operator.runtime.namespaces as module; module.POLL_SECONDS = 0.5"
+    operator, kubectl = unstarted.operator(before=fast), unstarted.plane.kubectl
+    unstarted.wait_until(lambda: served(operator.metrics()) == {"clinic": True, "lab": True})
+    kubectl("delete", "namespace", "lab")
+    unstarted.wait_until(lambda: served(operator.metrics()) == {"clinic": True, "lab": False})
+    unstarted.apply("meanwhile")
+    unstarted.wait_until(lambda: unstarted.started("meanwhile"))
+    assert "namespace lab is skipped" in unstarted.logs()
+
+    kubectl("create", "namespace", "lab")
+    install_roles(unstarted.plane, namespaces=["clinic", "lab"])  # as `helm upgrade` does
+    unstarted.wait_until(lambda: served(operator.metrics()) == {"clinic": True, "lab": True})
+    unstarted.apply("back", "lab")
+    unstarted.wait_until(lambda: kubectl("-n", "lab", "get", "rayjob", "-o", "name").stdout.strip())
+    assert "Traceback" not in unstarted.logs()
+
+
+def served(metrics: str) -> dict[str, bool]:
+    """Which namespaces of its list the operator serves, according to its metrics."""
+    found = re.findall(r'tensafe_namespace_served{namespace="(\w+)"} (\S+)', metrics)
+    return {name: value == "1.0" for name, value in found}
 
 
 OUTAGE_SECONDS = 60.0

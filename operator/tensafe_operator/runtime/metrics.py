@@ -24,6 +24,13 @@ class OperatorMetrics:
         self.heard = Gauge(
             "api_last_heard_timestamp_seconds", "When the API server last answered or sent an event.", **shared
         )
+        self.namespace_served = Gauge(
+            "namespace_served",
+            "1 for a namespace of the operator's list in which it runs jobs, 0 for one that does not exist or that it "
+            "may not list.",
+            ("namespace",),
+            **shared,
+        )
         self._requests = Counter(
             "api_requests_total",
             "Requests to the API server, without watches; the code is 0 if there was no answer.",

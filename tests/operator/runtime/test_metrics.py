@@ -25,4 +25,5 @@ def test_names_start_with_the_given_prefix() -> None:
         "other_event_loop_lag_seconds",
         "other_api_last_heard_timestamp_seconds",
         "other_api_requests",
+        "other_namespace_served",
     }
