@@ -125,7 +125,7 @@ def test_memory_of_the_host_is_checked_beside_the_gpu(
     assert main(["plan", write_manifest(**llama)]) == 0
     error = capsys.readouterr().err
     assert re.search(
-        r"512Mi is less than the 99\d MiB that a worker needs beside its GPUs, .*: raise it to 1Gi\n", error
+        r"512Mi is less than the 1,00\d MiB that a worker needs beside its GPUs, .*: raise it to 1Gi\n", error
     )
 
 

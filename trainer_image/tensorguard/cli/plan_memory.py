@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from tensorguard.models.memory import Device, MemoryEstimate, MemoryModel
     from tensorguard.models.source import ModelSource
 
-PROCESS = 960 << 20
-"""Bytes of a process that has imported what a worker imports, measured by `python -m benchmarks.plan_memory`."""
+BUFFERS = 14 << 20
+"""Bytes that threads and the kernels of a CPU take in a run beside tensors."""
+PROCESS = (958 << 20) + BUFFERS
+"""Bytes of a process that has imported what a worker imports, and BUFFERS. Both are measured by
+`python -m benchmarks.plan_memory`.
+"""
 CUDA_CONTEXT = 600 << 20
 """Bytes of a GPU that CUDA and its libraries take for a process. An assumption: it depends on GPU and driver."""
 ALLOCATOR_SHARE = 0.05

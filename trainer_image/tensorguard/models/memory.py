@@ -96,7 +96,7 @@ class MemoryModel:
             ValueError: a field of the manifest does not fit the model.
         """
         self._device = device
-        self._shards = spec.ranks_per_base
+        self._shards, self._workers = spec.ranks_per_base, spec.cluster.workers
         self._task = task_of(spec)
         processor = self._task.load_processor(source, spec.model)
         base = load_without_weights(
@@ -129,6 +129,9 @@ class MemoryModel:
         rows = micro_batch * row
         block = min(micro_batch, rows_at_once(dimension, torch.device(self._device))) * row
         on_cpu = self._device == "cpu"
+        # The self-test keeps another micro-batch, a copy of the parameters, and two to four rows: the records that it
+        # tries, alone and among others. It has neither noise nor masks nor the two moments of AdamW yet.
+        tested = min(micro_batch, 3)
         return MemoryEstimate(
             weights=sum(_stored_bytes(self._model, self._shards).values()),
             gathered_layers=_gathered_bytes(self._model, self._shards),
@@ -136,13 +139,12 @@ class MemoryModel:
             rows=rows,
             # The sum is int64. On a CPU follow the noise of the next step (int64) and its masks (uint32).
             sum=2 * row + (3 * row if on_cpu else 0),
-            # The self-test keeps another micro-batch, and copies of the parameters and of up to four rows. It has no
-            # moments of AdamW yet. A step keeps up to two rows of open units.
-            passes=peak - rows + inputs + 3 * row,
-            # The clipper copies a block of rows and needs five numbers of 32 bits for each coordinate of it. The
-            # self-test also keeps a row on the grid, int64.
-            clipping=5 * row + 6 * block,
-            update=(11 if on_cpu else 5) * row,
+            passes=peak - rows + inputs + tested * row,
+            # The clipper copies a block of rows and needs five numbers of 32 bits for each coordinate of it. A step
+            # keeps two rows of open units, and the self-test a row on the grid, int64.
+            clipping=(2 if on_cpu else 2 + tested) * row + 6 * block,
+            # On a CPU, the sum over several workers with its verification takes more than one worker's own sum.
+            update=(5 if not on_cpu else 8 if self._workers == 1 else 11) * row,
             host=0 if on_cpu else max(_loaded_bytes(self._model, self._shards), 14 * row),
             micro_batch=micro_batch,
             dimension=dimension,

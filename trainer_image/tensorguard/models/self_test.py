@@ -221,10 +221,19 @@ def _neighbour_error(
                 )
             worst = max(worst, error)
         alone = clipper.to_grid(row.clone().unsqueeze(0), [record])
-        on_grid = clipper.blocks(everywhere, [record] * rows)
-        if worst == 0.0 and not all(torch.equal(block, alone.expand_as(block)) for block in on_grid):
+        if worst == 0.0 and not _all_equal(clipper.blocks(everywhere, [record] * rows), alone):
             worst = 1 / clipper.grid
     return worst, fault
+
+
+def _all_equal(blocks: Iterator[torch.Tensor], row: torch.Tensor) -> bool:
+    """Whether each row of the blocks [rows, d] is equal to `row` [1, d]. One block exists at a time."""
+    for block in blocks:
+        equal = torch.equal(block, row.expand_as(block))
+        del block
+        if not equal:
+            return False
+    return True
 
 
 def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:

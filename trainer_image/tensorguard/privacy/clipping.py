@@ -95,6 +95,7 @@ class GridClipper:
         """
         for block in self.blocks(rows, seeds):
             self._sum += block.sum(dim=0)
+            del block  # before the next one is made
 
     def blocks(self, rows: torch.Tensor | Sequence[torch.Tensor], seeds: list[int]) -> Iterator[torch.Tensor]:
         """Yield the rows on the grid, in their order, as `add` adds them: int64 [units, d] of a few units each."""
