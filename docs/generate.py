@@ -25,6 +25,7 @@ from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensorguard.cli.main import command_parser
@@ -208,6 +209,7 @@ def operator_metrics() -> list[Any]:
     """Every metric of one operator."""
     registry = OperatorMetrics(METRICS_PREFIX).registry
     JobMetrics(registry)
+    guard_gauge(registry)
     return list(set(registry._collector_to_names))
 
 

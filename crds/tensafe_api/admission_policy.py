@@ -14,6 +14,7 @@ They apply to cluster administrators too. `tensafe_api.crd` writes them to a fil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 FORGET_ANNOTATION = "tensafe.io/forget"
@@ -25,7 +26,11 @@ KEEP_ANNOTATIONS = {
     "helm.sh/resource-policy": "keep",
 }
 """Annotations of objects that must outlive an installation: `helm uninstall` and Argo CD keep them."""
+POLICY_KIND, BINDING_KIND = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
 POLICY_NAME = "privacyledgers.tensafe.io"
+GUARD_VERSION = 1
+"""Version of the policies. It rises with each change of a rule, so that an operator knows older policies."""
+VERSION_ANNOTATION = "tensafe.io/guard-version"
 _CRD_POLICY_NAME = "privacyledgers-kind.tensafe.io"
 
 _IS_STATUS = "request.?subResource.orValue('') == 'status'"
@@ -84,8 +89,8 @@ def admission_policies() -> list[dict[str, Any]]:
 def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ...]) -> list[dict[str, Any]]:
     policy = {
         "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": name, "annotations": dict(KEEP_ANNOTATIONS)},
+        "kind": POLICY_KIND,
+        "metadata": {"name": name, "annotations": {**KEEP_ANNOTATIONS, VERSION_ANNOTATION: str(GUARD_VERSION)}},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [matched]},
@@ -96,8 +101,38 @@ def _policy(name: str, matched: dict[str, Any], rules: tuple[tuple[str, str], ..
     }
     binding = {
         "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicyBinding",
+        "kind": BINDING_KIND,
         "metadata": {"name": name, "annotations": dict(KEEP_ANNOTATIONS)},
         "spec": {"policyName": name, "validationActions": ["Deny"]},
     }
     return [policy, binding]
+
+
+def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
+    """Whether a policy and its binding, as the API server returns them, refuse what those of this release refuse.
+
+    A policy of this version must have the same rules. One of a newer version is trusted to have stricter ones. A
+    binding or a selector that leaves objects out counts as a missing policy.
+    """
+    name, found, bound = policy["metadata"]["name"], policy["spec"], binding["spec"]
+    wanted = next((each["spec"] for each in admission_policies() if each["metadata"]["name"] == name), None)
+    version = (policy["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
+    if wanted is None or not version.isdecimal() or int(version) < GUARD_VERSION:
+        return False
+    if bound["policyName"] != name or "Deny" not in bound["validationActions"] or "matchResources" in bound:
+        return False
+    matched = found["matchConstraints"]
+    selected = [matched.get(each) for each in ("namespaceSelector", "objectSelector", "excludeResourceRules")]
+    if found.get("failurePolicy") != "Fail" or found.get("matchConditions") or any(selected):
+        return False
+    if int(version) > GUARD_VERSION:
+        return True
+    rules = [
+        {name: rule.get(name) for name in ("apiGroups", "operations", "resources")} for rule in matched["resourceRules"]
+    ]
+    wanted_rules = [
+        {name: rule[name] for name in ("apiGroups", "operations", "resources")}
+        for rule in wanted["matchConstraints"]["resourceRules"]
+    ]
+    expressions = [each["expression"] for each in found["validations"]]
+    return rules == wanted_rules and expressions == [each["expression"] for each in wanted["validations"]]

@@ -226,6 +226,12 @@ class Reason(StrEnum):
         "The ledger of the job is missing or was replaced by another one, so the spent budget is unknown.",
         "Create a new job. A job whose ledger is lost never continues.",
     )
+    GUARD_MISSING = (
+        "GuardMissing",
+        "The admission policies that protect ledgers are missing or were changed, so a ledger could be falsified.",
+        "A cluster administrator applies crds/ again or upgrades the chart; the job then continues without further "
+        "action.",
+    )
     KUBERAY_MISSING = (
         "KubeRayMissing",
         "KubeRay is not installed in this cluster.",

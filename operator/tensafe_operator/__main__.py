@@ -23,6 +23,7 @@ from aiohttp import web
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.kinds import KINDS
+from tensafe_operator.ledger_guard import LedgerGuard
 from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
@@ -119,7 +120,8 @@ async def _lead(
     """
     cache, ready, job_metrics = Cache[ClusterWarning](KINDS), asyncio.Event(), JobMetrics(metrics.registry)
     queue = WorkQueue(lambda key: names.log_fields(*key))
-    reconciler = Reconciler(api, settings, learn=cache.learn)
+    guard = LedgerGuard(api, metrics.registry)
+    reconciler = Reconciler(api, settings, learn=cache.learn, guarded=guard.is_present)
 
     async def handle(key: Key) -> float | None:
         if not election.leading:
@@ -144,6 +146,7 @@ async def _lead(
             before = cache.known_keys()
             try:
                 await resync(api, cache, KINDS, served)
+                await guard.check()
             except (ApiUnavailable, ApiError) as error:
                 log.warning("the resync failed, the next one is in %.0f s: %s", RESYNC_SECONDS, error)
 
@@ -157,7 +160,7 @@ async def _lead(
 
     tasks.start("keeping the lease", election.keep())
     known = await tasks.complete("discovering kinds", available_kinds(api, KINDS))  # before kopf does
-    listed = await tasks.complete("listing", _first_list(api, cache, settings)) if known else None
+    listed = await tasks.complete("listing", _first_list(api, cache, guard, settings)) if known else None
     if known is None or listed is None:
         return []
     served = listed.result()
@@ -206,8 +209,10 @@ async def _serve(health: Health, port: int) -> web.AppRunner | None:
         raise ConfigurationError(f"{variable('port')} is {port}, which cannot be opened ({found}): {fix}.") from error
 
 
-async def _first_list(api: ApiClient, cache: Cache[ClusterWarning], settings: Settings) -> frozenset[str]:
-    """Return the namespaces to watch (empty: all) when all their objects are in the cache.
+async def _first_list(
+    api: ApiClient, cache: Cache[ClusterWarning], guard: LedgerGuard, settings: Settings
+) -> frozenset[str]:
+    """Return the namespaces to watch (empty: all) when all their objects are in the cache, and the guard was checked.
 
     While the API server prepares a new kind, lists are retried.
 
@@ -218,6 +223,7 @@ async def _first_list(api: ApiClient, cache: Cache[ClusterWarning], settings: Se
         try:
             served = await served_namespaces(api, KINDS, settings.namespaces)
             await resync(api, cache, KINDS, served)
+            await guard.check()
             return served
         except (ApiUnavailable, ApiError) as error:
             if isinstance(error, ApiError) and error.status == FORBIDDEN:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
 from tensafe_operator import names
@@ -16,6 +17,7 @@ from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
 CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
 """The kinds of the objects that are brought back to their manifest while an attempt runs."""
+_ADMISSION = ("admissionregistration.k8s.io", "v1")
 _DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
@@ -59,6 +61,8 @@ KINDS = Kinds(
         "Secret": Resource("", "v1", "secrets"),
         "ServiceAccount": Resource("", "v1", "serviceaccounts"),
         "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
+        POLICY_KIND: Resource(*_ADMISSION, "validatingadmissionpolicies"),
+        BINDING_KIND: Resource(*_ADMISSION, "validatingadmissionpolicybindings"),
         "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     },
     parent=KIND,

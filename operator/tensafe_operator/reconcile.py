@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from tensafe_api.resources.ledger import LEDGER_KIND
@@ -39,6 +39,7 @@ class Reconciler:
         settings: the operator's settings.
         clock: returns the time, in seconds since the epoch.
         learn: receives each object that the API server returned for a write, so that the cache can keep it.
+        guarded: returns whether the admission policies that protect ledgers are in force.
     """
 
     def __init__(
@@ -47,11 +48,14 @@ class Reconciler:
         settings: Settings,
         clock: Callable[[], float] = time.time,
         learn: Callable[[Manifest], object] = lambda document: None,
+        *,
+        guarded: Callable[[], Awaitable[bool]],
     ) -> None:
         self._api = api
         self._settings = settings
         self._clock = clock
         self._learn = learn
+        self._guarded = guarded
         self._calibration, self._accounting = asyncio.Lock(), asyncio.Lock()
 
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
@@ -72,12 +76,15 @@ class Reconciler:
         observed = cached or await observe(self._api, namespace, name)
         if observed is None:
             return None  # the job is deleted: garbage collection removes its children, and its ledger stays
+        guarded = await self._guarded()
+        observed = replace(observed, guarded=guarded)
         async with self._failure_in_status(observed.job):
             decision = await self._decide(observed)
             if decision.irreversible and cached is not None:
                 observed = await observe(self._api, namespace, name, observed)
                 if observed is None:
                     return None
+                observed = replace(observed, guarded=guarded)
                 decision = await self._decide(observed)
             try:
                 while True:

@@ -17,8 +17,10 @@ from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, m
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.helm import CHART, helm, render_chart
+from tensafe_api.admission_policy import admission_policies
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
 
@@ -127,13 +129,17 @@ def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role()
 
 def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     documents = render_chart({"namespaces": ["clinic", "lab"]})
-    assert not [each for each in documents if each["kind"] == "ClusterRoleBinding"]
+    (guard,) = [each for each in documents if each["kind"] == "ClusterRoleBinding"]
+    (rule,) = named(documents, "ClusterRole", guard["roleRef"]["name"])["rules"]
+    assert rule["verbs"] == ["get"]
+    assert set(rule["resourceNames"]) == {each["metadata"]["name"] for each in admission_policies()}
     bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
     assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
 
 
 def test_alerts_use_existing_metrics() -> None:
     metrics = OperatorMetrics(names.METRICS_PREFIX)
+    guard_gauge(metrics.registry)
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
     JobMetrics(metrics.registry).update(
         ("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}}

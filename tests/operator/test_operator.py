@@ -229,6 +229,24 @@ def served(metrics: str) -> dict[str, bool]:
     return {name: value == "1.0" for name, value in found}
 
 
+IMPATIENT_GUARD = "import tensafe_operator.ledger_guard as guard; guard.PRESENT_SECONDS = guard.ABSENT_SECONDS = 0.0"
+
+
+def test_no_job_is_begun_without_the_policies_that_protect_ledgers(plane: OperatorHarness) -> None:
+    operator = plane.operator(before=IMPATIENT_GUARD)
+    plane.wait_until(lambda: "tensafe_guard_present 1.0" in operator.metrics())
+    binding = ("validatingadmissionpolicybinding", "privacyledgers.tensafe.io")
+    plane.plane.kubectl("delete", *binding)
+    plane.apply("one")
+    plane.wait_until(lambda: condition(plane.get("tsj", "one"), "Stalled").get("reason") == "GuardMissing")
+    assert "tensafe_guard_present 0.0" in operator.metrics()
+    assert plane.plane.kubectl("-n", "clinic", "get", "pledger,rayjob", "-o", "name").stdout == ""
+    plane.install_our_crds()
+    plane.wait_until(lambda: plane.started("one"))
+    assert condition(plane.get("tsj", "one"), "Stalled")["status"] == "False"
+    assert plane.refused() == []
+
+
 OUTAGE_SECONDS = 60.0
 
 

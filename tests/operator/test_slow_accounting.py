@@ -28,6 +28,9 @@ class AcceptingApi:
 def test_slow_accounting_runs_in_a_thread(accountant: str, in_thread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
 
+    async def guarded() -> bool:
+        return True
+
     def record_thread(*arguments: Any) -> Decision:
         threads.append(threading.current_thread() is not threading.main_thread())
         return decide(*arguments)
@@ -36,6 +39,6 @@ def test_slow_accounting_runs_in_a_thread(accountant: str, in_thread: bool, monk
     # The noise multiplier is given: calibrating it with PLD takes half a minute.
     changes = {"metadata__resourceVersion": "1", "spec__suspend": True, "spec__privacy__noiseMultiplier": "2.0"}
     cluster = FakeCluster.with_job(spec__privacy__accountant=accountant, **changes)
-    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS)  # type: ignore[arg-type]
+    reconciler: Any = reconcile.Reconciler(AcceptingApi(), SETTINGS, guarded=guarded)  # type: ignore[arg-type]
     asyncio.run(reconciler.reconcile("clinic", "claims-triage", cluster.observe()))
     assert set(threads) == {in_thread}

@@ -21,7 +21,7 @@ from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.blockers import are_workers_blocked, starting_state
+from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, starting_state
 from tensafe_operator.plan.cleanup import delete_job_key, delete_old_ray_jobs
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline
@@ -67,6 +67,8 @@ def _decide(draft: Draft) -> None:
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
         return  # the job has ended
+    if not draft.observed.guarded:
+        draft.wake_at(draft.now + POLL_SECONDS)
     if is_lost(status.ledger_uid, found):
         fail_for_lost_ledger(draft)
         return  # the author creates a new job
@@ -76,7 +78,7 @@ def _decide(draft: Draft) -> None:
         return  # the author changes the manifest
     if found is None:
         open_ledger(draft, admitted)
-        return  # the API server returns the new ledger, or the author resumes a suspended job
+        return  # the API server returns the new ledger, the author resumes a suspended job, or the policies are back
     if conflict := find_conflict(admitted, found, status):
         draft.set_state(conflict)
         return  # a user removes the ledger, or the cluster administrator installs the release that created it
@@ -116,7 +118,11 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
         draft.set_state(starting_state(draft.observed, Phase.STARTING))
         return  # KubeRay starts the pods, or a user removes the blocker
-    draft.set_state(JobState(_PHASES[assessment.state], assessment.reason, assessment.message))
+    phase = _PHASES[assessment.state]
+    if not draft.observed.guarded:
+        draft.set_state(starting_state(draft.observed, phase))
+        return  # the attempt continues, and the cluster administrator installs the policies
+    draft.set_state(JobState(phase, assessment.reason, assessment.message))
     # The trainer charges the ledger, or Kueue admits the RayJob.
 
 
@@ -129,6 +135,9 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     if job.spec.suspend:
         draft.set_state(SUSPENDED)
         return  # the author resumes the job
+    if not draft.observed.guarded:
+        draft.set_state(starting_state(draft.observed, Phase.STARTING))
+        return  # the cluster administrator installs the policies
     if last is not None and (end := backoff_end(status.attempts, last)) > draft.now:
         draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, last.message or ""))
         draft.wake_at(end)

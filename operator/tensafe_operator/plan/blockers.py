@@ -1,14 +1,14 @@
 """Blockers: find what keeps the pods of an attempt from running, in the words of the component that refuses.
 
-The first blocker that a user has to remove is reported: first KubeRay, then what the API server refuses, then what the
-pods wait for. The job continues without another step of the user once the blocker is removed.
+The first blocker that a user has to remove is reported: first missing policies and KubeRay, then what the API server
+refuses, then what the pods wait for. The job continues without another step of the user once the blocker is removed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import WorkerCount
@@ -46,6 +46,8 @@ class Blocker:
 
 def find_blocker(observed: Observed) -> Blocker | None:
     """Return what keeps the pods from running, or None."""
+    if not observed.guarded:
+        return Blocker(Reason.GUARD_MISSING, Reason.GUARD_MISSING.sentence)
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
     return next(_blockers(observed), None)
@@ -61,8 +63,11 @@ def starting_state(observed: Observed, phase: Phase) -> JobState:
 
 
 def are_workers_blocked(observed: Observed, workers: WorkerCount | None) -> bool:
-    """Return whether workers of a running attempt are missing and a blocker keeps them from starting again."""
-    return workers is not None and workers.ready < workers.desired and find_blocker(observed) is not None
+    """Return whether workers of a running attempt are missing and a blocker keeps them from starting again. Missing
+    policies keep no pod of an attempt from starting.
+    """
+    missing = workers is not None and workers.ready < workers.desired
+    return missing and find_blocker(replace(observed, guarded=True)) is not None
 
 
 def count_ready_workers(pods: Iterable[Object]) -> int:

@@ -54,7 +54,8 @@ def keep_counting(draft: Draft, rejected: Rejected) -> None:
 
 
 def open_ledger(draft: Draft, admitted: Admitted) -> None:
-    """Show the planned privacy figures, and create the job's ledger unless the job is suspended.
+    """Show the planned privacy figures, and create the job's ledger unless the job is suspended or nothing would
+    protect the ledger.
 
     The ledger names the Secret with the job's key, which is created with it. This decision is not irreversible: the
     ledger's name belongs to the job's UID, and an existing ledger of that name stays unchanged.
@@ -62,6 +63,9 @@ def open_ledger(draft: Draft, admitted: Admitted) -> None:
     draft.status = fold_ledger(draft.status, admitted.plan, None)
     if admitted.job.spec.suspend:
         draft.set_state(SUSPENDED)
+        return
+    if not draft.observed.guarded:
+        draft.set_state(starting_state(draft.observed, Phase.PENDING))
         return
     key = access.job_key(admitted.job)
     draft.actions += [Create(key), Create(ledger.ledger(admitted.job, admitted.plan, key))]

@@ -42,6 +42,7 @@ class Observed:
         kuberay: whether the API server serves RayJobs.
         corrected: the NetworkPolicy and the RoleBinding of the job. A correction can be taken twice, so they may be
             from the cache in an observation that is otherwise the API server's own.
+        guarded: whether the admission policies that protect ledgers are in force.
     """
 
     job: Object
@@ -51,6 +52,7 @@ class Observed:
     warnings: tuple[ClusterWarning, ...] = ()
     kuberay: bool = True
     corrected: tuple[Object, ...] = ()
+    guarded: bool = True
 
 
 @dataclass(frozen=True)

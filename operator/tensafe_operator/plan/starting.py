@@ -28,10 +28,10 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         message = "waiting until the pods of the last attempt have terminated"
         draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, message))
         return  # the pods terminate
-    if not draft.observed.kuberay:
+    if not (draft.observed.kuberay and draft.observed.guarded):
         draft.set_state(starting_state(draft.observed, Phase.PENDING))
         draft.wake_at(draft.now + POLL_SECONDS)
-        return  # the cluster administrator installs KubeRay
+        return  # the cluster administrator installs KubeRay or the policies
     for manifest in children_of(draft, admitted, attempt):
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))

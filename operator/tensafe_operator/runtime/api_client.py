@@ -86,8 +86,8 @@ class ApiClient:
             await self._session.close()
         await self._http.close()
 
-    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """The object, or None if it does not exist."""
+    async def get(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
+        """The object, or None if it does not exist. namespace: None for a kind without namespaces."""
         try:
             return await self._request("GET", self._resources[kind].path(namespace, name))
         except ApiError as error:

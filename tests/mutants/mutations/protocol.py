@@ -183,6 +183,24 @@ PROTOCOL: tuple[Mutation, ...] = (
         ("tests/operator/children/test_children.py::test_object_with_one_more_field_does_not_match",),
     ),
     Mutation(
+        "a job opens its ledger although nothing protects it",
+        (Edit("operator/tensafe_operator/plan/ledger.py", "if not draft.observed.guarded:", "if False:"),),
+        (
+            "tests/operator/plan/test_starting.py::test_nothing_is_begun_while_the_policies_that_protect_ledgers_are_missing",
+        ),
+    ),
+    Mutation(
+        "a policy with weaker rules counts as the guard of ledgers",
+        (
+            Edit(
+                "crds/tensafe_api/admission_policy.py",
+                "return rules == wanted_rules and expressions ==",
+                "return rules == wanted_rules or expressions ==",
+            ),
+        ),
+        ("tests/api/test_admission_policy.py::test_weakened_policy_is_not_enforced",),
+    ),
+    Mutation(
         "the operator deletes any Secret that a ledger names as its key",
         (
             Edit(

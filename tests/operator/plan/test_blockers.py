@@ -21,8 +21,10 @@ def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
     return pod(containerStatuses=[{"name": "ray", "image": "registry/none:1", "state": state}])
 
 
-def observe(*pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True) -> Observed:
-    return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay)
+def observe(
+    *pods: dict[str, Any], warnings: tuple[ClusterWarning, ...] = (), kuberay: bool = True, guarded: bool = True
+) -> Observed:
+    return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay, guarded=guarded)
 
 
 _UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
@@ -35,6 +37,7 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
     ("observed", "reason", "text"),
     [
         (observe(kuberay=False), Reason.KUBERAY_MISSING, "KubeRay"),
+        (observe(kuberay=False, guarded=False), Reason.GUARD_MISSING, "admission policies"),
         (observe(waiting_pod("ImagePullBackOff")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
         (observe(waiting_pod("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
         (observe(waiting_pod("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),

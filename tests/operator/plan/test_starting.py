@@ -114,3 +114,58 @@ def test_policy_of_a_job_that_has_ended_is_left_alone() -> None:
     cluster.take_snapshot()
     operator.settle()
     assert cluster.corrected == {}
+
+
+def test_nothing_is_begun_while_the_policies_that_protect_ledgers_are_missing() -> None:
+    cluster = FakeCluster.with_job()
+    cluster.guarded = False
+    operator = FakeOperator(cluster)
+    operator.settle()
+    assert (cluster.status["phase"], condition(cluster, "Stalled")["reason"]) == ("Pending", "GuardMissing")
+    assert cluster.ledger is None and not cluster.created
+    assert operator.wake is not None and operator.wake <= cluster.now + 10
+    cluster.guarded = True
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1"]
+
+
+def test_no_attempt_follows_while_the_policies_are_missing() -> None:
+    cluster, operator = running_job()
+    cluster.guarded = False
+    cluster.end_ray_job("FAILED", "exit code 64")
+    cluster.remove_terminating_pods()
+    operator.settle()
+    cluster.now += 600
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1"]
+    assert (cluster.status["phase"], condition(cluster, "Stalled")["reason"]) == ("Starting", "GuardMissing")
+    cluster.guarded = True
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
+
+
+def test_recorded_attempt_does_not_start_while_the_policies_are_missing() -> None:
+    """The policies are deleted after the attempt was recorded, and before its RayJob was created."""
+    cluster, operator = started_job()
+    cluster.ray_jobs.clear()
+    del cluster.job["status"]["attempts"][0]["startTime"]
+    cluster.guarded = False
+    operator.settle()
+    assert not cluster.ray_jobs
+    assert condition(cluster, "Stalled")["reason"] == "GuardMissing"
+
+
+def test_running_job_goes_on_and_says_that_the_policies_are_missing() -> None:
+    cluster, operator = running_job()
+    cluster.guarded = False
+    operator.settle()
+    assert cluster.status["phase"] == "Running" and condition(cluster, "Running")["status"] == "True"
+    stalled = condition(cluster, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "GuardMissing")
+    assert "cluster administrator" in stalled["message"]
+    cluster.charge(5)
+    operator.settle()
+    assert cluster.status["privacy"]["stepsCharged"] == 10
+    cluster.guarded = True
+    operator.settle()
+    assert condition(cluster, "Stalled")["status"] == "False"

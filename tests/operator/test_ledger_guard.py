@@ -1,0 +1,83 @@
+"""The operator reads the policies once for many jobs, and again before its answer is old."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tensafe_api.admission_policy import admission_policies
+from tensafe_operator.ledger_guard import ABSENT_SECONDS, PRESENT_SECONDS, LedgerGuard
+from tensafe_operator.runtime.api_client import FORBIDDEN, ApiError, ApiUnavailable
+
+
+class Policies:
+    """An API server with these policies, and a clock."""
+
+    def __init__(self) -> None:
+        self.objects = {(each["kind"], each["metadata"]["name"]): each for each in admission_policies()}
+        self.error: Exception | None = None
+        self.requests, self.now = 0, 0.0
+
+    async def get(self, kind: str, namespace: None, name: str) -> dict[str, Any] | None:
+        self.requests += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return self.objects.get((kind, name))
+
+    def guard(self) -> LedgerGuard:
+        self.registry = CollectorRegistry()
+        return LedgerGuard(self, self.registry, lambda: self.now)  # type: ignore[arg-type]
+
+    def exported(self) -> bool:
+        return b"tensafe_guard_present 1.0" in generate_latest(self.registry)
+
+
+def test_many_jobs_share_one_check() -> None:
+    policies = Policies()
+
+    async def run() -> None:
+        guard = policies.guard()
+        assert all(await asyncio.gather(*(guard.is_present() for _ in range(50))))
+        assert policies.requests == 4
+        policies.now += PRESENT_SECONDS - 1
+        assert await guard.is_present() and policies.requests == 4
+
+    asyncio.run(run())
+    assert policies.exported()
+
+
+@pytest.mark.parametrize("missing", [(each["kind"], each["metadata"]["name"]) for each in admission_policies()])
+def test_missing_part_is_noticed_and_looked_for_again_soon(
+    missing: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = Policies()
+    removed = policies.objects.pop(missing)
+
+    async def run() -> None:
+        guard = policies.guard()
+        assert not await guard.is_present()
+        assert not policies.exported() and missing[1] in caplog.text
+        policies.objects[missing] = removed
+        assert not await guard.is_present(), "the answer is used for some seconds"
+        policies.now += ABSENT_SECONDS
+        assert await guard.is_present()
+
+    asyncio.run(run())
+    assert policies.exported()
+
+
+def test_policies_that_may_not_be_read_count_as_missing() -> None:
+    policies = Policies()
+    policies.error = ApiError(FORBIDDEN, "no right to read the policies")
+    assert not asyncio.run(policies.guard().is_present())
+
+
+def test_api_server_that_does_not_answer_is_no_missing_policy() -> None:
+    policies = Policies()
+    policies.error = ApiUnavailable("the API server does not answer")
+    with pytest.raises(ApiUnavailable):
+        asyncio.run(policies.guard().is_present())
