@@ -12,7 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
+from pydantic import ValidationError
+
 from tensafe_api.resources.strings import IMAGE, RAY_VERSION
+from tensafe_operator.job_network import JobNetwork
 from tensafe_operator.runtime.errors import ConfigurationError
 
 _PREFIX = "TENSAFE_"
@@ -28,7 +31,8 @@ class Settings:
     namespaces: namespaces to operate in, separated by commas; empty: all.
     own_namespace: namespace of the operator's Lease.
     kuberay_namespace: namespace that may connect to the Ray dashboard.
-    egress_cidrs: networks that job pods may connect to beside DNS and HTTPS, separated by commas.
+    egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
+    job_network: what else job pods may connect to, as JSON.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
     """
@@ -39,6 +43,7 @@ class Settings:
     own_namespace: str = "tensafe-system"
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
+    job_network: JobNetwork = field(default_factory=JobNetwork)
     stall_seconds: int = 1800
     port: int = 8080
 
@@ -64,6 +69,8 @@ class Settings:
                 raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")
         for cidr in values.get("egress_cidrs", ()):  # type: ignore[attr-defined]
             _check_network(cidr)
+        if "job_network" in given:
+            values["job_network"] = _job_network(given["job_network"])
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -78,7 +85,8 @@ def describe_variables() -> Iterator[tuple[str, str]]:
     defaults = Settings()
     for each in fields(Settings):
         default = getattr(defaults, each.name)
-        yield variable(each.name), descriptions[each.name] + (f" (default {default})" if default else "")
+        shown = isinstance(default, str | int) and default
+        yield variable(each.name), descriptions[each.name] + (f" (default {default})" if shown else "")
 
 
 def _check_network(cidr: str) -> None:
@@ -87,6 +95,16 @@ def _check_network(cidr: str) -> None:
     except ValueError as error:
         fix = "set it to networks such as 10.1.0.0/16, separated by commas"
         raise ConfigurationError(f"{variable('egress_cidrs')} has {cidr!r}, which is not a network: {fix}.") from error
+
+
+def _job_network(text: str) -> JobNetwork:
+    try:
+        return JobNetwork.model_validate_json(text, by_alias=True, by_name=False)
+    except ValidationError as error:
+        found = error.errors()[0]
+        place = ".".join(map(str, found["loc"])) or "the whole"
+        fix = "set it as the chart does from `jobs.networkPolicy`"
+        raise ConfigurationError(f"{variable('job_network')} is wrong in {place} ({found['msg']}): {fix}.") from error
 
 
 def _whole_number(name: str, text: str, allowed: range) -> int:

@@ -20,6 +20,7 @@ from e2e.platform.helm import CHART, helm, render_chart
 from tensafe_api.admission_policy import admission_policies
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
+from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
@@ -32,6 +33,10 @@ EVERYTHING: dict[str, Any] = {
     "image.registry": "images.example",
     "trainer.image.tag": "mine",
     "jobs.egressCIDRs": ["10.20.0.0/16", "fd00::/8"],
+    "jobs.networkPolicy.dns.ports": [5353],
+    "jobs.networkPolicy.apiServerCIDRs": ["10.0.0.1/32"],
+    "jobs.networkPolicy.metadata": ["GKEWorkloadIdentity"],
+    "jobs.networkPolicy.egress": [],
     "serviceAccount.annotations": {"team": "clinic"},
     "podAnnotations": {"a": "b"},
     "podLabels": {"c": "d"},
@@ -58,6 +63,10 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stallSeconds", 5, "stallSeconds"),
     ("jobs.egressCIDRs", ["10.0.0.1"], "egressCIDRs"),
     ("jobs.egressCIDRs", ["10.0.0.0/99"], "egressCIDRs"),
+    ("jobs.networkPolicy.metadata", ["AWS"], "metadata"),
+    ("jobs.networkPolicy.dns.ports", [], "ports"),
+    ("jobs.networkPolicy.apiServerCIDRs", ["10.0.0.1"], "apiServerCIDRs"),
+    ("jobs.networkPolicy.ports", [443], "ports"),
     ("crds.enabled", "yes", "enabled"),
     ("crd", {"enabled": False}, "crd"),
     ("metrics.port", 80, "port"),
@@ -103,6 +112,12 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     settings = Settings.from_environment(environment)
     assert settings.image == "tensafe-trainer:mine"
     assert settings.egress_cidrs == ("10.20.0.0/16", "fd00::/8")
+    assert settings.job_network == JobNetwork(
+        dns=Dns(ports=(5353,)),
+        api_server_cidrs=("10.0.0.1/32",),
+        metadata=(MetadataService.GKE_WORKLOAD_IDENTITY,),
+        egress=(),
+    )
     assert settings.stall_seconds == Settings().stall_seconds
     assert settings.ray_version == Settings().ray_version
     assert container["image"] == "images.example/tensafe-operator:0.1.0"

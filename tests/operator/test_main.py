@@ -119,6 +119,9 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     ("name", "value", "message"),
     [
         ("TENSAFE_EGRESS_CIDRS", "10.1.0.0/16, 10.0.0", "has '10.0.0', which is not a network"),
+        ("TENSAFE_JOB_NETWORK", '{"metadata": ["AWS"]}', "is wrong in metadata.0 .*set it as the chart does"),
+        ("TENSAFE_JOB_NETWORK", '{"apiServerCIDRs": ["10.0.0.1/8"]}', "is wrong in apiServerCIDRs.0 .*host bits"),
+        ("TENSAFE_JOB_NETWORK", "{", "is wrong in the whole .*JSON"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],

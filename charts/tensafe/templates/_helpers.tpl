@@ -31,6 +31,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
 {{- end -}}
 
+{{/* What the pods of jobs may connect to, as JSON. */}}
+{{- define "tensafe.jobNetwork" -}}
+{{- $ports := .Values.jobs.networkPolicy.apiServerPorts | default .Values.networkPolicy.apiServerPorts -}}
+{{- merge (dict "apiServerPorts" $ports) .Values.jobs.networkPolicy | toJson -}}
+{{- end -}}
+
 {{/* The operator's rights in each of its namespaces. It reads no Secret, runs no command in a pod and creates no
 role. */}}
 {{- define "tensafe.rules" -}}

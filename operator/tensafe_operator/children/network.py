@@ -1,8 +1,7 @@
 """Builds the NetworkPolicy of a job's pods.
 
 Ingress: from the job's own pods, and from KubeRay to the head's dashboard, through which it submits the job. Egress: to
-the job's own pods, DNS, HTTPS (object storage, model hubs, the API server), the credential endpoints of the clouds, and
-the networks in the operator's settings.
+the job's own pods, and to what the administrator allows (`job_network`).
 
 If the cluster's network plugin does not enforce NetworkPolicies, the policy isolates nothing. The documentation warns
 of that.
@@ -10,6 +9,8 @@ of that.
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -18,11 +19,12 @@ from tensafe_operator.children import Manifest, metadata
 from tensafe_operator.settings import Settings
 
 DASHBOARD_PORT = 8265
-_CREDENTIAL_ENDPOINTS = ("169.254.169.254/32", "169.254.170.2/32", "169.254.170.23/32")
 
 
-def policy(job: TenSafeTrainingJob, settings: Settings) -> Manifest:
-    """The NetworkPolicy of all pods of a job."""
+def policy(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
+    """The NetworkPolicy of all pods of a job; None if jobs get none."""
+    if not settings.job_network.enabled:
+        return None
     pods = {"matchLabels": {names.JOB_UID: job.metadata.uid}}
     own: list[dict[str, Any]] = [{"podSelector": pods}]
     kuberay = {"matchLabels": {"kubernetes.io/metadata.name": settings.kuberay_namespace}}
@@ -35,18 +37,36 @@ def policy(job: TenSafeTrainingJob, settings: Settings) -> Manifest:
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
                 {"from": own},
-                {"from": [{"namespaceSelector": kuberay}], "ports": [_tcp(DASHBOARD_PORT)]},
+                {"from": [{"namespaceSelector": kuberay}], "ports": _ports(DASHBOARD_PORT)},
             ],
-            "egress": [
-                {"to": own},
-                {"ports": [{"protocol": "UDP", "port": 53}, _tcp(53)]},
-                {"ports": [_tcp(443), _tcp(6443)]},
-                {"to": [{"ipBlock": {"cidr": cidr}} for cidr in _CREDENTIAL_ENDPOINTS], "ports": [_tcp(80)]},
-                *({"to": [{"ipBlock": {"cidr": cidr}}]} for cidr in settings.egress_cidrs),
-            ],
+            "egress": [{"to": own}, *_egress(settings)],
         },
     }
 
 
-def _tcp(port: int) -> dict[str, Any]:
-    return {"protocol": "TCP", "port": port}
+def _egress(settings: Settings) -> Iterator[dict[str, Any]]:
+    allowed = settings.job_network
+    if allowed.dns.ports:
+        ports = [*_ports(*allowed.dns.ports, protocol="UDP"), *_ports(*allowed.dns.ports)]
+        yield {**_to(allowed.dns.to), "ports": ports}
+    if allowed.api_server_ports:
+        yield {**_to(map(_block, allowed.api_server_cidrs)), "ports": _ports(*allowed.api_server_ports)}
+    for service in allowed.metadata:
+        for address, port in service.endpoints:
+            yield {"to": [_block(str(ipaddress.ip_network(address)))], "ports": _ports(port)}
+    yield from ({"to": [_block(cidr)]} for cidr in settings.egress_cidrs)
+    yield from (dict(rule) for rule in allowed.egress)
+
+
+def _to(peers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The destinations of a rule. A rule without any allows all."""
+    found = list(peers)
+    return {"to": found} if found else {}
+
+
+def _block(cidr: str) -> dict[str, Any]:
+    return {"ipBlock": {"cidr": cidr}}
+
+
+def _ports(*ports: int, protocol: str = "TCP") -> list[dict[str, Any]]:
+    return [{"protocol": protocol, "port": port} for port in ports]

@@ -41,7 +41,8 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
 def correct_children(draft: Draft, admitted: Admitted) -> None:
     """Bring back the NetworkPolicy and the RoleBinding of a running attempt, where they are missing or were changed."""
     found = {(each["kind"], each["metadata"]["name"]): each for each in draft.observed.corrected}
-    for manifest in (access.role_binding(admitted.job), network.policy(admitted.job, draft.settings)):
+    wanted = (access.role_binding(admitted.job), network.policy(admitted.job, draft.settings))
+    for manifest in (each for each in wanted if each is not None):
         present = found.get((manifest["kind"], manifest["metadata"]["name"]))
         if present is None or not matches(present, manifest):
             draft.actions.append(Create(manifest))

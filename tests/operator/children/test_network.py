@@ -17,6 +17,7 @@ from tensafe_api.problems import parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator.children import configuration, network, rayjob
+from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -64,7 +65,10 @@ FOREIGN = pods_of(ELSEWHERE, "10.85.3")[1]
 STRANGER = pod("clinic", {"app": "shell"}, "10.85.4.1")
 IMPOSTOR = pod("insurer", WORKER["Internal"]["PodLabels"], "10.85.4.2")
 KUBERAY = pod("kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"}, "10.85.5.1")
+KUBE_DNS = pod("kube-system", {"k8s-app": "kube-dns"}, "10.85.6.1")
+OPENSHIFT_DNS = pod("openshift-dns", {"dns": "default"}, "10.85.6.2")
 INTERNET, BUCKET, METADATA = {"IP": "203.0.113.9"}, {"IP": "10.1.2.3"}, {"IP": "169.254.169.254"}
+NODE_DNS, POD_IDENTITY = {"IP": "169.254.20.10"}, {"IP": "169.254.170.23"}
 
 
 def test_pods_accept_connections_of_their_job_only_and_open_only_needed_ones(tmp_path: Path) -> None:
@@ -88,21 +92,70 @@ def test_pods_accept_connections_of_their_job_only_and_open_only_needed_ones(tmp
         (WORKER, STRANGER, S3, False),
         (WORKER, STRANGER, 443, True),  # as any pod that no policy selects
         *((WORKER, neighbour, 443, False) for neighbour in (OTHER, FOREIGN)),
-        (WORKER, METADATA, 80, True),
+        (WORKER, METADATA, 80, False),  # the node's credentials
+        (WORKER, POD_IDENTITY, 80, True),
         (WORKER, INTERNET, 6443, True),
+        *((WORKER, server, port, True) for server in (KUBE_DNS, OPENSHIFT_DNS, NODE_DNS) for port in (53, 5353)),
+        *((WORKER, other, 53, False) for other in (INTERNET, STRANGER)),
     ]
-    assert evaluate(connections, tmp_path) == [allowed for *_, allowed in connections]
+    assert evaluate(connections, tmp_path, SETTINGS) == [allowed for *_, allowed in connections]
+
+
+def test_administrator_can_close_all_but_named_destinations(tmp_path: Path) -> None:
+    """An API server and an object store with known addresses, and a DNS service outside the cluster."""
+    closed = JobNetwork(
+        dns=Dns(to=({"ipBlock": {"cidr": "10.9.0.10/32"}},), ports=(53,)),
+        api_server_ports=(8443,),
+        api_server_cidrs=("10.9.0.1/32",),
+        metadata=(),
+        egress=({"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"protocol": "TCP", "port": S3}]},),
+    )
+    connections = [
+        (WORKER, HEAD, GCS, True),
+        (WORKER, {"IP": "10.9.0.10"}, 53, True),
+        (WORKER, KUBE_DNS, 53, False),
+        (WORKER, {"IP": "10.9.0.1"}, 8443, True),
+        (WORKER, {"IP": "10.9.0.1"}, 443, False),
+        (WORKER, INTERNET, 8443, False),
+        (WORKER, BUCKET, S3, True),
+        (WORKER, BUCKET, 443, False),
+        *((WORKER, INTERNET, port, False) for port in (443, 6443, 53)),
+        (WORKER, POD_IDENTITY, 80, False),
+    ]
+    found = evaluate(connections, tmp_path, Settings(image="trainer:1", job_network=closed))
+    assert found == [allowed for *_, allowed in connections]
+
+
+@pytest.mark.parametrize(
+    ("service", "address", "port"),
+    [
+        (MetadataService.NODE, "169.254.169.254", 80),
+        (MetadataService.GKE_WORKLOAD_IDENTITY, "169.254.169.254", 80),
+        (MetadataService.GKE_WORKLOAD_IDENTITY, "169.254.169.252", 988),
+    ],
+)
+def test_credentials_of_a_cloud_are_opened_by_name(
+    tmp_path: Path, service: MetadataService, address: str, port: int
+) -> None:
+    opened = Settings(image="trainer:1", job_network=JobNetwork(metadata=(service,)))
+    connections = [(WORKER, {"IP": address}, port, True), (WORKER, {"IP": address}, 8080, False)]
+    assert evaluate(connections, tmp_path, opened) == [True, False]
+
+
+def test_administrator_can_leave_the_policies_out() -> None:
+    assert network.policy(OURS, Settings(image="trainer:1", job_network=JobNetwork(enabled=False))) is None
 
 
 def test_evaluator_allows_a_connection_if_a_policy_allows_all(tmp_path: Path) -> None:
     """A check of the evaluator: it does not refuse everything."""
-    assert evaluate([(STRANGER, WORKER, GLOO, True)], tmp_path, opened=True) == [True]
+    assert evaluate([(STRANGER, WORKER, GLOO, True)], tmp_path, SETTINGS, opened=True) == [True]
 
 
-def evaluate(connections: list[Any], folder: Path, *, opened: bool = False) -> list[bool]:
+def evaluate(connections: list[Any], folder: Path, settings: Settings, *, opened: bool = False) -> list[bool]:
     """Whether the policies allow each connection (source, destination, TCP port)."""
-    policies = [network.policy(job, SETTINGS) for job in (OURS, NEIGHBOUR, ELSEWHERE)]
+    policies = [network.policy(job, settings) for job in (OURS, NEIGHBOUR, ELSEWHERE)]
     for job, policy in zip((OURS, NEIGHBOUR, ELSEWHERE), policies):
+        assert policy is not None
         policy["metadata"]["namespace"] = job.metadata.namespace
         if opened:
             policy["spec"]["ingress"] = [{}]
