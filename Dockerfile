@@ -19,15 +19,18 @@ FROM ${BASE_IMAGE} AS base
 ENV VIRTUAL_ENV=/opt/tensafe \
     PATH=/opt/tensafe/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/home/tensafe \
+    LOGNAME=tensafe \
     PYTHONUNBUFFERED=1 \
     UV_SYSTEM_CERTS=1 \
     UV_NO_CACHE=1 \
     UV_COMPILE_BYTECODE=1 \
     PYC_INVALIDATION_MODE=UNCHECKED_HASH
-# KubeRay starts processes with /bin/bash. The user has a home folder for the caches of Ray and Hugging Face.
+# KubeRay starts processes with /bin/bash. The user has a home folder for the caches of Ray and Hugging Face. OpenShift
+# runs containers under a user id of the namespace, in group 0: that group may write there, and LOGNAME gives such a user
+# a name.
 RUN echo 'tensafe:x:1000:1000::/home/tensafe:/bin/bash' >> /etc/passwd && \
     echo 'tensafe:x:1000:' >> /etc/group && \
-    install -d -o 1000 -g 1000 /home/tensafe && \
+    install -d -o 1000 -g 0 -m 2775 /home/tensafe && \
     python3 -m venv --without-pip "$VIRTUAL_ENV"
 WORKDIR /home/tensafe
 

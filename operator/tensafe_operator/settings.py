@@ -20,7 +20,7 @@ from tensafe_operator.runtime.errors import ConfigurationError
 
 _PREFIX = "TENSAFE_"
 _PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
-_RANGES = {"stall_seconds": range(1, 2**31), "port": range(2**16)}
+_RANGES = {"fs_group": range(2**31), "stall_seconds": range(1, 2**31), "port": range(2**16)}
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Settings:
     kuberay_namespace: namespace that may connect to the Ray dashboard.
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
     job_network: what else job pods may connect to, as JSON.
+    fs_group: group id of the volumes of jobs; None leaves it to the cluster.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
     """
@@ -44,6 +45,7 @@ class Settings:
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
     job_network: JobNetwork = field(default_factory=JobNetwork)
+    fs_group: int | None = 1000
     stall_seconds: int = 1800
     port: int = 8080
 
@@ -63,7 +65,8 @@ class Settings:
                 values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
         for name, allowed in _RANGES.items():
             if name in given:
-                values[name] = _whole_number(variable(name), given[name], allowed)
+                left_out = name == "fs_group" and given[name] == "None"
+                values[name] = None if left_out else _whole_number(variable(name), given[name], allowed)
         for name, (pattern, example) in _PATTERNS.items():
             if name in given and not re.fullmatch(pattern, given[name]):
                 raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")

@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "image.registry": "images.example",
     "trainer.image.tag": "mine",
     "jobs.egressCIDRs": ["10.20.0.0/16", "fd00::/8"],
+    "jobs.fsGroup": None,
     "jobs.networkPolicy.dns.ports": [5353],
     "jobs.networkPolicy.apiServerCIDRs": ["10.0.0.1/32"],
     "jobs.networkPolicy.metadata": ["GKEWorkloadIdentity"],
@@ -63,6 +64,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stallSeconds", 5, "stallSeconds"),
     ("jobs.egressCIDRs", ["10.0.0.1"], "egressCIDRs"),
     ("jobs.egressCIDRs", ["10.0.0.0/99"], "egressCIDRs"),
+    ("jobs.fsGroup", "None", "fsGroup"),
     ("jobs.networkPolicy.metadata", ["AWS"], "metadata"),
     ("jobs.networkPolicy.dns.ports", [], "ports"),
     ("jobs.networkPolicy.apiServerCIDRs", ["10.0.0.1"], "apiServerCIDRs"),
@@ -112,6 +114,7 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     settings = Settings.from_environment(environment)
     assert settings.image == "tensafe-trainer:mine"
     assert settings.egress_cidrs == ("10.20.0.0/16", "fd00::/8")
+    assert settings.fs_group is None
     assert settings.job_network == JobNetwork(
         dns=Dns(ports=(5353,)),
         api_server_cidrs=("10.0.0.1/32",),

@@ -122,6 +122,7 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("TENSAFE_JOB_NETWORK", '{"metadata": ["AWS"]}', "is wrong in metadata.0 .*set it as the chart does"),
         ("TENSAFE_JOB_NETWORK", '{"apiServerCIDRs": ["10.0.0.1/8"]}', "is wrong in apiServerCIDRs.0 .*host bits"),
         ("TENSAFE_JOB_NETWORK", "{", "is wrong in the whole .*JSON"),
+        ("TENSAFE_FS_GROUP", "none", "set it to a whole number"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],

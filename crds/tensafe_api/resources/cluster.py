@@ -128,7 +128,7 @@ class SecurityContext(Block):
         None, description="User id of the processes, above 0: pods never run as root. Default: the user of the image."
     )
     fs_group: Count | None = Field(
-        None, description="Group id that owns the volumes. Default: 1000, the group of the user in the default image."
+        None, description="Group id that owns the volumes. Default: that of the operator, 1000 unless it was changed."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -25,8 +25,6 @@ KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
 JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
-IMAGE_GROUP = 1000
-"""Group of the image's user."""
 GRACE_SECONDS = 120
 """Grace period of a pod that is asked to terminate: a worker saves a checkpoint in it, and the head waits for the
 workers.
@@ -117,7 +115,7 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
         "env": [*_common_environment(parameters), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
-    return _template(job, attempt, container, [_job_volume(parameters), {"name": "run", "emptyDir": {}}])
+    return _template(job, attempt, settings, container, [_job_volume(parameters), {"name": "run", "emptyDir": {}}])
 
 
 def _worker_template(
@@ -144,7 +142,7 @@ def _worker_template(
         {"name": "key", "secret": {"secretName": key_secret, "defaultMode": 0o440}},
         {"name": "run", "emptyDir": {}},
     ]
-    template = _template(job, attempt, container, own + [_volume(volume) for volume in volumes])
+    template = _template(job, attempt, settings, container, own + [_volume(volume) for volume in volumes])
     template["spec"] |= {
         "initContainers": [_check_container(container)],
         "serviceAccountName": service_account(job),
@@ -153,7 +151,9 @@ def _worker_template(
     return template
 
 
-def _template(job: TenSafeTrainingJob, attempt: int, container: Manifest, volumes: list[Manifest]) -> Manifest:
+def _template(
+    job: TenSafeTrainingJob, attempt: int, settings: Settings, container: Manifest, volumes: list[Manifest]
+) -> Manifest:
     cluster = job.spec.cluster
     uid = job.metadata.uid or ""
     spec: Manifest = {
@@ -161,7 +161,7 @@ def _template(job: TenSafeTrainingJob, attempt: int, container: Manifest, volume
         "enableServiceLinks": False,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "securityContext": _pod_security(cluster),
+        "securityContext": _pod_security(cluster, settings),
         "containers": [container],
         "volumes": volumes,
         "nodeSelector": dict(cluster.node_selector),
@@ -219,15 +219,19 @@ def _probe(ray_version: str) -> Manifest:
     return {"readinessProbe": {**check, "initialDelaySeconds": 1, "periodSeconds": 1, "failureThreshold": 60}}
 
 
-def _pod_security(cluster: Cluster) -> Manifest:
+def _pod_security(cluster: Cluster, settings: Settings) -> Manifest:
     """User and group ids of the containers. Files of volumes belong to root: without `fsGroup` the processes could
-    neither read the key nor write to a PVC.
+    neither read the key nor write to a PVC. OpenShift sets both ids itself.
     """
     requested = cluster.security_context
+    group = settings.fs_group if requested.fs_group is None else requested.fs_group
     context: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     if requested.run_as_user is not None:
         context["runAsUser"] = requested.run_as_user
-    return {**context, "fsGroup": IMAGE_GROUP if requested.fs_group is None else requested.fs_group}
+    if group is not None:
+        # The owner of each file in a large volume is changed once, and not at each start of a pod.
+        context |= {"fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    return context
 
 
 def _common_environment(parameters: Manifest) -> list[Manifest]:

@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.openshift import restricted_v2
+from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -81,9 +84,9 @@ def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Man
     return [each for each in built if each is not None]
 
 
-def pods(job: TenSafeTrainingJob) -> tuple[Manifest, Manifest]:
+def pods(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> tuple[Manifest, Manifest]:
     """The templates of the head and of a worker."""
-    spec = ray_job_of(job)["spec"]["rayClusterSpec"]
+    spec = ray_job_of(job, settings)["spec"]["rayClusterSpec"]
     return spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"]
 
 
@@ -106,6 +109,7 @@ def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
     for changes, group in ((FEW_FIELDS, 1000), (EVERY_FIELD, 2000)):
         for pod in pods(admitted(changes)):
             assert pod["spec"]["securityContext"]["fsGroup"] == group
+            assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     key = next(each for each in pods(admitted(FEW_FIELDS))[1]["spec"]["volumes"] if each["name"] == "key")
     assert key["secret"]["defaultMode"] == 0o440
 
@@ -286,3 +290,24 @@ def test_real_api_server_accepts_all_objects(
         with_kuberay.kubectl(
             "-n", namespace, "create", "--dry-run=server", "--validate=strict", "-f", "-", text=json.dumps(pod)
         )
+
+
+@pytest.mark.cluster
+def test_openshift_admits_pods_that_leave_the_ids_to_it(with_kuberay: ControlPlane, namespace: str) -> None:
+    """With the rules of the SCC restricted-v2 in the namespace. The default group of volumes is refused there."""
+    policies = {"apiVersion": "v1", "kind": "List", "items": restricted_v2(namespace)}
+    with_kuberay.kubectl("apply", "-f", "-", text=json.dumps(policies))
+
+    def refusal(template: Manifest) -> str:
+        head = {**template["metadata"], "generateName": "p-", "namespace": namespace}
+        spec = {**template["spec"], "serviceAccountName": "default"}  # the job's own would have to exist
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": spec}
+        create = ("create", "--dry-run=server", "-f", "-")
+        return with_kuberay.kubectl(*create, text=json.dumps(pod), check=False).stderr
+
+    job = admitted(FEW_FIELDS, namespace)
+    group = "SCC: fsGroup"
+    wait_until(lambda: all(group in refusal(each) for each in pods(job)), 20, lambda: refusal(pods(job)[0]))
+    for template in pods(job, replace(SETTINGS, fs_group=None)):
+        assert "fsGroup" not in template["spec"]["securityContext"]
+        assert refusal(template) == ""
