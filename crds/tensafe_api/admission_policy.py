@@ -7,7 +7,8 @@ which are installed with the CRDs, refuse
 - a status that is written from a pod other than the one that acquires or charges the ledger (the pod's UID comes from
   its bound token, which only the API server issues);
 - the deletion of a ledger, unless its namespace is being deleted or an annotation names this ledger's UID;
-- the deletion of the CRD, which would delete every ledger of the cluster, unless an annotation names the CRD's UID.
+- the deletion of the CRD of ledgers, which would delete every ledger of the cluster, and of that of jobs, which would
+  end every training, unless an annotation names the CRD's UID.
 
 They apply to cluster administrators too. `tensafe_api.crd` writes them to a file.
 """
@@ -31,6 +32,7 @@ POLICY_NAME = "privacyledgers.tensafe.io"
 GUARD_VERSION = 1
 """Version of the policies. It rises with each change of a rule, so that an operator knows older policies."""
 VERSION_ANNOTATION = "tensafe.io/guard-version"
+_JOBS = "tensafetrainingjobs.tensafe.io"
 _CRD_POLICY_NAME = "privacyledgers-kind.tensafe.io"
 
 _IS_STATUS = "request.?subResource.orValue('') == 'status'"
@@ -65,6 +67,11 @@ _CRD_RULES = (
         f"oldObject == null || oldObject.metadata.name != '{POLICY_NAME}' || ({_DELETION_ALLOWED})",
         "deleting this CRD would delete every privacy ledger of the cluster: if none is needed any more, set the "
         f"annotation {FORGET_ANNOTATION} to the UID of the CRD first",
+    ),
+    (
+        f"oldObject == null || oldObject.metadata.name != '{_JOBS}' || ({_DELETION_ALLOWED})",
+        "deleting this CRD would delete every job of the cluster and end its training: if none is needed any more, set "
+        f"the annotation {FORGET_ANNOTATION} to the UID of the CRD first",
     ),
 )
 

@@ -20,7 +20,7 @@ from tensafe_operator import names
 from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS
-from tensafe_operator.plan.observed import Action, ClusterWarning, Create, DeleteKey, DeleteRayJob, Observed
+from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
 from tensafe_operator.plan.transitions import transitions_between
 from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError
 
@@ -87,11 +87,8 @@ async def _take(api: ApiClient, observed: Observed, action: Action) -> Manifest 
     match action:
         case Create(manifest):
             return await _create(api, manifest)
-        case DeleteRayJob(name, uid):
-            await api.delete("RayJob", observed.job["metadata"]["namespace"], name, uid)
-            return None
-        case DeleteKey(name):
-            await api.delete("Secret", observed.job["metadata"]["namespace"], name)
+        case Delete(kind, name, uid):
+            await api.delete(kind, observed.job["metadata"]["namespace"], name, uid)
             return None
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from tensafe_api.reasons import ConditionType
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.objects import Key
 
+# OpenMetrics has a second series for each counter: the time at which it was created.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 _JOB = ("namespace", "job")
 _INFO = ("uid", "ledger", "unit", "accountant")
-_Series = tuple[Gauge, tuple[str, ...]]
+_Series = tuple[Gauge | Counter, tuple[str, ...]]
 
 
 class JobMetrics:
@@ -30,7 +32,13 @@ class JobMetrics:
         self._info = gauge("job_info", "1; the labels identify the job.", *_INFO)
         self._phase = gauge("job_phase", "1 for the current phase of the job.", "phase")
         self._stalled = gauge("job_stalled", "1 while the job is stalled until a user acts.", "reason")
-        self._charged = gauge("job_steps_charged_total", "Steps charged over all attempts.")
+        self._charged = Counter(
+            "job_steps_charged",
+            "Steps charged over all attempts.",
+            _JOB,
+            namespace=METRICS_PREFIX,
+            registry=registry,
+        )
         self._epsilon = gauge("job_privacy_epsilon", "Epsilon of the charged steps.")
         self._limit = gauge("job_privacy_epsilon_limit", "Epsilon that must not be exceeded.")
         self._exported: dict[Key, dict[_Series, float]] = {}
@@ -61,10 +69,14 @@ class JobMetrics:
 
     def _replace(self, key: Key, series: dict[_Series, float]) -> None:
         before = self._exported.pop(key, {})
-        for gauge, labels in before.keys() - series.keys():
-            gauge.remove(*labels)
-        for (gauge, labels), value in series.items():
-            if before.get((gauge, labels)) != value:
-                gauge.labels(*labels).set(value)
+        for metric, labels in before.keys() - series.keys():
+            metric.remove(*labels)
+        for (metric, labels), value in series.items():
+            known = before.get((metric, labels))
+            if isinstance(metric, Counter):
+                series[metric, labels] = max(value, known or 0.0)  # a status can be older than the last one
+                metric.labels(*labels).inc(series[metric, labels] - (known or 0.0))
+            elif known != value:
+                metric.labels(*labels).set(value)
         if series:
             self._exported[key] = series

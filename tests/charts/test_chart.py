@@ -127,7 +127,8 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
 
 
 def test_pod_disruption_budget_needs_a_second_replica() -> None:
-    assert named(render_chart(), "PodDisruptionBudget")
+    budget = named(render_chart(), "PodDisruptionBudget")["spec"]
+    assert (budget["minAvailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
     assert not [each for each in render_chart({"replicas": 1}) if each["kind"] == "PodDisruptionBudget"]
 
 
@@ -236,11 +237,12 @@ def test_install_upgrade_rollback_and_uninstall_keep_jobs_and_ledgers(release: R
     assert ledger.get()["status"] == more
 
 
-def test_crd_of_ledgers_is_not_deleted_by_mistake(release: Release) -> None:
+@pytest.mark.parametrize(("plural", "what"), [("privacyledgers", "privacy ledger"), ("tensafetrainingjobs", "job")])
+def test_crd_is_not_deleted_by_mistake(release: Release, plural: str, what: str) -> None:
     plane = release.plane
     plane.kubectl("apply", "-f", str(ROOT / "crds"))
-    refused = "deleting this CRD would delete every privacy ledger"
-    kind = "crd/privacyledgers.tensafe.io"
+    refused = f"deleting this CRD would delete every {what} of the cluster"
+    kind = f"crd/{plural}.tensafe.io"
     delete = ("delete", kind, "--wait=false")
 
     def dry_run() -> str:

@@ -42,3 +42,13 @@ def test_series_follow_the_status_and_are_removed_with_the_job() -> None:
     metrics.remove(KEY)
     metrics.remove(KEY)
     assert exported(registry) == []
+
+
+def test_charged_steps_are_a_counter_that_never_falls() -> None:
+    registry = CollectorRegistry()
+    metrics = JobMetrics(registry)
+    for charged in (40, 40, 42, 41, 45):
+        metrics.update(KEY, job("Running", stepsCharged=charged))
+    text = generate_latest(registry).decode()
+    assert "# TYPE tensafe_job_steps_charged_total counter" in text
+    assert 'tensafe_job_steps_charged_total{job="claims",namespace="clinic"} 45.0' in text

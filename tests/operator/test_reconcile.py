@@ -60,6 +60,10 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     assert cluster.status()["keyDeleted"] is True
     assert cluster.get("secret", cluster.ledger()["spec"]["keySecretName"]) is None
     where = ("-n", cluster.namespace)
+    assert cluster.get("rolebinding", "claims-triage-trainer"), "a pod of the job is left"
+    cluster.plane.kubectl(*where, "delete", "pod", pod.name, "--force", "--grace-period=0")
+    cluster.reconcile()
+    assert cluster.get("rolebinding", "claims-triage-trainer") is None
     cluster.plane.kubectl(*where, "wait", "tsj/claims-triage", "--for=condition=Succeeded", "--timeout=5s")
 
     cluster.now += 4000

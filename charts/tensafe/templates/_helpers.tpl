@@ -71,8 +71,8 @@ role. */}}
   resources: [networkpolicies]         # made with a job, and brought back while it runs
   verbs: [get, list, watch, create, patch]
 - apiGroups: [rbac.authorization.k8s.io]
-  resources: [rolebindings]
-  verbs: [get, list, watch, create, patch]
+  resources: [rolebindings]           # the rights of a job's workers: deleted when it has ended
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [clusterroles]
   resourceNames: [tensafe-trainer]

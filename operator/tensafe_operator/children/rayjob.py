@@ -184,8 +184,14 @@ def _check_container(container: Manifest) -> Manifest:
     """An init container that does nothing. It runs before KubeRay's init container, which waits for the head. A missing
     Secret or an unreadable variable is then reported when the pod starts, instead of half a minute later.
     """
-    taken = ("image", "imagePullPolicy", "env", "envFrom", "resources", "securityContext")
-    return {"name": "first-look", "command": ["true"], **{key: container[key] for key in taken}}
+    taken = ("image", "imagePullPolicy", "env", "envFrom", "resources")
+    security = {**container["securityContext"], "readOnlyRootFilesystem": True}
+    return {
+        "name": "first-look",
+        "command": ["true"],
+        **{key: container[key] for key in taken},
+        "securityContext": security,
+    }
 
 
 def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, str]) -> Manifest:

@@ -77,8 +77,10 @@ def count_ready_workers(pods: Iterable[Object]) -> int:
 
 
 def _blockers(observed: Observed) -> Iterator[Blocker]:
+    started = {pod["metadata"]["name"] for pod in observed.pods if (pod.get("status") or {}).get("phase") != "Pending"}
     for warning in observed.warnings:
-        yield from _blockers_of_warning(warning)
+        if warning.kind != "Pod" or warning.name not in started:  # a pod that has started has what it waited for
+            yield from _blockers_of_warning(warning)
     for pod in observed.pods:
         yield from _blockers_of_pod(pod)
 

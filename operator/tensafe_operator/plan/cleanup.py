@@ -1,4 +1,5 @@
-"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, and the key of an ended job.
+"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, and the key and the rights of an
+ended job.
 
 With the job's key, the digest of the data set, which the ledger publishes, is an exact test of a guess. No attempt
 starts after the end of a job, so its key is deleted as soon as the end is stored in the status.
@@ -12,7 +13,7 @@ from __future__ import annotations
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.draft import Draft
-from tensafe_operator.plan.observed import DeleteKey
+from tensafe_operator.plan.observed import Delete
 from tensafe_operator.plan.parsing import is_terminal, parse_ledger_spec
 from tensafe_operator.plan.retry import has_failed
 
@@ -44,6 +45,16 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
             draft.wake_at(due)
 
 
+def delete_rights(draft: Draft) -> None:
+    """Delete the RoleBinding of a job whose end is stored in its status, once its pods are gone. The last of them may
+    still write the end into the ledger.
+    """
+    if not draft.observed.pods:
+        for found in draft.observed.corrected:
+            if found["kind"] == "RoleBinding":
+                draft.delete(found)
+
+
 def delete_job_key(draft: Draft) -> None:
     """Delete the Secret with the key of a job whose end is stored in its status, and record that in the status.
 
@@ -56,5 +67,5 @@ def delete_job_key(draft: Draft) -> None:
         return
     if opened.key_secret_name.startswith(names.key_prefix(metadata["name"], metadata["uid"])):
         draft.irreversible = True
-        draft.actions.append(DeleteKey(opened.key_secret_name))
+        draft.actions.append(Delete("Secret", opened.key_secret_name))
         status.key_deleted = True

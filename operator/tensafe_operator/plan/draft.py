@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.children import Manifest
 from tensafe_operator.plan.conditions import JobState, set_conditions
-from tensafe_operator.plan.observed import Action, Create, Decision, DeleteRayJob, Object, Observed
+from tensafe_operator.plan.observed import Action, Create, Decision, Delete, Object, Observed
 from tensafe_operator.settings import Settings
 
 
@@ -48,12 +48,12 @@ class Draft:
         self.irreversible = True
         self.actions.append(Create(manifest))
 
-    def delete(self, ray_job: Object) -> None:
-        """Delete a RayJob, unless its deletion has started."""
-        metadata = ray_job["metadata"]
+    def delete(self, found: Object) -> None:
+        """Delete an object, unless its deletion has started."""
+        metadata = found["metadata"]
         if metadata.get("deletionTimestamp") is None:
             self.irreversible = True
-            self.actions.append(DeleteRayJob(metadata["name"], metadata["uid"]))
+            self.actions.append(Delete(found["kind"], metadata["name"], metadata["uid"]))
 
     def wake_at(self, *times: float) -> None:
         """Reconcile again at the earliest of these times, in seconds since the epoch."""

@@ -70,21 +70,19 @@ class Create:
 
 
 @dataclass(frozen=True)
-class DeleteRayJob:
-    """Delete the RayJob with this name and UID, and with it its RayCluster and pods."""
+class Delete:
+    """Delete an object, and after it what it owns.
 
+    Attributes:
+        uid: its UID; None only for the Secret with the job's key, which the operator may not read.
+    """
+
+    kind: str
     name: str
-    uid: str
+    uid: str | None = None
 
 
-@dataclass(frozen=True)
-class DeleteKey:
-    """Delete the Secret with the job's key. The operator may not read it, so its UID is not known."""
-
-    name: str
-
-
-Action = Create | DeleteRayJob | DeleteKey
+Action = Create | Delete
 
 
 @dataclass(frozen=True)

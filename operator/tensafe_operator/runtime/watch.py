@@ -129,6 +129,7 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     for kind, selector in kinds.selectors.items():
         settings.watching.label_selectors[kinds.resources[kind].plural] = selector
+    settings.watching.field_selectors["events"] = "type=Warning"  # a cluster has many more of type Normal
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.persistence.diffbase_storage = _NoDiffBase()

@@ -166,7 +166,7 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 "operator/tensafe_operator/plan/cleanup.py",
-                "        draft.actions.append(DeleteKey(opened.key_secret_name))\n",
+                '        draft.actions.append(Delete("Secret", opened.key_secret_name))\n',
                 "",
             ),
         ),

@@ -118,8 +118,9 @@ def test_missing_secret_is_reported_before_the_worker_waits_for_the_head() -> No
     """KubeRay appends its own init container, which waits for the head, to those in the template."""
     worker = pods(admitted(EVERY_FIELD))[1]
     (first,), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
-    for field in ("image", "env", "envFrom", "securityContext", "resources"):
+    for field in ("image", "env", "envFrom", "resources"):
         assert first[field] == main[field]
+    assert first["securityContext"] == {**main["securityContext"], "readOnlyRootFilesystem": True}
     assert first["command"] == ["true"]
 
 

@@ -156,3 +156,10 @@ def test_running_job_is_stalled_while_lost_workers_cannot_be_scheduled() -> None
     operator.settle()
     assert cluster.status["phase"] == "Running"
     assert condition(cluster, "Stalled")["status"] == "False"
+
+
+@pytest.mark.parametrize(("phase", "found"), [("Pending", True), ("Running", False)])
+def test_warning_about_a_pod_counts_until_the_pod_has_started(phase: str, found: bool) -> None:
+    """The last warning about a pod stays known for as long as the pod, also when its Secret was created meanwhile."""
+    warning = ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found')
+    assert (find_blocker(observe(pod(phase=phase), warnings=(warning,))) is not None) == found

@@ -7,7 +7,7 @@ import pytest
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.cleanup import KEPT_SECONDS
-from tensafe_operator.plan.observed import DeleteKey
+from tensafe_operator.plan.observed import Delete
 
 
 def test_ray_job_of_a_failed_attempt_is_kept_for_its_logs() -> None:
@@ -104,6 +104,29 @@ def test_no_secret_is_deleted_that_the_operator_did_not_name(name: str) -> None:
     operator.settle()
     assert cluster.status["phase"] == "Succeeded"
     assert not [
-        each for each in decide(cluster.observe(), cluster.now, SETTINGS).actions if isinstance(each, DeleteKey)
+        each
+        for each in decide(cluster.observe(), cluster.now, SETTINGS).actions
+        if isinstance(each, Delete) and each.kind == "Secret"
     ]
     assert "keyDeleted" not in cluster.status
+
+
+def test_rights_of_an_ended_job_are_deleted_once_its_pods_are_gone() -> None:
+    """A worker may still write the end into the ledger while the job's RayJob reports it."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded" and cluster.pods
+    assert "RoleBinding" in cluster.corrected
+    cluster.pods.clear()
+    operator.settle()
+    assert set(cluster.corrected) == {"NetworkPolicy"}
+
+
+def test_rights_stay_between_two_attempts() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED", "exit code 64")
+    cluster.remove_terminating_pods()
+    operator.settle()
+    assert "RoleBinding" in cluster.corrected
