@@ -216,6 +216,14 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended", "The author suspended the job.", "Set spec.suspend to false to continue."
     SUSPENDING = "Suspending", "The workers received the request to write a checkpoint and stop."
     RETRYING = "Retrying", "The last attempt failed, and the next one starts soon."
+    NOT_BLOCKED = "NotBlocked", "Nothing waits for a user."
+    NOT_QUEUED = "NotQueued", "The job does not wait in a queue."
+    NOT_RUNNING = "NotRunning", "The job does not train."
+    NOT_ENDED = "NotEnded", "The job has not ended."
+    NOT_FAILED = "NotFailed", "The job has not failed."
+    ENDED = "Ended", "The job has ended."
+    PODS_READY = "PodsReady", "All workers are ready."
+    PODS_NOT_READY = "PodsNotReady", "Not all workers are ready."
     UNKNOWN_FIELD = (
         "UnknownField",
         "The applied manifest has fields that the API server removed.",

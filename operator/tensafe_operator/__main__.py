@@ -62,7 +62,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     resources, manager = KINDS.resources, names.OPERATOR
     election_api = ApiClient(await connect(), resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    election = LeaderElection(election_api, settings.own_namespace, names.LEASE, identity)
+    election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity)
     api = ApiClient(await connect(), resources, manager, metrics.count_request, lambda: election.leading)
     health = Health(metrics, election)
 
@@ -79,7 +79,9 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     try:
         runner = await _serve(health, settings.port)
         tasks.start("waiting for a signal", stop.wait())
-        tasks.start("monitoring health", health.monitor(lambda: api.get("Lease", settings.own_namespace, names.LEASE)))
+        tasks.start(
+            "monitoring health", health.monitor(lambda: api.get("Lease", settings.own_namespace, settings.lease))
+        )
         changes: list[asyncio.Task[None]] = []
         if await tasks.complete("acquiring the lease", election.acquire()):
             metrics.leading.set(1)

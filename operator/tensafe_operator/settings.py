@@ -30,6 +30,7 @@ class Settings:
     ray_version: version of Ray in that image.
     namespaces: namespaces to operate in, separated by commas; empty: all.
     own_namespace: namespace of the operator's Lease.
+    lease: name of the Lease that the leader holds.
     kuberay_namespace: namespace that may connect to the Ray dashboard.
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
     job_network: what else job pods may connect to, as JSON.
@@ -42,6 +43,7 @@ class Settings:
     ray_version: str = "2.60.0"
     namespaces: tuple[str, ...] = ()
     own_namespace: str = "tensafe-system"
+    lease: str = "tensafe-operator"
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
     job_network: JobNetwork = field(default_factory=JobNetwork)

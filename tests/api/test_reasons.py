@@ -18,6 +18,14 @@ NOTHING_TO_FIX = (
     Reason.QUEUED,
     Reason.SUSPENDING,
     Reason.RETRYING,
+    Reason.NOT_BLOCKED,
+    Reason.NOT_QUEUED,
+    Reason.NOT_RUNNING,
+    Reason.NOT_ENDED,
+    Reason.NOT_FAILED,
+    Reason.ENDED,
+    Reason.PODS_READY,
+    Reason.PODS_NOT_READY,
 )
 
 

@@ -146,6 +146,19 @@ def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role()
                     assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])
 
 
+def test_lease_has_the_name_of_the_release() -> None:
+    """Two releases in one namespace elect a leader each."""
+    documents = render_chart(release="second")
+    container = named(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    lease = next(each["value"] for each in container["env"] if each["name"] == "TENSAFE_LEASE")
+    rules = [rule for each in documents if each["kind"] == "Role" for rule in each["rules"]]
+    named_leases = [
+        rule["resourceNames"] for rule in rules if "leases" in rule["resources"] and "resourceNames" in rule
+    ]
+    assert lease == "second-tensafe-operator"
+    assert named_leases == [[lease]]
+
+
 def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     documents = render_chart({"namespaces": ["clinic", "lab"]})
     (guard,) = [each for each in documents if each["kind"] == "ClusterRoleBinding"]

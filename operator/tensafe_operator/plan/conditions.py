@@ -57,33 +57,61 @@ of the status are those of the present reconcile; its conditions are those of th
 """
 
 
-def _follows_from_phase(kind: ConditionType) -> Rule:
-    """The rule of a condition that the local runner reports as well."""
-    return lambda state, status: PHASE_CONDITIONS[kind](state.phase)
+def _is_accepted(state: JobState, status: Status) -> Finding:
+    return Finding(True, Reason.ACCEPTED) if state.accepted else Finding(False)
 
 
-def _is_reconciling(state: JobState, status: Status) -> bool:
+def _is_ready(state: JobState, status: Status) -> bool:
+    """The job has ended with an adapter. Reason and message always tell the state: Argo CD shows them."""
+    return PHASE_CONDITIONS[ConditionType.READY](state.phase)
+
+
+def _is_reconciling(state: JobState, status: Status) -> Finding:
     """The job moves on without a user's action."""
-    return not (state.phase.final or state.phase is Phase.SUSPENDED or state.stalled)
+    if state.phase.final:
+        return Finding(False, Reason.ENDED)
+    return Finding(not (state.phase is Phase.SUSPENDED or state.stalled))
 
 
-def _are_pods_ready(state: JobState, status: Status) -> bool:
+def _are_pods_ready(state: JobState, status: Status) -> Finding:
     """All workers are ready. While the job runs, the ledger's charges show it."""
     workers = status.workers
     all_ready = workers is not None and workers.ready >= workers.desired
-    return state.phase is Phase.RUNNING or (state.phase is Phase.STARTING and all_ready)
+    if state.phase is Phase.RUNNING or (state.phase is Phase.STARTING and all_ready):
+        return Finding(True, Reason.PODS_READY)
+    count = f"{workers.ready} of {workers.desired} workers are ready." if workers is not None else ""
+    return Finding(False, Reason.PODS_NOT_READY, count)
+
+
+def _is_running(state: JobState, status: Status) -> Finding:
+    """The job trains. `suspension` reads from this condition since when the workers are asked to stop."""
+    if state.phase is Phase.RUNNING or state.reason is Reason.SUSPENDING:
+        return Finding(state.phase is Phase.RUNNING)
+    return Finding(False, Reason.NOT_RUNNING)
+
+
+def _is_succeeded(state: JobState, status: Status) -> Finding:
+    holds = PHASE_CONDITIONS[ConditionType.SUCCEEDED](state.phase)
+    return Finding(holds, None if state.phase.final else Reason.NOT_ENDED)
+
+
+def _told_by_the_state(holds: Callable[[JobState], bool], otherwise: Reason) -> Rule:
+    """The rule of a condition that has the reason of the state if it is True, and `otherwise` if not."""
+    return lambda state, status: Finding(True) if holds(state) else Finding(False, otherwise)
 
 
 RULES: dict[ConditionType, Rule] = {
-    ConditionType.ACCEPTED: lambda state, status: state.accepted,
-    ConditionType.READY: _follows_from_phase(ConditionType.READY),
+    ConditionType.ACCEPTED: _is_accepted,
+    ConditionType.READY: _is_ready,
     ConditionType.RECONCILING: _is_reconciling,
-    ConditionType.STALLED: lambda state, status: state.stalled or state.phase is Phase.FAILED,
-    ConditionType.QUEUED: lambda state, status: state.phase is Phase.QUEUED,
+    ConditionType.STALLED: _told_by_the_state(
+        lambda state: state.stalled or state.phase is Phase.FAILED, Reason.NOT_BLOCKED
+    ),
+    ConditionType.QUEUED: _told_by_the_state(lambda state: state.phase is Phase.QUEUED, Reason.NOT_QUEUED),
     ConditionType.PODS_READY: _are_pods_ready,
-    ConditionType.RUNNING: lambda state, status: state.phase is Phase.RUNNING,
-    ConditionType.SUCCEEDED: _follows_from_phase(ConditionType.SUCCEEDED),
-    ConditionType.FAILED: _follows_from_phase(ConditionType.FAILED),
+    ConditionType.RUNNING: _is_running,
+    ConditionType.SUCCEEDED: _is_succeeded,
+    ConditionType.FAILED: _told_by_the_state(lambda state: state.phase is Phase.FAILED, Reason.NOT_FAILED),
 }
 
 

@@ -48,6 +48,7 @@ class Cache(Generic[W]):
         """Kind and name of an object that is not watched → UID of the child that its warnings count for."""
         self._warnings: dict[str, W] = {}
         """UID of a child → the last warning about it."""
+        self._keeps_orphans = True
 
     def put(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         """Keep an object.
@@ -99,6 +100,21 @@ class Cache(Generic[W]):
             if namespace in (None, body["metadata"]["namespace"]):
                 self.drop(kind, body)
 
+    def keep_orphans(self) -> None:
+        """From now on, keep children whose parent is not known: a list of the parents follows."""
+        self._keeps_orphans = True
+
+    def drop_orphans(self) -> None:
+        """Forget the children of parents that are not known, and from now on keep no others.
+
+        A child can outlive its parent, such as the record of a job that was deleted. Nothing is ever decided for it.
+        """
+        self._keeps_orphans = False
+        for children in self._children.values():
+            for parent in children.keys() - self._keys.keys():
+                for child in children.pop(parent):
+                    self._forget_child(child)
+
     def warn(self, kind: str, name: str, uid: str, warning: W) -> Key | None:
         """Keep the last warning about an object; the key of the parent that it concerns, if any."""
         uid = self._warning_sources.get((kind, name), uid)
@@ -138,7 +154,7 @@ class Cache(Generic[W]):
     def _put_child(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         uid = body["metadata"]["uid"]
         parent = self._parent_of(kind, body)
-        if not parent or not self._is_newer(uid, body):
+        if not parent or not (self._keeps_orphans or parent in self._keys) or not self._is_newer(uid, body):
             return None
         self._children[kind][parent][uid] = self._kept(kind, body)
         if kind in self._kinds.warned_kinds:

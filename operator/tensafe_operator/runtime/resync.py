@@ -20,11 +20,13 @@ W = TypeVar("W")
 async def resync(api: ApiClient, cache: Cache[W], kinds: Kinds, namespaces: Collection[str]) -> None:
     """Bring the cache up to date with all watched objects. An empty `namespaces` means all namespaces.
 
-    Children are listed before parents: a parent in the cache then has all children that it had.
+    Children are listed before parents: a parent in the cache then has all children that it had. Children without a
+    parent in the lists are forgotten.
 
     Raises:
         ApiUnavailable, ApiError: if the API server does not answer or refuses a list.
     """
+    cache.keep_orphans()
     for kind in kinds.watched:
         for namespace in namespaces or (None,):
             listed: set[str] = set()
@@ -35,3 +37,4 @@ async def resync(api: ApiClient, cache: Cache[W], kinds: Kinds, namespaces: Coll
                     cache.put(kind, body)
                 version = page.version
             cache.keep_only(kind, listed, version, namespace)
+    cache.drop_orphans()

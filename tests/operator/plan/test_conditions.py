@@ -64,16 +64,58 @@ def test_transition_time_changes_only_with_the_status_of_a_condition() -> None:
     status.observed_generation = 2
     done = JobState(Phase.SUCCEEDED, Reason.COMPLETED, "Done.")
     set_conditions(status, done, 2e9)
-    conditions = without_own_reason(status, done)
-    changed = {each.type for each in conditions if each.last_transition_time == format_time(2e9)}
+    changed = {each.type for each in status.conditions if each.last_transition_time == format_time(2e9)}
     assert changed == {"Ready", "Reconciling", "PodsReady", "Running", "Succeeded"}
-    found = {(each.reason, each.message, each.observed_generation) for each in conditions}
-    assert found == {("Completed", "Done.", 2)}
+    assert {each.observed_generation for each in status.conditions} == {2}
+    found = {(each.reason, each.message) for each in without_own_reason(status, done)}
+    assert found == {("Completed", "Done.")}
 
 
 def test_condition_without_a_message_shows_the_sentence_of_its_reason() -> None:
     conditions = without_own_reason(status_in(Phase.RUNNING), JobState(Phase.RUNNING, Reason.TRAINING))
     assert {each.message for each in conditions} == {Reason.TRAINING.sentence}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (
+            JobState(Phase.RUNNING, Reason.TRAINING),
+            "Accepted Training Training NotBlocked NotQueued PodsReady Training NotEnded NotFailed",
+        ),
+        (
+            JobState(Phase.QUEUED, Reason.QUEUED),
+            "Accepted Queued Queued NotBlocked Queued PodsNotReady NotRunning NotEnded NotFailed",
+        ),
+        (
+            JobState(Phase.STARTING, Reason.SECRET_MISSING, stalled=True),
+            "Accepted SecretMissing SecretMissing SecretMissing NotQueued PodsNotReady NotRunning NotEnded NotFailed",
+        ),
+        (
+            JobState(Phase.PENDING, Reason.INVALID_MANIFEST, accepted=False, stalled=True),
+            "InvalidManifest InvalidManifest InvalidManifest InvalidManifest NotQueued PodsNotReady NotRunning "
+            "NotEnded NotFailed",
+        ),
+        (
+            JobState(Phase.SUSPENDED, Reason.SUSPENDED),
+            "Accepted Suspended Suspended NotBlocked NotQueued PodsNotReady NotRunning NotEnded NotFailed",
+        ),
+        (
+            JobState(Phase.BUDGET_EXHAUSTED, Reason.BUDGET_EXHAUSTED),
+            "Accepted BudgetExhausted Ended NotBlocked NotQueued PodsNotReady NotRunning BudgetExhausted NotFailed",
+        ),
+        (
+            JobState(Phase.FAILED, Reason.NO_PROGRESS),
+            "Accepted NoProgress Ended NoProgress NotQueued PodsNotReady NotRunning NoProgress NoProgress",
+        ),
+    ],
+)
+def test_each_condition_has_a_reason_for_what_it_says(state: JobState, expected: str) -> None:
+    status = Status(workers=WorkerCount(desired=2, ready=1))
+    set_conditions(status, state, 0.0)
+    assert [each.reason for each in status.conditions] == expected.split()
+    pods = next(each for each in status.conditions if each.type == "PodsReady")
+    assert pods.message == (Reason.PODS_READY.sentence if pods.status == "True" else "1 of 2 workers are ready.")
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 from tensafe_operator.runtime.cache import Cache
@@ -105,3 +106,18 @@ def test_objects_missing_from_a_newer_list_are_dropped_and_younger_objects_are_k
     assert cache.known_keys() == [KEY]
     cache.keep_only("Parent", set(), 10, None)
     assert cache.known_keys() == []
+
+
+def test_children_without_a_parent_take_no_memory() -> None:
+    """Ten thousand records of deleted jobs are listed at the start, and watched afterwards."""
+    cache = Cache[str](KINDS)
+    for number in range(10_000):
+        cache.put("Child", child(f"old-{number}", number + 1, uid=f"deleted-{number}"))
+    cache.put("Child", child("a", 10_001))
+    cache.put("Parent", parent(10_002))
+    cache.drop_orphans()
+    for number in range(10_000):
+        assert cache.put("Child", child(f"old-{number}", 20_000 + number, uid=f"deleted-{number}")) is None
+    assert children(cache) == ["a"]
+    assert len(pickle.dumps(cache._children)) + len(pickle.dumps(cache._versions)) < 2000
+    assert cache.put("Child", child("b", 40_000)) == KEY

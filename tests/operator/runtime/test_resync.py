@@ -60,3 +60,16 @@ def test_deletion_that_no_event_reported_is_found() -> None:
     api: Any = ListingApi({"Parent": [], "Child": []}, 10)
     asyncio.run(resync(api, cache, KINDS, ()))
     assert cache.known_keys() == [("clinic", "created-after-the-list")]
+
+
+def test_child_of_a_parent_that_no_list_contains_is_forgotten_and_returns_with_its_parent() -> None:
+    cache = Cache[str](KINDS)
+    api: Any = ListingApi({"Parent": [], "Child": [labelled("a", 4, parent="uid-one")]}, 10)
+    asyncio.run(resync(api, cache, KINDS, ()))
+    cache.put("Parent", labelled("one", 11))
+    snapshot = cache.snapshot(("clinic", "one"))
+    assert snapshot is not None and snapshot.children["Child"] == ()
+    api.objects["Parent"] = [labelled("one", 11)]
+    asyncio.run(resync(api, cache, KINDS, ()))
+    snapshot = cache.snapshot(("clinic", "one"))
+    assert snapshot is not None and len(snapshot.children["Child"]) == 1
