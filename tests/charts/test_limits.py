@@ -1,0 +1,142 @@
+"""The limits that an administrator sets with the chart, on a real API server: which jobs are refused, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.manifests import MINIMAL, changed
+from e2e.platform.fixtures.polling import wait_until
+from e2e.platform.helm import render_chart
+
+pytestmark = pytest.mark.cluster
+
+DIGEST = "@sha256:" + 64 * "a"
+LIMITS: dict[str, Any] = {
+    "limits.enabled": True,
+    "limits.images": ["registry.example/team", "other.example/trainer"],
+    "limits.requireDigest": True,
+    "limits.serviceAccounts": ["training"],
+    "limits.annotationPrefixes": ["team.example/"],
+    "limits.priorityClasses": ["batch"],
+    "limits.trustRemoteCode": False,
+    "limits.maxEpsilon": "8",
+    "limits.minUnits": 1000,
+    "limits.requireLineage": True,
+    "limits.namespaceSelector": {"matchLabels": {"limited": "yes"}},
+}
+WITHIN: dict[str, Any] = {
+    "spec.cluster": {
+        "workers": 2,
+        "rayVersion": "2.60.0",
+        "image": f"registry.example/team/own:1{DIGEST}",
+        "serviceAccountName": "training",
+        "podAnnotations": {"team.example/cost": "1"},
+        "priorityClassName": "batch",
+    },
+    "spec.privacy.targetEpsilon": "8.00",
+    "spec.dataset.unit.atLeast": 1000,
+    "spec.dataset.lineage": "claims-2026",
+}
+ALLOWED: list[dict[str, Any]] = [
+    {},
+    {"spec.cluster": {"workers": 2}},
+    {"spec.cluster.image": f"other.example/trainer{DIGEST}"},
+    {"spec.cluster.image": f"other.example/trainer:1{DIGEST}"},
+    {"spec.model.trustRemoteCode": False},
+    {"spec.privacy.targetEpsilon": "1e-1"},
+]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"spec.cluster.image": f"registry.example/team-of-others/own{DIGEST}"},
+        "spec.cluster.image: registry.example/team-",
+    ),
+    (
+        {"spec.cluster.image": f"registry.example{DIGEST}"},
+        "use an image of registry.example/team, other.example/trainer",
+    ),
+    ({"spec.cluster.image": f"other.example/trainer:5000/own{DIGEST}"}, "spec.cluster.image"),
+    ({"spec.cluster.image": "registry.example/team/own:1"}, "by digest only"),
+    (
+        {"spec.cluster.serviceAccountName": "admin"},
+        "spec.cluster.serviceAccountName: the administrator allows only training",
+    ),
+    ({"spec.cluster.podAnnotations": {"team.example/a": "1", "other/b": "2"}}, "start with team.example/"),
+    ({"spec.cluster.priorityClassName": "system-node-critical"}, "spec.cluster.priorityClassName"),
+    ({"spec.model.trustRemoteCode": True}, "spec.model.trustRemoteCode"),
+    ({"spec.privacy.targetEpsilon": "8.000001"}, "spec.privacy.targetEpsilon: the administrator allows at most 8"),
+    ({"spec.privacy.targetEpsilon": "9e0"}, "spec.privacy.targetEpsilon"),
+    ({"spec.dataset.unit.atLeast": 999}, "spec.dataset.unit.atLeast"),
+    ({"spec.dataset.lineage": None}, "spec.dataset.lineage"),
+]
+
+
+class Limited:
+    """A namespace with the label that the limits select, and one without."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.namespace = plane, namespace
+
+    def refusal(self, changes: dict[str, Any], namespace: str = "") -> str:
+        """What the API server says to a job that differs from WITHIN; empty if it accepts the job."""
+        job = changed(MINIMAL, {**WITHIN, "metadata.namespace": namespace or self.namespace})
+        job = changed(job, {path: value for path, value in changes.items() if value is not None})
+        for path in (path for path, value in changes.items() if value is None):
+            section, field = path.split(".")[1:]
+            del job["spec"][section][field]
+        done = self.plane.kubectl("create", "--dry-run=server", "-f", "-", text=json.dumps(job), check=False)
+        return done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The chart's limits on the shared control plane."""
+    control_plane.kubectl("create", "namespace", "tensafe-system", check=False)
+    kinds = ("ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    rendered = [each for each in render_chart(LIMITS) if each["kind"] in kinds and "limits" in each["metadata"]["name"]]
+    assert len(rendered) == 3
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
+    control_plane.kubectl("apply", "-f", "-", text=text)
+    yield control_plane
+    control_plane.kubectl("delete", "-f", "-", text=text)
+
+
+@pytest.fixture
+def limited(installed: ControlPlane, namespace: str) -> Limited:
+    installed.kubectl("label", "namespace", namespace, "limited=yes")
+    made = Limited(installed, namespace)
+    wait_until(lambda: made.refusal(REFUSED[-1][0]), 60)  # a new policy takes effect after a moment
+    return made
+
+
+def test_jobs_within_the_limits_are_accepted(limited: Limited) -> None:
+    assert [limited.refusal(changes) for changes in ALLOWED] == [""] * len(ALLOWED)
+
+
+def test_jobs_beyond_the_limits_are_refused_with_the_field_and_the_limit(limited: Limited) -> None:
+    for changes, message in REFUSED:
+        assert message in limited.refusal(changes), changes
+
+
+def test_jobs_of_other_namespaces_are_not_limited(limited: Limited) -> None:
+    assert limited.refusal(REFUSED[-1][0], "default") == ""
+
+
+def test_missing_parameters_refuse_every_job(limited: Limited) -> None:
+    where = ("-n", "tensafe-system")
+    kept = limited.plane.kubectl(*where, "get", "configmap", "tensafe-operator-limits", "-o", "json").stdout
+    limited.plane.kubectl(*where, "delete", "configmap", "tensafe-operator-limits")
+    try:
+        wait_until(lambda: limited.refusal({}), 60)
+    finally:
+        limited.plane.kubectl("create", "-f", "-", text=json.dumps(without_version(json.loads(kept))))
+    wait_until(lambda: not limited.refusal({}), 60)
+
+
+def without_version(body: dict[str, Any]) -> dict[str, Any]:
+    metadata = {name: body["metadata"][name] for name in ("name", "namespace", "labels")}
+    return {**body, "metadata": metadata}
