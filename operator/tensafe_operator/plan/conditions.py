@@ -95,7 +95,7 @@ def _is_succeeded(state: JobState, status: Status) -> Finding:
     return Finding(holds, None if state.phase.final else Reason.NOT_ENDED)
 
 
-def _told_by_the_state(holds: Callable[[JobState], bool], otherwise: Reason) -> Rule:
+def _with_reason_of_state(holds: Callable[[JobState], bool], otherwise: Reason) -> Rule:
     """The rule of a condition that has the reason of the state if it is True, and `otherwise` if not."""
     return lambda state, status: Finding(True) if holds(state) else Finding(False, otherwise)
 
@@ -104,14 +104,14 @@ RULES: dict[ConditionType, Rule] = {
     ConditionType.ACCEPTED: _is_accepted,
     ConditionType.READY: _is_ready,
     ConditionType.RECONCILING: _is_reconciling,
-    ConditionType.STALLED: _told_by_the_state(
+    ConditionType.STALLED: _with_reason_of_state(
         lambda state: state.stalled or state.phase is Phase.FAILED, Reason.NOT_BLOCKED
     ),
-    ConditionType.QUEUED: _told_by_the_state(lambda state: state.phase is Phase.QUEUED, Reason.NOT_QUEUED),
+    ConditionType.QUEUED: _with_reason_of_state(lambda state: state.phase is Phase.QUEUED, Reason.NOT_QUEUED),
     ConditionType.PODS_READY: _are_pods_ready,
     ConditionType.RUNNING: _is_running,
     ConditionType.SUCCEEDED: _is_succeeded,
-    ConditionType.FAILED: _told_by_the_state(lambda state: state.phase is Phase.FAILED, Reason.NOT_FAILED),
+    ConditionType.FAILED: _with_reason_of_state(lambda state: state.phase is Phase.FAILED, Reason.NOT_FAILED),
 }
 
 
