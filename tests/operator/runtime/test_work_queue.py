@@ -98,22 +98,27 @@ def test_earliest_alarm_touches_the_key_once() -> None:
 
 def test_failed_key_is_retried_with_a_growing_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_queue, "FIRST_RETRY_SECONDS", 0.02)
-    ran: list[float] = []
+    tries, waits = itertools.count(1), []
     done = asyncio.Event()
+    touch_at = WorkQueue.touch_at
+
+    def record(queue: WorkQueue, key: Key, when: float) -> None:
+        waits.append(when - time.time())
+        touch_at(queue, key, when)
+
+    monkeypatch.setattr(WorkQueue, "touch_at", record)
 
     async def handle(key: Key) -> None:
-        ran.append(time.monotonic())
-        if len(ran) < 4:
-            raise ApiUnavailable("the API server does not answer") if len(ran) % 2 else ValueError("a bug")
+        if (number := next(tries)) < 4:
+            raise ApiUnavailable("the API server does not answer") if number % 2 else ValueError("a bug")
         done.set()
 
     async def scenario(queue: WorkQueue) -> None:
         queue.touch(ONE)
         await done.wait()
-        waits = [after - before for before, after in itertools.pairwise(ran)]
-        assert waits[0] < waits[1] < waits[2]
 
     drive(handle, scenario)
+    assert waits == pytest.approx([0.02, 0.04, 0.08], abs=0.01)
 
 
 def test_handler_returns_when_to_be_called_again() -> None:
