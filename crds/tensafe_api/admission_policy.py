@@ -126,20 +126,18 @@ def is_enforced(policy: Mapping[str, Any], binding: Mapping[str, Any]) -> bool:
     version = (policy["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
     if wanted is None or not version.isdecimal() or int(version) < GUARD_VERSION:
         return False
-    if bound["policyName"] != name or "Deny" not in bound["validationActions"] or "matchResources" in bound:
+    if bound["policyName"] != name or "Deny" not in bound["validationActions"]:
         return False
     matched = found["matchConstraints"]
-    selected = [matched.get(each) for each in ("namespaceSelector", "objectSelector", "excludeResourceRules")]
-    if found.get("failurePolicy") != "Fail" or found.get("matchConditions") or any(selected):
+    narrowed = [
+        *(bound.get(each) for each in ("matchResources", "paramRef")),
+        *(found.get(each) for each in ("matchConditions", "paramKind")),
+        *(matched.get(each) for each in ("namespaceSelector", "objectSelector", "excludeResourceRules")),
+    ]
+    if found.get("failurePolicy") != "Fail" or any(narrowed):
         return False
     if int(version) > GUARD_VERSION:
         return True
-    rules = [
-        {name: rule.get(name) for name in ("apiGroups", "operations", "resources")} for rule in matched["resourceRules"]
-    ]
-    wanted_rules = [
-        {name: rule[name] for name in ("apiGroups", "operations", "resources")}
-        for rule in wanted["matchConstraints"]["resourceRules"]
-    ]
-    expressions = [each["expression"] for each in found["validations"]]
-    return rules == wanted_rules and expressions == [each["expression"] for each in wanted["validations"]]
+    rules = [{**rule, "scope": "*"} for rule in wanted["matchConstraints"]["resourceRules"]]
+    expressions = [each["expression"] for each in wanted["validations"]]
+    return matched["resourceRules"] == rules and [each["expression"] for each in found["validations"]] == expressions

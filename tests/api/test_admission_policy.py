@@ -53,9 +53,16 @@ WEAKENED: dict[str, Callable[[Pair], object]] = {
     ),
     "some objects": lambda pair: pair[0]["spec"]["matchConstraints"].update(objectSelector={"matchLabels": {"a": "b"}}),
     "excluded resources": lambda pair: pair[0]["spec"]["matchConstraints"].update(excludeResourceRules=[{}]),
+    "some names": lambda pair: pair[0]["spec"]["matchConstraints"]["resourceRules"][0].update(resourceNames=["a"]),
+    "other versions": lambda pair: pair[0]["spec"]["matchConstraints"]["resourceRules"][0].update(apiVersions=["v9"]),
+    "another scope": lambda pair: pair[0]["spec"]["matchConstraints"]["resourceRules"][0].update(scope="Cluster"),
+    "parameters that are missing": lambda pair: pair[0]["spec"].update(paramKind={"kind": "ConfigMap"}),
+    "binding with parameters": lambda pair: pair[1]["spec"].update(paramRef={"name": "a"}),
     "binding that audits": lambda pair: pair[1]["spec"].update(validationActions=["Audit"]),
     "binding of another policy": lambda pair: pair[1]["spec"].update(policyName="other"),
-    "binding for some namespaces": lambda pair: pair[1]["spec"].update(matchResources={"namespaceSelector": {}}),
+    "binding for some namespaces": lambda pair: pair[1]["spec"].update(
+        matchResources={"namespaceSelector": {"matchLabels": {"a": "b"}}}
+    ),
     "older version": lambda pair: with_version(pair, str(GUARD_VERSION - 1)),
     "no version": lambda pair: pair[0]["metadata"].pop("annotations"),
     "a version that is no number": lambda pair: with_version(pair, "new"),

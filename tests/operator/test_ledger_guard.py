@@ -18,6 +18,9 @@ class Policies:
 
     def __init__(self) -> None:
         self.objects = {(each["kind"], each["metadata"]["name"]): each for each in admission_policies()}
+        for policy in self.objects.values():
+            for rule in policy["spec"].get("matchConstraints", {}).get("resourceRules", ()):
+                rule["scope"] = "*"  # the default of the API server
         self.error: Exception | None = None
         self.requests, self.now = 0, 0.0
 

@@ -194,8 +194,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 "crds/tensafe_api/admission_policy.py",
-                "return rules == wanted_rules and expressions ==",
-                "return rules == wanted_rules or expressions ==",
+                'return matched["resourceRules"] == rules and ',
+                "return ",
             ),
         ),
         ("tests/api/test_admission_policy.py::test_weakened_policy_is_not_enforced",),
