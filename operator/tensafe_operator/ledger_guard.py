@@ -57,10 +57,8 @@ class LedgerGuard:
 
     async def check(self) -> None:
         """Read the policies from the API server."""
-        policies = admission_policies()
-        missing = [
-            name for name in {each["metadata"]["name"] for each in policies} if not await self._is_enforced(name)
-        ]
+        policies = sorted({each["metadata"]["name"] for each in admission_policies()})
+        missing = [name for name in policies if not await self._is_enforced(name)]
         self._present = not missing
         self._gauge.set(self._present)
         if missing:
@@ -68,7 +66,7 @@ class LedgerGuard:
                 "no job is started: the ValidatingAdmissionPolicy %s, its binding, or the right to read them is "
                 "missing, or the policy was changed: apply the file with 'guard' in its name in crds/, or upgrade the "
                 "chart",
-                ", ".join(sorted(missing)),
+                ", ".join(missing),
             )
         self._until = self._clock() + (PRESENT_SECONDS if self._present else ABSENT_SECONDS)
 

@@ -44,6 +44,11 @@ def ray_job_name(job: str, attempt: int) -> str:
     return f"{job}-a{attempt}"
 
 
+def role_binding_name(job: str) -> str:
+    """Name of the RoleBinding with the rights of a job's workers."""
+    return f"{job}-trainer"
+
+
 def attempt_of(body: Mapping[str, Any]) -> int | None:
     """The attempt in an object's label; None if the label has no value that the operator would have written."""
     text = (body["metadata"].get("labels") or {}).get(ATTEMPT, "")

@@ -38,7 +38,7 @@ def role_binding(job: TenSafeTrainingJob) -> Manifest:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": metadata(job, f"{job.metadata.name}-trainer"),
+        "metadata": metadata(job, names.role_binding_name(job.metadata.name)),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": names.TRAINER_ROLE},
         "subjects": [subject],
     }

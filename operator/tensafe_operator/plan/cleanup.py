@@ -47,12 +47,14 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
 
 def delete_rights(draft: Draft) -> None:
     """Delete the RoleBinding of a job whose end is stored in its status, once its pods are gone. The last of them may
-    still write the end into the ledger.
+    still write the end into the ledger. A RoleBinding of another name is not the operator's, whatever its labels say.
     """
-    if not draft.observed.pods:
-        for found in draft.observed.corrected:
-            if found["kind"] == "RoleBinding":
-                draft.delete(found)
+    if draft.observed.pods:
+        return
+    own = ("RoleBinding", names.role_binding_name(draft.observed.job["metadata"]["name"]))
+    for found in draft.observed.corrected:
+        if (found["kind"], found["metadata"]["name"]) == own:
+            draft.delete(found)
 
 
 def delete_job_key(draft: Draft) -> None:

@@ -130,3 +130,15 @@ def test_rights_stay_between_two_attempts() -> None:
     cluster.remove_terminating_pods()
     operator.settle()
     assert "RoleBinding" in cluster.corrected
+
+
+def test_role_binding_of_another_name_is_not_deleted() -> None:
+    """Any user may give a RoleBinding the job's labels and owner."""
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    cluster.pods.clear()
+    cluster.corrected["RoleBinding"]["metadata"]["name"] = "admins"
+    operator.settle()
+    assert "RoleBinding" in cluster.corrected
