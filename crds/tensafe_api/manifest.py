@@ -46,12 +46,21 @@ def load_manifest(text_or_path: str | Path, overrides: Sequence[str] = ()) -> Te
     return job
 
 
-def dump_manifest(job: TenSafeTrainingJob, format: Literal["yaml", "json"] = "yaml") -> str:  # noqa: A002
-    """The job as text: camelCase, with defaults, without null and empty values.
+def dump_manifest(
+    job: TenSafeTrainingJob,
+    format: Literal["yaml", "json"] = "yaml",  # noqa: A002
+    *,
+    defaults: bool = True,
+) -> str:
+    """The job as text: camelCase, without null and empty values.
 
     `load_manifest(dump_manifest(job)) == job` for every job.
+
+    Args:
+        defaults: whether fields that have their default are written. Without them an older release, which lacks some of
+            the fields, reads the text too.
     """
-    data = _without_empty_values(job)
+    data = {"apiVersion": job.api_version, "kind": job.kind, **_plain_block(job, defaults)}
     if format == "json":
         return yaml_io.write_json(data)
     return yaml_io.write(data)
@@ -110,21 +119,21 @@ def _first_line(error: yaml.YAMLError) -> str:
     return f"{where}{problem or str(error).splitlines()[0]}"
 
 
-def _without_empty_values(block: Block) -> dict[str, Any]:
+def _plain_block(block: Block, defaults: bool) -> dict[str, Any]:
     """The block as a mapping, without null values and without values that are empty by default."""
     data = {}
     for name, field in type(block).model_fields.items():
-        value = _plain(getattr(block, name))
-        default = None if field.is_required() else _plain(field.get_default(call_default_factory=True))
-        if value is None or (value in ([], {}, "") and value == default):
+        value = _plain(getattr(block, name), defaults)
+        default = None if field.is_required() else _plain(field.get_default(call_default_factory=True), defaults)
+        if value is None or (value == default and not (defaults and value not in ([], {}, ""))):
             continue
         data[alias_of(field)] = value
     return data
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, defaults: bool) -> Any:
     if isinstance(value, Block):
-        return _without_empty_values(value)
+        return _plain_block(value, defaults)
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, defaults) for item in value]
     return value

@@ -44,6 +44,11 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
 
+    @property
+    def is_unknown_field(self) -> bool:
+        """Whether the problem is a field that this release does not have."""
+        return self.message.startswith("unknown field")
+
 
 class ManifestError(ValueError):
     """A manifest that cannot be run. `problems` lists the problems, `str()` has one line for each."""

@@ -229,6 +229,11 @@ class Reason(StrEnum):
         "The applied manifest has fields that the API server removed.",
         "Correct the fields in the message, and apply the manifest again.",
     )
+    NEWER_MANIFEST = (
+        "NewerManifest",
+        "The manifest has fields of a newer release than the operator's.",
+        "Upgrade the operator to the release of the CustomResourceDefinitions, or remove the fields in the message.",
+    )
     LEDGER_LOST = (
         "LedgerLost",
         "The ledger of the job is missing or was replaced by another one, so the spent budget is unknown.",

@@ -139,6 +139,9 @@ class StatementInputs:
     evaluation: str | None = None
     private_metrics: str = "Hidden"
     remarks: Sequence[str] = ()
+    image: str | None = None
+    """The image of the workers in a cluster, with its digest where the operator knows it."""
+    ray_version: str | None = None
 
 
 def build_statement(inputs: StatementInputs) -> dict[str, Any]:
@@ -204,7 +207,8 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "ledgerHead": inputs.ledger_head,
             "ledgerLength": inputs.ledger_length,
             "code": f"tensafe {importlib.metadata.version('tensafe')}",
-            "image": NOT_KNOWN,
+            "ray": f"ray {inputs.ray_version}" if inputs.ray_version else NOT_KNOWN,
+            "image": inputs.image or NOT_KNOWN,
         },
         "model": dict(inputs.model) or NOT_KNOWN,
         **({"startedFrom": dict(inputs.started_from)} if inputs.started_from else {}),
@@ -322,6 +326,7 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| lineage | {document['lineage']} |",
         f"| ledger | entry {document['hashes']['ledgerLength']}, `{document['hashes']['ledgerHead']}` |",
         f"| code | {document['hashes']['code']} |",
+        f"| Ray | {document['hashes']['ray']} |",
         f"| image | {document['hashes']['image']} |",
         f"| budget of the data set | {document['budget']} |",
         f"| evaluation data set | {document['evaluation']} |",

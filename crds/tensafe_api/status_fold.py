@@ -21,6 +21,7 @@ from typing import Protocol
 from tensafe_api import accounting
 from tensafe_api.reasons import ConditionType, Phase
 from tensafe_api.resolve import Claim
+from tensafe_api.resources.model import commit_of
 from tensafe_api.resources.status import (
     CheckpointRecord,
     Condition,
@@ -90,6 +91,8 @@ class JobRecords:
         checkpoints: the checkpoints to list, oldest first.
         published: every checkpoint that the ledger records, oldest first; the last final one is the result.
         dataset_digest: keyed digest of the records, once it is known.
+        model_weights: the base model, once it is known: `commit:` and its commit, or `sha256:` and a digest.
+        chat_template_digest: digest of the chat template, once it is known.
     """
 
     steps_charged: int | None
@@ -99,6 +102,8 @@ class JobRecords:
     checkpoints: Sequence[KeptCheckpoint] = ()
     published: Sequence[RecordedCheckpoint] = ()
     dataset_digest: str | None = None
+    model_weights: str | None = None
+    chat_template_digest: str | None = None
 
 
 def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> Status:
@@ -131,7 +136,7 @@ def fold_records(before: Status, claim: Claim, records: JobRecords | None) -> St
             "progress": records.progress.model_copy(update={"total_steps": claim.steps}),
             "evaluations": records.evaluations,
             "checkpoints": tuple(_checkpoint(claim, each) for each in records.checkpoints),
-            "resolved": before.resolved.model_copy(update={"dataset_digest": records.dataset_digest}),
+            "resolved": before.resolved.model_copy(update=_resolved(records)),
             "final_model": _final_model(records.published) or before.final_model,
         }
     )
@@ -219,6 +224,15 @@ def condition_of(
         last_transition_time=before.last_transition_time if before is not None and unchanged else format_time(time),
         observed_generation=generation,
     )
+
+
+def _resolved(records: JobRecords) -> dict[str, str | None]:
+    """The names that the workers resolved. A model that is not from a hub has no commit."""
+    return {
+        "dataset_digest": records.dataset_digest,
+        "model_commit": commit_of(records.model_weights),
+        "chat_template_digest": records.chat_template_digest,
+    }
 
 
 def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:

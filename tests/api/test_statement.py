@@ -58,6 +58,8 @@ INPUTS = StatementInputs(
     ledger_head="cd" * 32,
     ledger_length=77,
     dataset_digest="ef" * 32,
+    image="registry.example/tensafe-trainer:0.1@sha256:5678",
+    ray_version="2.60.0",
     lineage="claims-2026",
     model={"name": "Qwen/Qwen3-0.6B", "weights": "sha256:1234"},
     evaluation="Public: s3://public/eval/",
@@ -228,11 +230,13 @@ def test_every_input_changes_the_statement() -> None:
 
 
 def test_unknown_facts_are_stated_as_not_known() -> None:
-    bare = build_statement(replace(INPUTS, dataset_digest=None, lineage=None, model={}, evaluation=None))
+    unknown = dict.fromkeys(("dataset_digest", "lineage", "evaluation", "image", "ray_version"))
+    bare = build_statement(replace(INPUTS, model={}, **unknown))
     assert bare["hashes"]["dataset"] == bare["lineage"] == bare["model"] == NOT_KNOWN
     assert bare["hashes"]["image"] == bare["budget"] == NOT_KNOWN
     assert bare["evaluation"] == "none"
-    assert render_markdown(bare).count(NOT_KNOWN) == 5
+    assert bare["hashes"]["ray"] == NOT_KNOWN
+    assert render_markdown(bare).count(NOT_KNOWN) == 6
 
 
 @pytest.mark.parametrize(

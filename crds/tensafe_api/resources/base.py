@@ -143,9 +143,18 @@ class Block(BaseModel):
 
 
 class StatusBlock(Block):
-    """A mapping of the status: a block whose fields can be assigned. Assigned values are validated."""
+    """A mapping of the status: a block whose fields can be assigned. Assigned values are validated.
 
-    model_config = ConfigDict(frozen=False, validate_assignment=True)
+    A newer release may have written more fields, which this one does not read (decision 0054).
+    """
+
+    model_config = ConfigDict(frozen=False, validate_assignment=True, extra="ignore")
+
+
+class StrictStatusBlock(StatusBlock):
+    """A mapping of the status in which every field counts: one that this release does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def alias_of(field: FieldInfo) -> str:

@@ -319,6 +319,12 @@ class Spec(Block):
                 update[path] = getattr(self, path).model_copy(update={"uri": uri})
         return self.model_copy(update=update)
 
+    def at_commit(self, commit: str | None) -> Spec:
+        """This spec with `model.revision` at the commit that the job started with. None changes nothing."""
+        if commit is None:
+            return self
+        return self.model_copy(update={"model": self.model.model_copy(update={"revision": commit})})
+
 
 class TenSafeTrainingJob(Block):
     """Fine-tunes a model with LoRA under differential privacy and reports the epsilon that it spent."""

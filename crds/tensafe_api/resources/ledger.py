@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tensafe_api.privacy_events import Mechanism
-from tensafe_api.resources.base import Block, Rule, StatusBlock, Transition, Unique
+from tensafe_api.resources.base import Block, Rule, StatusBlock, StrictStatusBlock, Transition, Unique
 from tensafe_api.resources.numeric import Count, Delta, Flag, Positive, PositiveDecimal, UnitCount
 from tensafe_api.resources.status import EvaluationResult, Progress
 from tensafe_api.resources.string_form import StringForm
@@ -107,7 +107,7 @@ class PrivacyLedgerSpec(LedgerSpec):
     )
 
 
-class ChargeRecord(StatusBlock):
+class ChargeRecord(StrictStatusBlock):
     """The steps that one attempt was charged, over all its incarnations."""
 
     attempt: AttemptNumber = Field(description="Number of the attempt, from 1.")
@@ -140,7 +140,7 @@ class ChargeRecord(StatusBlock):
     )
 
 
-class PublishedCheckpointRecord(StatusBlock):
+class PublishedCheckpointRecord(StrictStatusBlock):
     """A published checkpoint: others can read it."""
 
     uri: CheckpointAddress = Field(description="Directory of the checkpoint, as a URI or path.")
@@ -153,6 +153,14 @@ class PublishedCheckpointRecord(StatusBlock):
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition("self == oldSelf", "a published checkpoint never changes: record a new one"),
+    )
+
+
+def _set_once(name: str, what: str) -> Transition:
+    return Transition(
+        f"!has(oldSelf.{name}) || has(self.{name}) && self.{name} == oldSelf.{name}",
+        f"{name} is set once: create a new job for other {what}",
+        f".{name}",
     )
 
 
@@ -176,6 +184,12 @@ class LedgerStatus(StatusBlock):
         tuple[PublishedCheckpointRecord, ...], Field(max_length=MAX_PUBLISHED_CHECKPOINTS), Unique(("uri",))
     ] = Field((), description="Published checkpoints, in the order in which they were recorded.")
     dataset_digest: Text | None = Field(None, description="Keyed digest of the records. It is set once.")
+    model_weights: Text | None = Field(
+        None,
+        description="The base model: commit: and its commit on the hub, or sha256: and the digest of its files. It is "
+        "set once.",
+    )
+    chat_template_digest: Text | None = Field(None, description="Digest of the chat template. It is set once.")
     outcome: Outcome | None = Field(None, description="How the last attempt ended, if it ended gracefully.")
     progress: Progress = Field(default_factory=Progress, description="Progress of the training.")
     evaluations: Annotated[tuple[EvaluationResult, ...], Field(max_length=MAX_EVALUATIONS), Unique(("step",))] = Field(
@@ -239,11 +253,9 @@ class LedgerStatus(StatusBlock):
             "stepsCharged of a new checkpoint must be the sum of all charges: write that sum",
             ".releases",
         ),
-        Transition(
-            "!has(oldSelf.datasetDigest) || has(self.datasetDigest) && self.datasetDigest == oldSelf.datasetDigest",
-            "datasetDigest is set once: create a new job for other data",
-            ".datasetDigest",
-        ),
+        _set_once("datasetDigest", "data"),
+        _set_once("modelWeights", "weights"),
+        _set_once("chatTemplateDigest", "templates"),
         Transition("self.length >= oldSelf.length", "length never falls, because entries are only added", ".length"),
         Transition(
             "self.stepsRecharged >= oldSelf.stepsRecharged",

@@ -24,6 +24,17 @@ else:
 Quantization = Literal["NF4", "INT8"]
 """How the frozen weights of the base model are stored: four or eight bits a number."""
 
+COMMIT = "commit:"
+"""How the ledger and the statement name a model on the hub: this, then its commit."""
+
+
+def commit_of(model_weights: str | None) -> str | None:
+    """The commit in the name of a model's weights; None for a model that is not on the hub, or not known."""
+    if model_weights is None or not model_weights.startswith(COMMIT):
+        return None
+    return model_weights.removeprefix(COMMIT)
+
+
 _PURPOSES = tasks.join((task.purpose for task in tasks.TASKS.values()), "or")
 _WITH = tasks.join(tasks.WITH_CLASSES)
 _WITHOUT = tasks.join(name for name in tasks.TASKS if name not in tasks.WITH_CLASSES)

@@ -1,6 +1,6 @@
 """Builds the Kubernetes objects that the operator creates for a job.
 
-The builders are pure: a completed job comes in, a manifest goes out. The NetworkPolicy and the RoleBinding are brought
+The builders are pure: an admitted job comes in, a manifest goes out. The NetworkPolicy and the RoleBinding are brought
 back while an attempt runs: a user who deletes or edits one would take a job's isolation or rights away. The other
 objects are created once and never changed afterwards, so that changes by others remain (Kueue suspends a RayJob). The
 job owns all of them except the ledger. Garbage collection deletes them with the job, and no finalizer is needed.

@@ -1,4 +1,4 @@
-"""Builds the ConfigMap that all pods of an attempt mount: the completed job, and where its ledger is.
+"""Builds the ConfigMap that all pods of an attempt mount: the job, and where its ledger is.
 
 Parameters are passed as files. A RayJob's entrypoint is run by a shell, so it is a constant.
 """
@@ -20,10 +20,11 @@ _NAME_DIGITS = 12
 
 
 def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: str, key_digest: str) -> Manifest:
-    """The ConfigMap of one attempt of a completed job.
+    """The ConfigMap of one attempt of an admitted job.
 
     A ConfigMap cannot change once it exists, but the manifest may until the RayJob is created. So the name has a part
-    of the digest of the content, and what does not matter to the workers (status and generation) is left out.
+    of the digest of the content, and what does not matter to the workers (status and generation) is left out. So is
+    every default: an image of an older release lacks some of the fields (decision 0054).
     """
     place = {
         "namespace": job.metadata.namespace,
@@ -39,7 +40,7 @@ def config_map(job: TenSafeTrainingJob, attempt: int, ledger: str, ledger_uid: s
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "immutable": True,
-        "data": {MANIFEST: dump_manifest(plain, "json"), PLACE: json.dumps(place, sort_keys=True)},
+        "data": {MANIFEST: dump_manifest(plain, "json", defaults=False), PLACE: json.dumps(place, sort_keys=True)},
     }
     name = f"{ray_job_name(job.metadata.name, attempt)}-{digest(made)[:_NAME_DIGITS]}"
     return {**made, "metadata": metadata(job, name, attempt)}

@@ -13,7 +13,7 @@ from tensafe_operator.children.access import key_digest
 
 
 def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
-    """The ledger of a completed job, with a copy of every privacy value. `key` is the Secret with the job's key."""
+    """The ledger of an admitted job, with a copy of every privacy value. `key` is the Secret with the job's key."""
     uid = job.metadata.uid or ""
     opened = ledger_spec(job, plan, uid)
     frozen = {name: getattr(opened, name) for name in type(opened).model_fields}

@@ -29,6 +29,7 @@ GRACE_SECONDS = 120
 """Grace period of a pod that is asked to terminate: a worker saves a checkpoint in it, and the head waits for the
 workers.
 """
+WORKER_CONTAINER = "ray-worker"
 _PRE_STOP = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
 """The preStop hook of all pods. When it ends, Ray and all its processes are ended. So it waits for the lock that a
 working process in the pod holds (`tensorguard.runners.run_folder`).
@@ -53,7 +54,7 @@ _ANNOTATIONS = {
 def ray_job(
     job: TenSafeTrainingJob, attempt: int, settings: Settings, *, parameters: Manifest, key_secret: str
 ) -> Manifest:
-    """The RayJob of attempt number `attempt` of a completed job.
+    """The RayJob of attempt number `attempt` of an admitted job.
 
     Args:
         parameters: the attempt's ConfigMap (`configuration.config_map`).
@@ -127,7 +128,7 @@ def _worker_template(
         size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
     volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
-        **_container("ray-worker", cluster, settings, size),
+        **_container(WORKER_CONTAINER, cluster, settings, size),
         "env": _worker_environment(job, parameters),
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [

@@ -37,6 +37,7 @@ from tensafe_operator.plan.ledger import (
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.resolved import resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
 from tensafe_operator.plan.starting import correct_children, start_attempt
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
@@ -84,12 +85,13 @@ def _decide(draft: Draft) -> None:
         draft.set_state(conflict)
         return  # a user removes the ledger, or the cluster administrator installs the release that created it
     admitted, record = adopt_ledger(draft, admitted, found), parse_ledger_status(found)
+    asked, admitted = admitted, with_resolved(admitted, draft.status.resolved)
     delete_old_ray_jobs(draft, final=False)
     last = draft.status.attempts[-1] if draft.status.attempts else None
     if last is not None and last.end_time is None:
         _decide_open_attempt(draft, admitted, record, last)
         return
-    _decide_next_attempt(draft, admitted, record, last)
+    _decide_next_attempt(draft, asked, record, last)
 
 
 def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus | None, attempt: Attempt) -> None:
@@ -108,6 +110,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     correct_children(draft, admitted)
     attempt = attempts.refresh(attempt, ray_job, record, draft.now)
     draft.record(attempt)
+    draft.status.resolved = with_digest(draft.status.resolved, draft.observed.pods, attempt.number)
     assessment = _assess(draft, admitted, record, attempt, ray_job)
     if assessment.state.over:
         end_attempt(draft, admitted.job.spec, attempt, assessment, record)
@@ -150,6 +153,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         draft.set_state(JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message))
         return  # the author creates a new job
     draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
+    draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, draft.settings)
     draft.record(attempt)
     # The next decision starts it, once this status is stored.
 

@@ -1,4 +1,4 @@
-"""Admission: can this job be run? From the object of the API server to a completed job with its privacy figures.
+"""Admission: can this job be run? From the object of the API server to a job with its privacy figures.
 
 The API server has already rejected what a schema and CEL rules can check. Two kinds of errors are left. Some need
 arithmetic: no noise multiplier reaches the target, or the integer grid overflows. Others are unknown fields that a
@@ -30,7 +30,7 @@ class Admitted:
     """A job that can be run.
 
     Attributes:
-        job: the job with every default filled in.
+        job: the job as its author wrote it, with the values of its ledger once that is opened.
         plan: its training plan and privacy figures.
         opened: the values that its ledger was opened with; None before it is opened.
     """
@@ -49,7 +49,7 @@ class Rejected:
 
 
 def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Rejected:
-    """Return the completed job, or why it is rejected.
+    """Return the job, or why it is rejected.
 
     Args:
         opened: the values that the job's ledger was opened with; None before it is opened. With them the noise is not
@@ -70,12 +70,17 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
 def _admit_text(text: str) -> Admitted | Rejected:
     """Admit a job as JSON text. The result is needed several times while a job starts, and calibration is slow."""
     try:
-        completed, plan = resolve_job(parse_job(json.loads(text)))
+        asked = parse_job(json.loads(text))
+        completed, plan = resolve_job(asked)
     except ManifestError as error:
-        return Rejected(Reason.INVALID_MANIFEST, "; ".join(map(str, error.problems)))
+        message = "; ".join(map(str, error.problems))
+        if all(problem.is_unknown_field for problem in error.problems):
+            # The API server has kept these fields, so its CRD has them.
+            return Rejected(Reason.NEWER_MANIFEST, message)
+        return Rejected(Reason.INVALID_MANIFEST, message)
     if problem := _local_path(completed):
         return Rejected(Reason.INVALID_MANIFEST, problem)
-    return Admitted(completed, plan)
+    return Admitted(asked, plan)
 
 
 def _local_path(job: TenSafeTrainingJob) -> str:
@@ -160,7 +165,7 @@ def _dropped_fields(job: Object) -> str:
     try:
         parse_job(_manifest({**job, "spec": spec}))
     except ManifestError as error:
-        return "; ".join(str(problem) for problem in error.problems if problem.message.startswith("unknown field"))
+        return "; ".join(str(problem) for problem in error.problems if problem.is_unknown_field)
     except RecursionError:
         return ""  # nested too deeply to be parsed
     return ""

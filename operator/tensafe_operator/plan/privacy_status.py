@@ -31,4 +31,6 @@ def _records(ledger: LedgerStatus) -> JobRecords:
         ],
         published=ledger.releases,
         dataset_digest=ledger.dataset_digest,
+        model_weights=ledger.model_weights,
+        chat_template_digest=ledger.chat_template_digest,
     )

@@ -43,6 +43,11 @@ WIRING: tuple[Mutation, ...] = (
         (TRAINING_TESTS + "test_step_components.py::test_quantisation_of_the_base_is_part_of_its_identity",),
     ),
     Mutation(
+        "a charge with a field of a newer release is read without it",
+        (Edit("crds/tensafe_api/resources/ledger.py", "ChargeRecord(StrictStatusBlock)", "ChargeRecord(StatusBlock)"),),
+        ("tests/trainer_image/ledger/test_kubernetes_object.py::test_claim_with_an_unknown_field_is_refused",),
+    ),
+    Mutation(
         "noise and sampling read the same key stream",
         (Edit(_SETUP, 'noise_stream=stream.derive("noise")', 'noise_stream=stream.derive("sampling")'),),
         _KEYS,

@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger import backends
-from tensorguard.ledger.backends import LOCK_WAIT_SECONDS, POD_UID, LedgerLocation, SuspendFlag, open_ledger
+from tensorguard.ledger.backends import LOCK_WAIT_SECONDS, POD_UID, JobObject, LedgerLocation, open_ledger
 from tensorguard.ledger.file import FileLedger
 from tensorguard.ledger.kubernetes import KubernetesLedger
 
@@ -65,23 +65,35 @@ def test_ledger_of_a_cluster_is_named_by_its_location_and_written_for_the_pod(
 
 
 def test_run_without_a_cluster_is_never_suspended(api: Callable[[Any], Api]) -> None:
-    assert not SuspendFlag(None) and not api({"spec": {"suspend": True}}).asked
+    assert not JobObject(None).is_suspended() and JobObject(None).image() is None
+    assert not api({"spec": {"suspend": True}}).asked
 
 
 def test_suspension_is_read_from_the_job_each_time(api: Callable[[Any], Api]) -> None:
     made = api({"spec": {"suspend": True}})
-    flag = SuspendFlag(LOCATION)
-    assert flag
+    found = JobObject(LOCATION)
+    assert found.is_suspended()
     api({"spec": {"suspend": True}})
     made.answer = {"spec": {"suspend": False}}
-    assert not flag, "the same client is used again"
+    assert not found.is_suspended(), "the same client is used again"
     assert made.asked == [("tensafe.io", "v1alpha1", "clinic", "tensafetrainingjobs", "triage", 5.0)] * 2
 
 
 @pytest.mark.parametrize("answer", [{}, {"spec": {}}, "no object", None])
 def test_job_without_the_field_is_not_suspended(answer: Any, api: Callable[[Any], Api]) -> None:
     api(answer)
-    assert bool(SuspendFlag(LOCATION)) is False
+    assert JobObject(LOCATION).is_suspended() is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "image"),
+    [({"status": {"resolved": {"image": "trainer@sha256:1"}}}, "trainer@sha256:1"), ({"status": {}}, None), ({}, None)],
+)
+def test_image_is_the_one_that_the_operator_has_resolved(
+    answer: Any, image: str | None, api: Callable[[Any], Api]
+) -> None:
+    api(answer)
+    assert JobObject(LOCATION).image() == image
 
 
 @pytest.mark.parametrize("error", [client.ApiException(status=500), HTTPError("patient"), TimeoutError("patient")])
@@ -90,8 +102,9 @@ def test_no_answer_counts_as_not_suspended(
 ) -> None:
     api(error)
     with caplog.at_level(logging.WARNING):
-        assert bool(SuspendFlag(LOCATION)) is False
-    assert caplog.messages == [f"cannot read whether the job is suspended ({type(error).__name__})"]
+        assert JobObject(LOCATION).is_suspended() is False
+    expected = f"the job cannot be read, which shows whether it is suspended ({type(error).__name__})"
+    assert caplog.messages == [expected]
 
 
 @pytest.mark.parametrize("kubeconfig", [None, "/clusters/clinic"])

@@ -43,7 +43,7 @@ class TestContract:
         assert (created.attempt, created.incarnation, created.length) == (0, 0, 1)
         assert (created.steps_charged, created.steps_recharged) == (0, 0)
         assert (created.charges, created.checkpoints, created.start_steps) == ((), (), ())
-        assert (created.outcome, created.dataset_digest) == (None, None)
+        assert (created.outcome, created.dataset_digest, created.model_weights) == (None, None, None)
 
     def test_absent_ledger_is_reported_as_missing(self, backend: Any) -> None:
         ledger = backend.open()
@@ -65,6 +65,7 @@ class TestContract:
             lambda: ledger.charge(1),
             lambda: ledger.record_checkpoint(CHECKPOINT),
             lambda: ledger.record_dataset("keyed"),
+            lambda: ledger.record_model("commit:a", None),
             lambda: ledger.record_outcome("Completed"),
         ):
             with pytest.raises(Fenced):
@@ -164,6 +165,19 @@ class TestContract:
         assert ledger.record_dataset("keyed-a") == recorded
         with pytest.raises(LedgerError, match="the data set is not the one"):
             ledger.record_dataset("keyed-b")
+        assert ledger.read() == recorded
+
+    @pytest.mark.parametrize("template", ["sha256:t", None])
+    def test_model_and_template_are_recorded_once(self, template: str | None, backend: Any, spec: LedgerSpec) -> None:
+        ledger = backend.create(spec)
+        acquire(ledger)
+        recorded = ledger.record_model("commit:a", template)
+        assert (recorded.model_weights, recorded.chat_template_digest) == ("commit:a", template)
+        assert backend.open().read() == recorded
+        assert ledger.record_model("commit:a", template) == recorded
+        for weights, other in (("commit:b", template), ("commit:a", "sha256:other")):
+            with pytest.raises(LedgerError, match="the job started with"):
+                ledger.record_model(weights, other)
         assert ledger.read() == recorded
 
     def test_checkpoints_are_kept_as_recorded(self, backend: Any, spec: LedgerSpec) -> None:

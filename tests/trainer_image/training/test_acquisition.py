@@ -11,7 +11,14 @@ import pytest
 
 from e2e.platform.trainer.rank_harness import Job
 from tensafe_api.reasons import Reason
-from tensorguard.ledger.contract import DatasetChanged, LedgerBusy, LedgerCorrupt, LedgerState, PublishedCheckpoint
+from tensorguard.ledger.contract import (
+    DatasetChanged,
+    LedgerBusy,
+    LedgerCorrupt,
+    LedgerState,
+    ModelChanged,
+    PublishedCheckpoint,
+)
 from tensorguard.ledger.file import FileLedger
 from tensorguard.training import acquisition
 from tensorguard.training.acquisition import Acquisition, _check_progress, acquire_ledger
@@ -83,6 +90,7 @@ class Run:
         self.store = Store()
         self.in_cluster = False
         self.digest = "keyed digest"
+        self.weights, self.template = "commit:1a", "sha256:b"
 
     def acquire(self, *, attempt: int = 1, uid: str = "tiny-uid") -> Acquisition:
         location = SimpleNamespace() if self.in_cluster else None
@@ -94,7 +102,13 @@ class Run:
             dataset_digest=self.digest,
             traceback_file=lambda process: "errors",
         )
-        components: Any = SimpleNamespace(job=self.made.job, plan=self.made.plan, store=self.store, initial=None)
+        components: Any = SimpleNamespace(
+            job=self.made.job,
+            plan=self.made.plan,
+            store=self.store,
+            initial=None,
+            identity={"name": "tiny", "weights": self.weights, "chatTemplate": self.template},
+        )
         ledger = FileLedger(self.directory)
         try:
             return acquire_ledger(ledger, config, components)
@@ -162,6 +176,24 @@ def test_other_data_end_the_attempt(run: Run) -> None:
     with pytest.raises(DatasetChanged):
         run.acquire(attempt=2)
     assert run.state.dataset_digest == "keyed digest"
+
+
+@pytest.mark.parametrize(
+    ("weights", "template", "named"),
+    [
+        ("commit:2b", "sha256:b", r"base model is commit:2b, but the job started with commit:1a"),
+        ("commit:1a", "sha256:c", "chat template"),
+    ],
+    ids=["branch that was moved", "edited template"],
+)
+def test_other_base_model_or_template_ends_the_attempt(run: Run, weights: str, template: str, named: str) -> None:
+    run.acquire()
+    assert (run.state.model_weights, run.state.chat_template_digest) == ("commit:1a", "sha256:b")
+    run.weights, run.template = weights, template
+    with pytest.raises(ModelChanged, match=named) as refused:
+        run.acquire(attempt=2)
+    assert refused.value.reason is Reason.CONFIGURATION_CHANGED
+    assert (run.state.model_weights, run.state.chat_template_digest) == ("commit:1a", "sha256:b")
 
 
 def test_run_log_is_compared_on_one_machine_only(run: Run) -> None:

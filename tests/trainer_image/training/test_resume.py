@@ -193,7 +193,7 @@ def test_ledger_with_removed_entries_is_refused(halted: Job, compared: str) -> N
         (halted.directory / RUN_LOG).unlink()
     path = halted.directory / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:4]))  # a valid chain, in which only the first step was charged
+    path.write_text("".join(lines[:5]))  # a valid chain, in which only the first step was charged
     assert halted.ledger().steps_charged == 1
     reason, message = refused(halted)
     assert reason == "LedgerCorrupt"

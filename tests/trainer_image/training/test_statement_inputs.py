@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +47,7 @@ def inputs(evaluation: Any = None) -> StatementInputs:
         initial=SimpleNamespace(summary="earlier adapter"),
         remarks="remarks",
     )
-    return statement_inputs(components, "OneMachine", AGGREGATION, state, 7, "sha256:a")
+    return statement_inputs(components, "OneMachine", AGGREGATION, "image", state, 7, "sha256:a")
 
 
 def test_every_fact_has_its_source() -> None:
@@ -67,6 +68,8 @@ def test_every_fact_has_its_source() -> None:
         "evaluation": None,
         "private_metrics": "Internal",
         "remarks": "remarks",
+        "image": "image",
+        "ray_version": importlib.metadata.version("ray"),
     }
     found = inputs()
     assert {each.name: getattr(found, each.name) for each in fields(found)} == expected

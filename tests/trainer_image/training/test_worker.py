@@ -132,7 +132,7 @@ class Setting:
         named = {name: parts[name] for name in ("store", "source", "model", "optimizer")}
         assert named == {name: name for name in named}
         assert (parts["ledger"], parts["keep"], parts["acquired_as"]) == (self.ledger, 3, (3, 1))
-        assert parts["statement_inputs"].args == (self.components, "OneMachine", "aggregation")
+        assert parts["statement_inputs"].args == (self.components, "OneMachine", "aggregation", None)
 
         def save(step: int, *, final: bool) -> Any:
             if not (final or self.room_for_checkpoints):

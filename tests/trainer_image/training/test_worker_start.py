@@ -67,7 +67,7 @@ class Start:
         monkeypatch.setattr(module, "acquire_ledger", self._acquire)
         monkeypatch.setattr(module, "restore_checkpoint", lambda *what: self.calls.append(("restore", *what)))
         monkeypatch.setattr(module, "check_all_reduce_wraps", lambda channel: self.calls.append("wraps"))
-        monkeypatch.setattr(module, "SuspendFlag", self._suspend)
+        monkeypatch.setattr(module, "JobObject", self._job_object)
 
     def _open(self, directory: Path, location: str) -> Any:
         assert (directory, location) == (self.directory, "location")
@@ -89,15 +89,9 @@ class Start:
     def _aggregator(self, config: Any) -> Any:
         return config
 
-    def _suspend(self, location: str) -> Any:
+    def _job_object(self, location: str) -> Any:
         assert location == "location"
-        start = self
-
-        class Flag:
-            def __bool__(self) -> bool:
-                return start.suspended
-
-        return Flag()
+        return SimpleNamespace(is_suspended=lambda: self.suspended)
 
     def worker(self, channel: Any = None) -> Worker:
         return Worker(self.config, channel or SingleRankChannel(), torch.device("cpu"), self.heard.append)

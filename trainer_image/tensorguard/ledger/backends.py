@@ -1,7 +1,8 @@
 """Opens the ledger that rank 0 writes to: a file in the run's folder, or the job's PrivacyLedger in a cluster.
 
-`training.worker` acquires the ledger. In a cluster it also reads, before each charge, whether the job is to be
-suspended (`SuspendFlag`): a user sets `spec.suspend`, and only this process reads it in time to save a checkpoint.
+`training.worker` acquires the ledger. In a cluster it also reads the job's object (`JobObject`): before each charge,
+whether a user has set `spec.suspend`, since only this process reads it in time to save a checkpoint; and for each
+statement, which image the operator has found in the pods.
 """
 
 from __future__ import annotations
@@ -52,19 +53,28 @@ def open_ledger(directory: Path, location: LedgerLocation | None) -> Ledger:
     )
 
 
-class SuspendFlag:
-    """Whether the author of the job has suspended it (`spec.suspend`). Always false without a cluster, where
-    `StopSignal` stops a run.
-    """
+class JobObject:
+    """The TenSafeTrainingJob of this run, as the API server has it. Without a cluster there is none."""
 
     def __init__(self, location: LedgerLocation | None) -> None:
         self._location = location
         self._api: client.CustomObjectsApi | None = None
 
-    def __bool__(self) -> bool:
-        """Read the job once, with a short timeout. No answer counts as false: the charge that follows waits."""
+    def is_suspended(self) -> bool:
+        """Whether the author has suspended the job (`spec.suspend`). No answer counts as false: the charge that follows
+        waits. Without a cluster it is always false, because `StopSignal` stops a run.
+        """
+        return bool(self._read("spec").get("suspend"))
+
+    def image(self) -> str | None:
+        """The image of the pods, with its digest once the operator knows it; None where there is no answer."""
+        image = (self._read("status").get("resolved") or {}).get("image")
+        return image if isinstance(image, str) else None
+
+    def _read(self, part: str) -> dict[str, Any]:
+        """One part of the job, which is read once and with a short timeout; empty where there is no answer."""
         if self._location is None:
-            return False
+            return {}
         from kubernetes import client
         from urllib3.exceptions import HTTPError
 
@@ -81,9 +91,10 @@ class SuspendFlag:
                 _request_timeout=5.0,
             )
         except (client.ApiException, HTTPError, OSError) as error:
-            log.warning("cannot read whether the job is suspended (%s)", type(error).__name__)
-            return False
-        return bool(isinstance(job, dict) and job.get("spec", {}).get("suspend"))
+            log.warning("the job cannot be read, which shows whether it is suspended (%s)", type(error).__name__)
+            return {}
+        found: Any = job.get(part) if isinstance(job, dict) else None
+        return found if isinstance(found, dict) else {}
 
 
 def _api() -> client.CustomObjectsApi:

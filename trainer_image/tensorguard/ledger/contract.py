@@ -7,7 +7,7 @@ which never changes again. After that, only these operations change it. Each is 
   (fencing).
 - `charge`: further steps are charged, *before* the first of them is revealed.
 - `record_checkpoint`: a checkpoint was published, so that others can read it.
-- `record_dataset` (once) and `record_outcome`.
+- `record_dataset` and `record_model` (once each) and `record_outcome`.
 
 ε is computed from *charged* steps. Nothing takes a charge back: no crash, no older checkpoint and no new attempt.
 
@@ -70,6 +70,12 @@ class DatasetChanged(LedgerError):
     reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
 
 
+class ModelChanged(LedgerError):
+    """The base model or its chat template is not the one that the job started with."""
+
+    reason: ClassVar[Reason] = Reason.CONFIGURATION_CHANGED
+
+
 @dataclass(frozen=True)
 class Charge:
     """The steps that were charged in one attempt, over all its incarnations."""
@@ -110,6 +116,9 @@ class LedgerState:
     """The current incarnation is charged for all steps below this one."""
     outcome: Outcome | None
     dataset_digest: str | None
+    model_weights: str | None
+    """The base model: `commit:` and its commit on the hub, or `sha256:` and the digest of its files."""
+    chat_template_digest: str | None
     head: str
     length: int
 
@@ -155,6 +164,13 @@ class Ledger(Protocol):
 
     def record_dataset(self, digest: str) -> LedgerState:
         """Record the data set's keyed digest. The same digest again changes nothing; another raises DatasetChanged."""
+        ...
+
+    def record_model(self, weights: str, chat_template: str | None) -> LedgerState:
+        """Record the base model and the digest of the chat template (None where the job uses none).
+
+        The same values again change nothing; others raise ModelChanged.
+        """
         ...
 
     def record_checkpoint(self, checkpoint: PublishedCheckpoint) -> LedgerState:

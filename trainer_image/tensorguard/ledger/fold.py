@@ -2,7 +2,7 @@
 
 The functions are pure, so that reading and writing, and both backends, give the same state.
 
-An entry is a mapping with a `kind`: claim (an acquisition), charge, dataset, release (a published checkpoint) or
+An entry is a mapping with a `kind`: claim (an acquisition), charge, dataset, model, release (a published checkpoint) or
 outcome. `apply_entry` keeps the most important guarantee by its form: a charge only adds, and no kind subtracts.
 """
 
@@ -31,6 +31,8 @@ def new_state(spec: LedgerSpec, head: str) -> LedgerState:
         charged_through=0,
         outcome=None,
         dataset_digest=None,
+        model_weights=None,
+        chat_template_digest=None,
         head=head,
         length=1,
     )
@@ -71,6 +73,8 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
             }
         case "dataset":
             return {"dataset_digest": entry["digest"]}
+        case "model":
+            return {"model_weights": entry["weights"], "chat_template_digest": entry["chatTemplate"]}
         case "release":
             checkpoint = PublishedCheckpoint(
                 step=entry["step"],

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from tensafe_api.resources.base import fields_of
 from tensafe_api.resources.ledger import (
     MAX_EVALUATIONS,
     MAX_STARTS,
@@ -67,6 +68,8 @@ def decode(found: dict[str, Any]) -> LedgerState:
         charged_through=status.charged_through,
         outcome=status.outcome,
         dataset_digest=status.dataset_digest,
+        model_weights=status.model_weights,
+        chat_template_digest=status.chat_template_digest,
         head=status.head,
         length=status.length,
     )
@@ -78,7 +81,7 @@ def encode(
     """`state` as the status of a PrivacyLedger.
 
     Args:
-        before: the status that it replaces.
+        before: the status that it replaces. Fields of a newer release are kept.
         progress: of the run; None keeps that of `before`.
         evaluations: new ones, which are added to those of `before`.
     """
@@ -108,13 +111,16 @@ def encode(
         steps_recharged=state.steps_recharged,
         releases=published,
         dataset_digest=state.dataset_digest,
+        model_weights=state.model_weights,
+        chat_template_digest=state.chat_template_digest,
         outcome=state.outcome,
         progress=progress,
         evaluations=tuple(by_step[step] for step in sorted(by_step))[-MAX_EVALUATIONS:],
         length=state.length,
         head=state.head,
     )
-    return status.model_dump(mode="json", exclude_none=True)
+    unknown = {name: value for name, value in before.items() if name not in fields_of(LedgerStatus)}
+    return {**unknown, **status.model_dump(mode="json", exclude_none=True)}
 
 
 def holder_of(pod_uid: str, writer: str | None) -> str:

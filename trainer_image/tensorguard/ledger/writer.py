@@ -1,4 +1,5 @@
-"""The write operations of a ledger that are the same for every backend: charges, data set, checkpoints, outcome.
+"""The write operations of a ledger that are the same for every backend: charges, data set, model, checkpoints,
+outcome.
 
 A backend implements how an entry becomes durable (`_record`), and checks that the writer holds the ledger.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from tensafe_api.resources.ledger import Outcome
-from tensorguard.ledger.contract import DatasetChanged, LedgerState, PublishedCheckpoint
+from tensorguard.ledger.contract import DatasetChanged, LedgerState, ModelChanged, PublishedCheckpoint
 from tensorguard.ledger.fold import Entry, checkpoint_entry
 
 
@@ -37,6 +38,21 @@ class LedgerWriter(ABC):
                 "new run"
             )
         return self._record({"kind": "dataset", "digest": digest})
+
+    def record_model(self, weights: str, chat_template: str | None) -> LedgerState:
+        known = self.read()
+        if known.model_weights not in (None, weights):
+            raise ModelChanged(
+                f"the base model is {weights}, but the job started with {known.model_weights}: resume with those files "
+                "(on a hub, spec.model.revision names them), or start a new job"
+            )
+        if known.model_weights is not None and known.chat_template_digest != chat_template:
+            raise ModelChanged(
+                "the chat template is not the one that the job started with: resume with that one, or start a new job"
+            )
+        if known.model_weights is not None:
+            return known
+        return self._record({"kind": "model", "weights": weights, "chatTemplate": chat_template})
 
     def record_checkpoint(self, checkpoint: PublishedCheckpoint) -> LedgerState:
         return self._record(checkpoint_entry(checkpoint))

@@ -19,6 +19,7 @@ from typing import ClassVar
 from huggingface_hub import hf_hub_download
 
 from tensafe_api.reasons import Reason
+from tensafe_api.resources.model import COMMIT
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
@@ -44,7 +45,7 @@ class ModelSource:
     def identity(self) -> str:
         """The resolved model: `commit:<sha>` on the hub, else `sha256:<hex>` over its config, weights and index."""
         if self.is_hub:
-            return f"commit:{self.revision}"
+            return f"{COMMIT}{self.revision}"
         folder = Path(self.location)
         digest = hashlib.sha256()
         for path in sorted({folder / "config.json", *(p for glob in _WEIGHTS for p in folder.glob(glob))}):

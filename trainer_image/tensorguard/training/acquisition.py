@@ -3,7 +3,8 @@
 Only rank 0 holds the ledger. In come the ledger, the worker's configuration and the components of a step; out comes an
 `Acquisition`, which rank 0 sends to the other ranks as a message of fixed length. Every check but one comes before
 the ledger is acquired, so a run that is refused there changes nothing and leaves the ledger to its present holder. The
-digest of the data set is compared by the holder only: a run with changed data acquires the ledger and then ends.
+digest of the data set and the base model are compared by the holder only: a run with others acquires the ledger and
+then ends.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
     _check_progress(state, config, step)
     state = ledger.acquire(attempt=config.attempt, from_step=step)
     ledger.record_dataset(config.dataset_digest)
+    ledger.record_model(components.identity["weights"], components.identity.get("chatTemplate"))
     components.store.remove_unfinished()
     if newest is None:
         return Acquisition(state.incarnation, 0, "", "")

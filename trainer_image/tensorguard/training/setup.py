@@ -22,6 +22,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Plan, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
+from tensafe_api.statement import digest
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
@@ -67,7 +68,8 @@ class StepComponents:
             of so many are not bit-equal on this machine.
         private_metrics: None unless the job keeps private metrics.
         sharding: the ranks that share one base model; None where each rank has a whole one.
-        identity: name, digest and quantisation of the base model, for the statement.
+        identity: name, digest and quantisation of the base model, and digest of the chat template, for the ledger and
+            the statement.
         initial: the adapter of `lora.initFrom`; None without one.
         remarks: sentences that the statement must contain.
     """
@@ -216,6 +218,8 @@ def _load(config: WorkerConfig, rank: int, device: torch.device) -> _Loaded:
     identity = {"name": source.name, "weights": source.identity()}
     if spec.model.quantization:
         identity["quantization"] = spec.model.quantization
+    if "messages" in recipe.columns:
+        identity["chatTemplate"] = digest(str(recipe.chat_template or processor.chat_template).encode())
     store = CheckpointStore.for_job(job, config.mounts)
     initial = find_initial_adapter(spec, mechanism, identity, store, config.job_uid)
     if initial is not None and initial.tensors is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 from tensafe_api.statement import AggregationStatement, Place, StatementInputs
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.training.setup import StepComponents
@@ -11,6 +13,7 @@ def statement_inputs(
     components: StepComponents,
     place: Place,
     aggregation: AggregationStatement,
+    image: str | None,
     state: LedgerState,
     step: int,
     adapter_digest: str,
@@ -21,6 +24,7 @@ def statement_inputs(
         components: of the rank that writes the checkpoint.
         place: where the workers run.
         aggregation: the part of the statement that the aggregation protocol contributes.
+        image: of the workers' pods, where it is known.
         state: the ledger when the checkpoint is written.
         step: number of steps in the checkpoint.
         adapter_digest: digest of the adapter's weights, "sha256:" and 64 hexadecimal digits.
@@ -56,4 +60,13 @@ def statement_inputs(
         evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
         private_metrics=components.job.spec.observability.private_metrics,
         remarks=components.remarks,
+        image=image,
+        ray_version=_ray_version(),
     )
+
+
+def _ray_version() -> str | None:
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:  # the checks on a GPU run without Ray
+        return None

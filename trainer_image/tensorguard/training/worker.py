@@ -28,7 +28,7 @@ from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session, number_bytes
-from tensorguard.ledger.backends import SuspendFlag, open_ledger
+from tensorguard.ledger.backends import JobObject, open_ledger
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
@@ -96,6 +96,7 @@ class Worker:
         self._log = RunLog(config.directory / RUN_LOG) if channel.rank == 0 else None
         self._listener = listener
         self._stop = StopSignal.of(config.directory)
+        self._job_object = JobObject(config.ledger_location)
         self.private_step: PrivateStep | None = None
         self._step = 0
         self._saved_step = 0
@@ -132,7 +133,6 @@ class Worker:
             grid_bits=mechanism.grid_bits,
             verify=components.job.spec.aggregation.verify,
         )
-        suspend = SuspendFlag(self.config.ledger_location)
         self.private_step = PrivateStep(
             aggregator=create_aggregator(aggregation),
             budget_gate=BudgetGate(
@@ -140,7 +140,7 @@ class Worker:
                 components.plan,
                 self._ledger,
                 acquisition.step,
-                lambda: self._stop.requested or bool(suspend),
+                lambda: self._stop.requested or self._job_object.is_suspended(),
             ),
             sampler=components.sampler,
             gradients=components.unit_gradients,
@@ -317,7 +317,9 @@ class Worker:
             source=components.source,
             model=components.model,
             optimizer=components.optimizer,
-            statement_inputs=partial(statement_inputs, components, self.config.place, aggregation),
+            statement_inputs=partial(
+                statement_inputs, components, self.config.place, aggregation, self._job_object.image()
+            ),
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,
         )

@@ -31,6 +31,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import FINAL_OUTCOMES, LedgerSpec
+from tensafe_api.resources.model import commit_of
 from tensorguard.ledger.contract import LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
@@ -208,6 +209,7 @@ class _Run:
                 self._private.check_key(uid)
             self._open_private()
             self.attempt = earlier.attempt + 1
+            self.job = self.job.model_copy(update={"spec": self.job.spec.at_commit(commit_of(earlier.model_weights))})
         else:
             if never_charged := uid_of_manifest(self.directory):
                 self._private.delete_key(never_charged)

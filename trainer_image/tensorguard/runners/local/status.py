@@ -63,6 +63,8 @@ def fold_status(
         checkpoints=_checkpoints(records, job.spec.checkpoint.keep),
         published=ledger.checkpoints if ledger else (),
         dataset_digest=ledger.dataset_digest if ledger else None,
+        model_weights=ledger.model_weights if ledger else None,
+        chat_template_digest=ledger.chat_template_digest if ledger else None,
     )
     return fold_records(before, plan, job_records)
 

@@ -38,7 +38,8 @@ _PLACE_FIELDS: dict[str, type] = {
     "attempt": int,
     "key_digest": str,
 }
-_SAME_RELEASE = "it is written for trainers of the operator's own release: set spec.cluster.image to such an image"
+_NEWER_IMAGE = "set spec.cluster.image to an image of the operator's release, or remove the fields that it lacks"
+_SAME_RELEASE = "the operator writes it: set spec.cluster.image to an image of the operator's release"
 
 
 class PodFilesError(Exception):
@@ -103,13 +104,13 @@ class PodFiles:
         return self.root / "mnt"
 
     def job(self) -> TenSafeTrainingJob:
-        """The completed job, with its pvc:// URIs as paths. Raises PodFilesError."""
+        """The job, with its pvc:// URIs as paths, and without defaults that depend on others. Raises PodFilesError."""
         path, text = self._read("job.json")
         try:
             job = load_manifest(text)
         except ManifestError as error:
             problems = "; ".join(str(problem) for problem in error.problems)
-            raise PodFilesError(path, f"is not a valid job ({problems})", _SAME_RELEASE) from error
+            raise PodFilesError(path, f"is not a valid job ({problems})", _NEWER_IMAGE) from error
         if not job.metadata.uid:
             raise PodFilesError(path, "has no metadata.uid", _SAME_RELEASE)
         return self._with_mounted_paths(job)

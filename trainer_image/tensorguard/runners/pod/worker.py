@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
-from tensafe_api.manifest import dump_manifest
+from tensafe_api.manifest import ManifestError, dump_manifest
 from tensafe_api.reasons import Reason
+from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import Place
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
@@ -69,7 +70,7 @@ class RankFiles(Protocol):
         """The folder in which PVCs are mounted, if any are."""
 
     def job(self) -> TenSafeTrainingJob:
-        """The completed job."""
+        """The job. Values that follow from others may be absent."""
 
     def ledger_location(self) -> tuple[LedgerLocation | None, int]:
         """Where the ledger is (None: in the run's folder), and the number of the attempt."""
@@ -149,7 +150,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         AttemptFailed: on every rank, if any of them cannot start.
     """
     prepared = run_on_all_ranks(channel, lambda: _prepare_together(files, channel, barrier))
-    job, shard = files.job(), prepared.shard
+    job, shard = prepared.job, prepared.shard
     received = channel.all_gather(bytes([shard.empty]) + shard.digest.encode())
     if any(each[1:] != received[0][1:] for each in received):
         message = "spec.dataset: the workers read different records: do not change the data while the job runs"
@@ -177,6 +178,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
 
 @dataclass(frozen=True)
 class _Prepared:
+    job: TenSafeTrainingJob
     shard: PodShard
     evaluation: Path | None
 
@@ -194,7 +196,7 @@ def _prepare_together(files: RankFiles, channel: Channel, barrier: Barrier) -> _
 
 
 def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
-    job, key = files.job(), files.key()
+    job, key = _completed(files.job()), files.key()
     files.ledger_location()  # checked before the data is read
     spec, directory = job.spec, files.work
     check_evaluation_is_public(job)
@@ -206,4 +208,16 @@ def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
     shard = prepare_pod_shard(
         spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory, public=public
     )
-    return _Prepared(shard, evaluation)
+    return _Prepared(job, shard, evaluation)
+
+
+def _completed(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
+    """The job with every default of this release. The operator may be of another one, and writes only what was asked
+    for and what the ledger fixes.
+    """
+    try:
+        completed, _ = resolve_job(job)
+    except ManifestError as error:
+        problems = "; ".join(str(problem) for problem in error.problems)
+        raise AttemptFailed(Reason.INVALID_MANIFEST, problems) from error
+    return completed

@@ -1,0 +1,66 @@
+"""Resolved names: a job keeps the image, the version of Ray and the model's commit with which it started.
+
+A tag can be moved to another image, a branch to another commit, and another release of the operator has another default
+image. `status.resolved` holds what the first attempt had, and every later attempt gets the same. The image is recorded
+with the attempt, and its digest as soon as the workers run. The trainer records the commit in the ledger.
+
+While a job is suspended its author may write another image. The next attempt has that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tensafe_api.resources.cluster import Cluster
+from tensafe_api.resources.status import Resolved
+from tensafe_operator import names
+from tensafe_operator.children.rayjob import WORKER_CONTAINER
+from tensafe_operator.plan.admission import Admitted
+from tensafe_operator.plan.observed import Object
+from tensafe_operator.settings import Settings
+
+_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
+"""How a container runtime ends the name of an image that it has pulled. One that was loaded has no such name."""
+_LONGEST_IMAGE = 512
+
+
+def resolve_image(before: Resolved, cluster: Cluster, settings: Settings) -> Resolved:
+    """Return the names for the next attempt of a job whose `cluster` is as its author wrote it."""
+    if _is_kept(before, cluster):
+        return before
+    image, ray_version = cluster.image or settings.image, cluster.ray_version or settings.ray_version
+    return before.model_copy(update={"image": image, "ray_version": ray_version})
+
+
+def with_digest(before: Resolved, pods: Iterable[Object], attempt: int) -> Resolved:
+    """Return the names with the digest of the image, once all workers of the attempt that run agree on it."""
+    image = before.image
+    if image is None or "@" in image:
+        return before
+    found = {_DIGEST.search(each) for pod in pods if names.attempt_of(pod) == attempt for each in _image_ids(pod)}
+    digests = {match[1] if match else None for match in found}
+    if len(digests) != 1 or (digest := digests.pop()) is None or len(f"{image}@{digest}") > _LONGEST_IMAGE:
+        return before
+    return before.model_copy(update={"image": f"{image}@{digest}"})
+
+
+def with_resolved(admitted: Admitted, resolved: Resolved) -> Admitted:
+    """Return the job with the names that `resolved` holds."""
+    spec, cluster = admitted.job.spec.at_commit(resolved.model_commit), admitted.job.spec.cluster
+    if _is_kept(resolved, cluster):
+        kept = {"image": resolved.image, "ray_version": cluster.ray_version or resolved.ray_version}
+        spec = spec.model_copy(update={"cluster": cluster.model_copy(update=kept)})
+    return replace(admitted, job=admitted.job.model_copy(update={"spec": spec}))
+
+
+def _is_kept(resolved: Resolved, cluster: Cluster) -> bool:
+    """Return whether the resolved image is that of `cluster`, or one that the operator chose."""
+    image = resolved.image
+    return image is not None and (cluster.image in (None, image) or image.startswith(f"{cluster.image}@"))
+
+
+def _image_ids(pod: Object) -> list[str]:
+    containers = (pod.get("status") or {}).get("containerStatuses") or ()
+    return [str(each.get("imageID") or "") for each in containers if each.get("name") == WORKER_CONTAINER]
