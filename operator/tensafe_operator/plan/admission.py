@@ -56,9 +56,11 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
             calibrated again, and fields that a later apply dropped are ignored: nothing that ε depends on can still
             change, and what the job spends must be counted.
     """
-    if opened is None and (dropped := _dropped_fields(job)):
-        return Rejected(Reason.UNKNOWN_FIELD, dropped)
     manifest = _manifest(job)
+    if opened is None and (dropped := _dropped_fields(job)):
+        found = _admit_text(json.dumps(manifest))
+        is_newer = isinstance(found, Rejected) and found.reason is Reason.NEWER_MANIFEST
+        return found if is_newer else Rejected(Reason.UNKNOWN_FIELD, dropped)
     if opened is not None:
         values = {"noiseMultiplier": opened.mechanism.noise_multiplier, "accountant": opened.accountant}
         privacy = {**manifest["spec"]["privacy"], **values}
