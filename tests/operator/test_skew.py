@@ -109,7 +109,6 @@ def test_next_attempt_after_an_upgrade_has_the_image_of_the_first(cluster: JobHa
     assert group["template"]["spec"]["containers"][0]["image"] == "localhost/trainer:1"
 
 
-
 def test_ledger_names_the_model_once(cluster: JobHarness) -> None:
     cluster.apply()
     cluster.reconcile()
