@@ -31,6 +31,7 @@ KEYS = (
     "required",
     "items",
     "additionalProperties",
+    "x-kubernetes-preserve-unknown-fields",
     "properties",
     "x-kubernetes-validations",
 )

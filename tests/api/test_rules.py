@@ -77,7 +77,14 @@ def blocks_in(block: type[Block]) -> Iterator[type[Block]]:
 
 
 def test_every_field_of_the_spec_can_change_or_has_a_transition_rule() -> None:
-    may_change = {"suspend", "activeDeadlineSeconds", "startDeadlineSeconds", "childrenTTLSeconds"}
+    may_change = {
+        "suspend",
+        "activeDeadlineSeconds",
+        "startDeadlineSeconds",
+        "childrenTTLSeconds",
+        "podsTTLSeconds",
+        "ttlSecondsAfterFinished",
+    }
     guarded = {change.path.split(".")[1] for change in Spec.transitions}
     assert guarded | may_change == {field.alias for field in Spec.model_fields.values()}
     assert not guarded & may_change

@@ -42,7 +42,7 @@ role. */}}
 {{- define "tensafe.rules" -}}
 - apiGroups: [tensafe.io]
   resources: [tensafetrainingjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete] # delete: ttlSecondsAfterFinished
 - apiGroups: [tensafe.io]
   resources: [tensafetrainingjobs/status]
   verbs: [patch]

@@ -100,6 +100,17 @@ class Unique:
         return items
 
 
+@dataclass(frozen=True)
+class Opaque:
+    """Annotation of a mapping that the API server accepts as it is, because its schema would make the CRD too large.
+
+    On a block, Python still checks the fields, so the operator reports what is wrong.
+    """
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
 class Block(BaseModel):
     """A mapping of the manifest: camelCase in YAML, snake_case in Python, immutable, without unknown fields.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from tensafe_api.resources.base import Block, Rule, Unique
+from tensafe_api.resources.base import Block, Opaque, Rule, Unique
 from tensafe_api.resources.model import ObjectKey
 from tensafe_api.resources.numeric import MAX_GPUS, MAX_WORKERS, Count, Cpus, Flag, Memory, Size, Workers
 from tensafe_api.resources.string_form import cel_matches
@@ -35,6 +35,18 @@ from tensafe_api.resources.strings import (
     VolumeName,
 )
 
+RAY_JOB_LABELS = (
+    "kueue.x-k8s.io/priority-class",
+    "ray.io/priority-class-name",
+    "ray.io/gang-scheduling-enabled",
+    "volcano.sh/queue-name",
+    "yunikorn.apache.org/app-id",
+    "yunikorn.apache.org/queue",
+    "kai.scheduler/queue",
+)
+"""Labels of a RayJob that queues and gang schedulers read, and that a job may set."""
+PodPart = Annotated[dict[str, Any], Opaque()]
+"""A part of a pod's spec, which only Kubernetes checks."""
 _RESERVED_ENV = ("RAY_", "TENSAFE_", "BASH_ENV")
 
 
@@ -66,16 +78,10 @@ class Worker(Block):
         "1", description="CPU request of each worker, in cores. There is no limit: idle cores are used too."
     )
     memory: Memory = Field("8Gi", description="Memory of each worker, as request and limit.")
-
-
-class Head(Block):
-    """Resources of the Ray head. It schedules the workers and has no access to records or keys."""
-
-    cpus: Cpus = Field(
-        "2", description="CPU request of the head, in cores. There is no limit: idle cores are used too."
-    )
-    memory: Memory = Field(
-        "8Gi", description="Memory of the head, as request and limit. Ray's own processes take about 2 GB of it."
+    ephemeral_storage: Size | None = Field(
+        None,
+        description="Request of local disk for each worker: its share of the tokenised data, and the model's files. "
+        "Default: none.",
     )
 
 
@@ -119,6 +125,22 @@ class Toleration(Block):
             ".tolerationSeconds",
         ),
     )
+
+
+class Head(Block):
+    """The Ray head. It schedules the workers and has no access to records or keys."""
+
+    cpus: Cpus = Field(
+        "2", description="CPU request of the head, in cores. There is no limit: idle cores are used too."
+    )
+    memory: Memory = Field(
+        "8Gi", description="Memory of the head, as request and limit. Ray's own processes take about 2 GB of it."
+    )
+    node_selector: Labels | None = Field(None, description="As in cluster. Default: that of cluster.")
+    tolerations: Annotated[tuple[Annotated[Toleration, Opaque()], ...], Field(max_length=32)] | None = Field(
+        None, description="As in cluster. Default: those of cluster."
+    )
+    affinity: PodPart | None = Field(None, description="As in cluster. Default: none.")
 
 
 class SecurityContext(Block):
@@ -205,14 +227,8 @@ class EnvFrom(Block):
 class Volume(Block):
     """A volume of the workers and its mount path."""
 
-    name: VolumeName = Field(
-        description="Name of the volume, unique in the list. job, key, run, shared-mem and names that start with pvc- "
-        "are refused, because the operator uses them."
-    )
-    mount_path: MountPath = Field(
-        description="Directory of the volume in the container, unique in the list. It must not contain or be inside "
-        "/etc/tensafe, /var/run/tensafe or /var/run/secrets."
-    )
+    name: VolumeName = Field(description="Name of the volume, unique in the list.")
+    mount_path: MountPath = Field(description="Directory of the volume in the container, unique in the list.")
     read_only: Flag = Field(False, description="Mount the volume read-only.")
     pvc: ObjectName | None = Field(None, description="Name of a PersistentVolumeClaim.")
     secret: ObjectName | None = Field(None, description="Name of a Secret.")
@@ -231,8 +247,7 @@ class Volume(Block):
 def _qualified(name: str, labels: Callable[[Any], Mapping[str, str]]) -> Rule:
     return Rule(
         f"!has(self.{name}) || self.{name}.all(key, {cel_matches('key', QUALIFIED)})",
-        f"cluster.{name} must have keys such as zone or example.com/zone, with at most 63 letters, digits, -, _ and . "
-        "after the /: correct the key",
+        f"cluster.{name} must have keys such as zone or example.com/zone: correct the key",
         lambda cluster: all(re.fullmatch(QUALIFIED, key) for key in labels(cluster)),
         f".{name}",
     )
@@ -264,6 +279,11 @@ class Cluster(Block):
         description="Service account of the workers. Only it may charge the ledger, so it cannot change. Default: the "
         "operator creates one for the job, with the name of the job.",
     )
+    profile_ref: ObjectName | None = Field(
+        None,
+        description="Name of a TenSafeClusterProfile: its values replace the fields of cluster that are absent here. "
+        "Default: none.",
+    )
     queue_name: QueueName = Field("", description="Name of the Kueue queue in which the job waits. Default: none.")
     priority_class_name: OptionalName = Field("", description="PriorityClass of the pods. Default: the cluster's.")
     runtime_class_name: OptionalName = Field("", description="RuntimeClass of the pods. Default: the cluster's.")
@@ -273,6 +293,16 @@ class Cluster(Block):
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
         (), description="Tolerations of the pods. Default: none."
+    )
+    affinity: PodPart | None = Field(None, description="Affinity of the workers, as in a pod's spec. Default: none.")
+    topology_spread_constraints: Annotated[tuple[PodPart, ...], Field(max_length=8)] = Field(
+        (),
+        description="Constraints on how the workers are spread, as in a pod's spec. Without a labelSelector they count "
+        "the workers of this job. Default: none.",
+    )
+    ray_job_labels: Labels = Field(
+        default_factory=dict,
+        description="Labels of the RayJob that queues and gang schedulers read. Default: none.",
     )
     pod_labels: Labels = Field(
         default_factory=dict,
@@ -309,6 +339,12 @@ class Cluster(Block):
             ".rayVersion",
         ),
         _qualified("nodeSelector", lambda cluster: cluster.node_selector),
+        Rule(
+            f"!has(self.rayJobLabels) || self.rayJobLabels.all(key, key in {list(RAY_JOB_LABELS)})",
+            f"cluster.rayJobLabels may have {', '.join(RAY_JOB_LABELS)}: remove the others",
+            lambda cluster: cluster.ray_job_labels.keys() <= set(RAY_JOB_LABELS),
+            ".rayJobLabels",
+        ),
         _qualified("podLabels", lambda cluster: cluster.pod_labels),
         _qualified("podAnnotations", lambda cluster: cluster.pod_annotations),
         Rule(
@@ -369,10 +405,8 @@ class Observability(Block):
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they "
-        "are kept nowhere. Internal: each worker appends them to private-metrics-rankN.jsonl in the run's private "
-        "folder, which only its owner can read, and callbacks of the Python API receive them if they ask for "
-        "them. In a cluster the file is in /var/run/tensafe of the worker pod: a user who may run commands in the "
-        "pod can read it, and it is lost with the pod. The log of a pod and the status never contain these "
-        "figures. The privacy statement records that they were kept.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data, which the log "
+        "and the status never contain. Hidden: they are kept nowhere. Internal: each worker keeps them in "
+        "private-metrics-rankN.jsonl in the run's private folder (in a cluster in /var/run/tensafe of its pod), and "
+        "the privacy statement records that.",
     )

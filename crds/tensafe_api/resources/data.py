@@ -114,8 +114,7 @@ class Dataset(Block):
         description="Location of the data: a file, a directory or a pattern, as an s3://, gs://, file://, "
         "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest and valid for local "
         "runs only. In a directory, names that start with a dot or an underscore are left out; a pattern includes "
-        "them. A file with several names is read once: a link, or notes.jsonl beside notes.jsonl.gz, of which the "
-        "uncompressed file is read."
+        "them. A file with several names is read once."
     )
     format: FileFormat | None = Field(
         None, description="Format of the files; text is UTF-8. Default: from the file names."
@@ -168,8 +167,8 @@ class Evaluation(Block):
     )
     visibility: Literal["Public", "Private"] = Field(
         description="Your attestation about the data. Public: the status shows the results; a set that shares a file "
-        "with the data set, or most of whose records are in it, is refused. Private: the status does not show them, "
-        "and the privacy statement records that the model was evaluated on a private data set."
+        "or most of its records with the data set is refused. Private: the status does not show them, and the privacy "
+        "statement records the evaluation."
     )
     every_steps: Positive | None = Field(
         None,

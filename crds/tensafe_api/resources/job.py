@@ -90,19 +90,15 @@ def _within(inner: str, outer: str) -> bool:
 
 
 def _within_in_cel(inner: str, outer: str) -> str:
-    def bare(uri: str) -> str:
-        return f"({uri}.startsWith('file://') ? {uri}.substring(7) : {uri})"
-
-    return f"({bare(inner)} + '/').startsWith({bare(outer)}.endsWith('/') ? {bare(outer)} : {bare(outer)} + '/')"
+    """`_within` in CEL. The list has both directories in one form, with a slash at the end."""
+    bare = "u.startsWith('file://') ? u.substring(7) : u"
+    directories = f"[{inner}, {outer}].map(u, {bare}).map(u, u.endsWith('/') ? u : u + '/')"
+    return f"[{directories}].exists(d, d[0].startsWith(d[1]))"
 
 
 def _hides(path: str, uri: str) -> bool:
     """Whether a volume mounted at `path` would hide the files of a pvc:// URI. A PVC is mounted at /mnt/NAME."""
     return uri.startswith("pvc://") and f"{uri.replace('pvc:/', '/mnt')}/".startswith(f"{path}/")
-
-
-def _hides_in_cel(path: str, uri: str) -> str:
-    return f"{uri}.startsWith('pvc://') && ({uri}.replace('pvc:/', '/mnt') + '/').startsWith({path} + '/')"
 
 
 class Spec(Block):
@@ -141,8 +137,17 @@ class Spec(Block):
     children_ttl_seconds: Count = Field(
         3600,
         alias="childrenTTLSeconds",
-        description="How long RayJobs are kept after the job has ended, in seconds. Their pods and logs are removed "
-        "immediately. The job itself is never removed.",
+        description="How long RayJobs are kept after the job has ended, in seconds.",
+    )
+    pods_ttl_seconds: Count | None = Field(
+        None,
+        alias="podsTTLSeconds",
+        description="How long the pods of the last attempt are kept for their logs, in seconds. They keep their GPUs. "
+        "Default: 0.",
+    )
+    ttl_seconds_after_finished: Count | None = Field(
+        None,
+        description="The job is deleted so many seconds after its end, as a Job is. Its ledger stays. Default: never.",
     )
     suspend: Flag = Field(
         False,
@@ -225,12 +230,11 @@ class Spec(Block):
             ".checkpoint.uri",
         ),
         Rule(
-            "!has(self.cluster.volumes) || !self.cluster.volumes.exists(volume, "
-            f"{_hides_in_cel('volume.mountPath', 'self.dataset.uri')} || "
-            f"{_hides_in_cel('volume.mountPath', 'self.checkpoint.uri')} || "
-            f"has(self.evaluation) && {_hides_in_cel('volume.mountPath', 'self.evaluation.uri')} || "
-            "has(self.lora) && has(self.lora.initFrom) && "
-            f"{_hides_in_cel('volume.mountPath', 'self.lora.initFrom.uri')})",
+            "!has(self.cluster.volumes) || ![self.dataset.uri, self.checkpoint.uri, "
+            "has(self.evaluation) ? self.evaluation.uri : '', "
+            "has(self.lora) && has(self.lora.initFrom) ? self.lora.initFrom.uri : '']"
+            ".exists(u, u.startsWith('pvc://') && self.cluster.volumes.exists(volume, "
+            "(u.replace('pvc:/', '/mnt') + '/').startsWith(volume.mountPath + '/')))",
             "cluster.volumes must not cover /mnt/NAME, where the PersistentVolumeClaim of a pvc://NAME URI is mounted "
             "automatically: write another mountPath, or remove the volume",
             lambda spec: (

@@ -64,8 +64,7 @@ class Model(Block):
     quantization: Quantization | None = Field(
         None,
         description="Keep the frozen linear layers of the base model in fewer bits: NF4 with 4.5 bits a number, INT8 "
-        "with 8. Embeddings, the output layer and modules that are trained in full keep training.precision, in which "
-        "everything is computed. Less memory, more time. Default: none.",
+        "with 8. Everything is computed in training.precision. Less memory, more time. Default: none.",
     )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description=f"Number of classes. Required for {_WITH}, otherwise refused."
@@ -83,9 +82,8 @@ class Model(Block):
     )
     sharding: Literal["Replicated", "Worker", "Workers"] | None = Field(
         None,
-        description="Where the frozen weights of the base model are. Replicated: each GPU holds all of them. Worker: "
-        "the GPUs of each worker hold them together. Workers: all GPUs of the job hold them together. A GPU gathers a "
-        "layer when it needs it. Workers needs a fast network between the workers. Default: Worker if "
+        description="Which GPUs hold the frozen weights of the base model together. Replicated: each holds all. "
+        "Worker: those of one worker. Workers: those of the job, over a fast network. Default: Worker if "
         "cluster.worker.gpus is above 1, otherwise Replicated.",
     )
     chat_template: Template | None = Field(

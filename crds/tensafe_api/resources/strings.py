@@ -17,10 +17,7 @@ from tensafe_api.resources.string_form import StringForm
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
-_OBJECT = (
-    "the name of a Kubernetes object: lower-case letters, digits, - and ., with a letter or digit before and after "
-    "each ."
-)
+_OBJECT = "the name of a Kubernetes object, such as my-data or my-data.v1"
 
 ObjectName = Annotated[str, StringForm(_SUBDOMAIN, _OBJECT)]
 """Name of a Kubernetes object (DNS-1123 subdomain)."""
@@ -38,7 +35,7 @@ LabelValue = Annotated[
     str,
     StringForm(
         f"({_WORD})?",
-        "the value of a label: at most 63 letters, digits, -, _ and ., with a letter or digit first and last",
+        "the value of a label, such as gpu-a100",
         63,
     ),
 ]
@@ -89,9 +86,7 @@ Timestamp = Annotated[
     ),
 ]
 """A time in the form of RFC 3339."""
-OneLine = Annotated[
-    str, StringForm(rf"{_VISIBLE}(.*{_VISIBLE})?", "one line of text that starts and ends with a visible character")
-]
+OneLine = Annotated[str, StringForm(rf"{_VISIBLE}(.*{_VISIBLE})?", "one line of text, without spaces around it")]
 """One line of text: a name, a column, a revision."""
 EnvName = Annotated[str, StringForm(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 """Name of an environment variable."""

@@ -9,9 +9,11 @@ KubeRay would refuse, because a RayJob that KubeRay finds invalid never recovers
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
-from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Volume
+from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Toleration, Volume
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 from tensafe_operator import names
@@ -65,6 +67,7 @@ def ray_job(
     head = metadata(job, name, attempt)
     if cluster.queue_name:
         head["labels"] = {**head["labels"], names.QUEUE: cluster.queue_name}
+    head["labels"] = {**cluster.ray_job_labels, **head["labels"]}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -75,6 +78,7 @@ def ray_job(
             "backoffLimit": 0,
             **({"preRunningDeadlineSeconds": start_deadline} if start_deadline is not None else {}),
             "shutdownAfterJobFinishes": True,
+            **({"ttlSecondsAfterFinished": kept} if (kept := job.spec.pods_ttl_seconds) else {}),
             "suspend": bool(cluster.queue_name),  # Kueue resumes it
             "rayClusterSpec": {
                 "rayVersion": cluster.ray_version or settings.ray_version,
@@ -116,7 +120,9 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
         "env": [*_common_environment(parameters), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
         "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
     }
-    return _template(job, attempt, settings, container, [_job_volume(parameters), {"name": "run", "emptyDir": {}}])
+    volumes = [_job_volume(parameters), {"name": "run", "emptyDir": {}}]
+    template = _template(job, attempt, settings, container, volumes)
+    return _placed(template, cluster.head.node_selector, cluster.head.tolerations, cluster.head.affinity)
 
 
 def _worker_template(
@@ -126,6 +132,7 @@ def _worker_template(
     size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
     if cluster.worker.gpus:
         size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
+    disk = cluster.worker.ephemeral_storage
     volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
         **_container(WORKER_CONTAINER, cluster, settings, size),
@@ -144,6 +151,13 @@ def _worker_template(
         {"name": "run", "emptyDir": {}},
     ]
     template = _template(job, attempt, settings, container, own + [_volume(volume) for volume in volumes])
+    if disk is not None:  # a request alone: a pod above a limit would be evicted
+        container["resources"]["requests"] = {**size, "ephemeral-storage": disk}
+    template = _placed(template, None, None, cluster.affinity)
+    if cluster.topology_spread_constraints:
+        template["spec"]["topologySpreadConstraints"] = [
+            {"labelSelector": _workers_of(job), **each} for each in cluster.topology_spread_constraints
+        ]
     template["spec"] |= {
         "initContainers": [_check_container(container)],
         "serviceAccountName": service_account(job),
@@ -166,7 +180,7 @@ def _template(
         "containers": [container],
         "volumes": volumes,
         "nodeSelector": dict(cluster.node_selector),
-        "tolerations": [each.model_dump(by_alias=True, exclude_none=True) for each in cluster.tolerations],
+        "tolerations": [_toleration(each) for each in cluster.tolerations],
         "imagePullSecrets": [{"name": each.name} for each in cluster.image_pull_secrets],
         "priorityClassName": cluster.priority_class_name,
         "runtimeClassName": cluster.runtime_class_name,
@@ -179,6 +193,30 @@ def _template(
         },
         "spec": {key: value for key, value in spec.items() if value not in ("", [], {})},
     }
+
+
+def _placed(
+    template: Manifest,
+    node_selector: Mapping[str, str] | None,
+    tolerations: Sequence[Toleration] | None,
+    affinity: Mapping[str, Any] | None,
+) -> Manifest:
+    """`template` with a placement of its own, where one is given."""
+    own: Manifest = {
+        "nodeSelector": None if node_selector is None else dict(node_selector),
+        "tolerations": None if tolerations is None else [_toleration(each) for each in tolerations],
+        "affinity": affinity,
+    }
+    return {**template, "spec": {**template["spec"], **{key: value for key, value in own.items() if value is not None}}}
+
+
+def _toleration(toleration: Toleration) -> Manifest:
+    return toleration.model_dump(by_alias=True, exclude_none=True)
+
+
+def _workers_of(job: TenSafeTrainingJob) -> Manifest:
+    """The label selector of the job's workers, without its head."""
+    return {"matchLabels": {names.JOB_UID: job.metadata.uid, names.RAY_NODE_TYPE: "worker"}}
 
 
 def _check_container(container: Manifest) -> Manifest:

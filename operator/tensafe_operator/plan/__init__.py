@@ -22,7 +22,7 @@ from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
 from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, starting_state
-from tensafe_operator.plan.cleanup import delete_job_key, delete_old_ray_jobs, delete_rights
+from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.draft import Draft
@@ -58,7 +58,7 @@ def decide(observed: Observed, now: float, settings: Settings) -> Decision:
 
 
 def is_final(status: Status) -> bool:
-    """Return whether the job has ended: from then on only its key, its rights and its old RayJobs are deleted."""
+    """Return whether the job has ended: from then on things are only deleted: its key, its rights, its RayJobs."""
     return Phase(status.phase or Phase.PENDING).final
 
 
@@ -68,6 +68,7 @@ def _decide(draft: Draft) -> None:
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
         delete_rights(draft)
+        delete_job(draft)
         return  # the job has ended
     if not draft.observed.guarded:
         draft.wake_at(draft.now + POLL_SECONDS)

@@ -1,15 +1,17 @@
-"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, and the key and the rights of an
-ended job.
+"""Cleanup: delete what a job no longer needs: the RayJobs of attempts that have ended, the key and the rights of an
+ended job, and on request the job.
 
 With the job's key, the digest of the data set, which the ledger publishes, is an exact test of a guess. No attempt
 starts after the end of a job, so its key is deleted as soon as the end is stored in the status.
 
 A RayJob holds the last lines of the driver's log. While the job runs it is kept for ten minutes. After the job's end it
-is kept for `childrenTTLSeconds`, and that of a failed attempt for at least ten minutes.
+is kept for `childrenTTLSeconds`, and that of a failed attempt for at least ten minutes. With `podsTTLSeconds` KubeRay
+keeps the pods of an attempt for their logs. They go before the next attempt starts, and when the job is suspended.
 """
 
 from __future__ import annotations
 
+from tensafe_api.reasons import ConditionType
 from tensafe_api.timestamps import parse_time
 from tensafe_operator import names
 from tensafe_operator.plan.draft import Draft
@@ -20,6 +22,7 @@ from tensafe_operator.plan.retry import has_failed
 KEPT_SECONDS = 600
 """How long the RayJob of a failed attempt is kept for its logs, at least."""
 _DEFAULT_TTL_SECONDS = 3600
+_ENDS = (ConditionType.SUCCEEDED.value, ConditionType.FAILED.value)
 
 
 def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
@@ -31,7 +34,9 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
     Args:
         final: whether the job has ended.
     """
-    ttl = draft.observed.job["spec"].get("childrenTTLSeconds", _DEFAULT_TTL_SECONDS) if final else KEPT_SECONDS
+    spec = draft.observed.job["spec"]
+    pods_ttl = spec.get("podsTTLSeconds") or 0
+    ttl = max(spec.get("childrenTTLSeconds", _DEFAULT_TTL_SECONDS), pods_ttl) if final else KEPT_SECONDS
     attempts = {each.ray_job_name: each for each in draft.status.attempts}
     for ray_job in draft.observed.ray_jobs:
         attempt = attempts.get(ray_job["metadata"]["name"])
@@ -39,10 +44,29 @@ def delete_old_ray_jobs(draft: Draft, *, final: bool) -> None:
         if attempt is None or ended is None:
             continue
         due = ended + (max(float(ttl), KEPT_SECONDS) if has_failed(attempt) else float(ttl))
+        if pods_ttl and not final and not has_failed(attempt):
+            due = ended  # it was suspended, and its pods hold their GPUs
         if not is_terminal(ray_job) or due <= draft.now:
             draft.delete(ray_job)
         else:
             draft.wake_at(due)
+
+
+def delete_job(draft: Draft) -> None:
+    """Delete a job `ttlSecondsAfterFinished` after its end, and with it all that it owns. Its ledger has no owner."""
+    ttl = draft.observed.job["spec"].get("ttlSecondsAfterFinished")
+    ended = [
+        parse_time(each.last_transition_time)
+        for each in draft.status.conditions
+        if each.type in _ENDS and each.status == "True"
+    ]
+    if ttl is None or not ended:
+        return
+    due = max(each or draft.now for each in ended) + ttl
+    if due <= draft.now:
+        draft.delete(draft.observed.job)
+    else:
+        draft.wake_at(due)
 
 
 def delete_rights(draft: Draft) -> None:

@@ -20,8 +20,9 @@ from tensafe_operator.plan.predecessors import find_predecessors
 def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     """Start an attempt that the status records and that has no RayJob yet, or wait until it may start."""
     for ray_job in draft.observed.ray_jobs:
-        if not is_terminal(ray_job):
-            draft.delete(ray_job)  # the status does not list it: a user has cleared the status
+        # One that runs is not in the status, which a user has cleared. One that has ended may keep its pods.
+        if not is_terminal(ray_job) or admitted.job.spec.pods_ttl_seconds:
+            draft.delete(ray_job)
     predecessors = find_predecessors(draft.observed, attempt.number, draft.now)
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:

@@ -23,7 +23,14 @@ from tensafe_operator.children import Manifest, access, configuration, ledger, m
 from tensafe_operator.settings import Settings
 
 SETTINGS = Settings(image="registry.example/tensafe-trainer:0.1", egress_cidrs=("10.1.0.0/16",))
+HEAD_TERM = {"weight": 1, "preference": {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["small"]}]}}
+WORKER_TERM = {
+    "weight": 1,
+    "podAffinityTerm": {"topologyKey": "rack", "labelSelector": {"matchLabels": {"own": "label"}}},
+}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 EVERY_FIELD = {
+    "spec.podsTTLSeconds": 600,
     "spec.model.tokenSecret": {"name": "hub", "key": "token"},
     "spec.storage": {"endpoint": "https://minio.clinic:9000", "secretName": "s3-keys"},
     "spec.cluster": {
@@ -31,7 +38,15 @@ EVERY_FIELD = {
         "image": "registry.example/own:1",
         "rayVersion": "2.55.1",
         "imagePullSecrets": [{"name": "pull"}],
-        "worker": {"gpus": 1, "cpus": "2500m", "memory": "16Gi"},
+        "worker": {"gpus": 1, "cpus": "2500m", "memory": "16Gi", "ephemeralStorage": "20Gi"},
+        "head": {
+            "nodeSelector": {"pool": "small"},
+            "tolerations": [{"key": "spot", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [HEAD_TERM]}},
+        },
+        "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [WORKER_TERM]}},
+        "topologySpreadConstraints": [SPREAD, {**SPREAD, "labelSelector": {"matchLabels": {"own": "label"}}}],
+        "rayJobLabels": {"volcano.sh/queue-name": "batch", "kueue.x-k8s.io/priority-class": "low"},
         "serviceAccountName": "federated",
         "queueName": "gpu-queue",
         "priorityClassName": "high",
@@ -104,6 +119,41 @@ def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
     assert worker["spec"]["serviceAccountName"] == "federated"
 
 
+def test_head_and_workers_are_placed_apart() -> None:
+    head, worker = (each["spec"] for each in pods(admitted(EVERY_FIELD)))
+    assert (head["nodeSelector"], worker["nodeSelector"]) == ({"pool": "small"}, {"gpu": "a100"})
+    assert [each["key"] for each in head["tolerations"] + worker["tolerations"]] == ["spot", "gpu"]
+    assert (list(head["affinity"]), list(worker["affinity"])) == (["nodeAffinity"], ["podAffinity"])
+    own = {"tensafe.io/job-uid": "11111111-2222", "ray.io/node-type": "worker"}
+    selectors = [each["labelSelector"]["matchLabels"] for each in worker["topologySpreadConstraints"]]
+    assert selectors == [own, {"own": "label"}] and "topologySpreadConstraints" not in head
+    requests = [pod["containers"][0]["resources"]["requests"].get("ephemeral-storage") for pod in (head, worker)]
+    assert requests == [None, "20Gi"]
+    assert "ephemeral-storage" not in worker["containers"][0]["resources"]["limits"]
+
+
+def test_head_without_a_placement_of_its_own_is_placed_as_the_workers() -> None:
+    places = {"nodeSelector": {"gpu": "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    head, worker = (each["spec"] for each in pods(admitted({"spec.cluster": {"workers": 2, **places}})))
+    for field in places:
+        assert head[field] == worker[field] == places[field]
+    head, _ = pods(
+        admitted({"spec.cluster": {"workers": 2, **places, "head": {"nodeSelector": {}, "tolerations": []}}})
+    )
+    assert head["spec"]["nodeSelector"] == {} and head["spec"]["tolerations"] == [], "anywhere"
+
+
+def test_labels_for_schedulers_are_on_the_ray_job_and_never_replace_ours() -> None:
+    """KubeRay copies them to the RayCluster, where its batch schedulers read them."""
+    labels = ray_job_of(admitted(EVERY_FIELD))["metadata"]["labels"]
+    assert labels["volcano.sh/queue-name"] == "batch" and labels["kueue.x-k8s.io/priority-class"] == "low"
+    assert labels["kueue.x-k8s.io/queue-name"] == "gpu-queue"
+    forged = admitted(EVERY_FIELD)
+    cluster = forged.spec.cluster.model_copy(update={"ray_job_labels": {"tensafe.io/job-uid": "another"}})
+    forged = forged.model_copy(update={"spec": forged.spec.model_copy(update={"cluster": cluster})})
+    assert ray_job_of(forged)["metadata"]["labels"]["tensafe.io/job-uid"] == "11111111-2222"
+
+
 def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
     """Files of volumes belong to root. On real pods a mounted Secret of mode 0440 was unreadable without `fsGroup`."""
     for changes, group in ((FEW_FIELDS, 1000), (EVERY_FIELD, 2000)):
@@ -128,7 +178,9 @@ def test_cpus_are_not_limited_and_memory_is_limited_to_the_request() -> None:
     for pod, cpus in zip(pods(admitted(EVERY_FIELD)), ("2", "2500m"), strict=True):
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources["requests"]["cpu"] == cpus
-        assert resources["limits"] == {name: size for name, size in resources["requests"].items() if name != "cpu"}
+        unlimited = ("cpu", "ephemeral-storage")
+        limited = {name: size for name, size in resources["requests"].items() if name not in unlimited}
+        assert resources["limits"] == limited
 
 
 def test_terminating_pod_has_time_to_save_a_checkpoint() -> None:

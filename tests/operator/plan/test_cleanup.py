@@ -42,6 +42,72 @@ def test_ray_job_that_still_runs_after_the_end_of_the_job_is_deleted() -> None:
     assert cluster.ray_jobs == {}
 
 
+def test_pods_of_the_last_attempt_are_kept_as_long_as_the_job_says() -> None:
+    cluster, operator = running_job(spec__podsTTLSeconds=1800, spec__childrenTTLSeconds=100)
+    ray_job = cluster.ray_jobs["claims-triage-a1"]
+    assert ray_job["spec"]["ttlSecondsAfterFinished"] == 1800
+    cluster.end_ray_job("FAILED", "exit code 71")  # a failure that ends the job
+    operator.settle()
+    assert cluster.status["phase"] == "Failed"
+    cluster.now += 1799
+    operator.settle()
+    assert cluster.ray_jobs, "its deletion would delete the pods"
+    cluster.now += 1
+    operator.settle()
+    assert cluster.ray_jobs == {}
+
+
+def test_kept_pods_of_a_failed_attempt_do_not_delay_the_next_one() -> None:
+    cluster, operator = running_job(spec__podsTTLSeconds=86400)
+    for ray_job in cluster.live_ray_jobs():  # KubeRay keeps the pods
+        ray_job["status"] |= {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed"}
+    operator.settle()
+    assert list(cluster.ray_jobs) == ["claims-triage-a1"], "the backoff has not passed, so the logs are there"
+    cluster.now += 10
+    operator.settle()
+    assert cluster.ray_jobs == {}
+    cluster.remove_terminating_pods()
+    operator.settle()
+    assert list(cluster.ray_jobs) == ["claims-triage-a2"]
+    assert not cluster.overlapping
+
+
+def test_suspended_job_keeps_no_pods() -> None:
+    cluster, operator = running_job(spec__podsTTLSeconds=86400)
+    cluster.suspend(True)
+    operator.settle()
+    cluster.record_outcome("Suspended")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    assert cluster.status["phase"] == "Suspended"
+    assert cluster.ray_jobs == {}
+
+
+@pytest.mark.parametrize(("ray_job", "message"), [("SUCCEEDED", ""), ("FAILED", "exit code 71")])
+def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message: str) -> None:
+    cluster, operator = running_job(spec__ttlSecondsAfterFinished=50)
+    own = Delete("TenSafeTrainingJob", "claims-triage", cluster.job["metadata"]["uid"])
+    assert own not in decide(cluster.observe(), cluster.now + 1e6, SETTINGS).actions, "it has not ended"
+    if ray_job == "SUCCEEDED":
+        cluster.record_outcome("Completed")
+    cluster.end_ray_job(ray_job, message)
+    operator.settle()
+    assert operator.wake == cluster.now + 50
+    assert own not in decide(cluster.observe(), cluster.now + 49, SETTINGS).actions
+    decision = decide(cluster.observe(), cluster.now + 50, SETTINGS)
+    assert own in decision.actions and decision.irreversible
+    assert all(getattr(each, "kind", "") != "PrivacyLedger" for each in decision.actions)
+
+
+def test_job_without_a_ttl_is_never_deleted() -> None:
+    cluster, operator = running_job()
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    operator.settle()
+    deleted = {each.kind for each in decide(cluster.observe(), cluster.now + 1e9, SETTINGS).actions}
+    assert deleted == {"RayJob"}
+
+
 @pytest.mark.parametrize(
     ("outcome", "ray_job", "message", "phase"),
     [

@@ -94,7 +94,16 @@ def _unused_locally(job: TenSafeTrainingJob) -> Iterator[str]:
     yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
     yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})
     yield from _set_fields(
-        spec, "spec", {"active_deadline_seconds", "start_deadline_seconds", "children_ttl_seconds", "suspend"}
+        spec,
+        "spec",
+        {
+            "active_deadline_seconds",
+            "start_deadline_seconds",
+            "children_ttl_seconds",
+            "pods_ttl_seconds",
+            "ttl_seconds_after_finished",
+            "suspend",
+        },
     )
 
 
