@@ -35,6 +35,7 @@ class Settings:
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
     job_network: what else job pods may connect to, as JSON.
     fs_group: group id of the volumes of jobs; None leaves it to the cluster.
+    read_only_root: true: containers of jobs write to volumes only.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
     """
@@ -48,6 +49,7 @@ class Settings:
     egress_cidrs: tuple[str, ...] = ()
     job_network: JobNetwork = field(default_factory=JobNetwork)
     fs_group: int | None = 1000
+    read_only_root: bool = True
     stall_seconds: int = 1800
     port: int = 8080
 
@@ -69,6 +71,8 @@ class Settings:
             if name in given:
                 left_out = name == "fs_group" and given[name] == "None"
                 values[name] = None if left_out else _whole_number(variable(name), given[name], allowed)
+        if "read_only_root" in given:
+            values["read_only_root"] = _flag(variable("read_only_root"), given["read_only_root"])
         for name, (pattern, example) in _PATTERNS.items():
             if name in given and not re.fullmatch(pattern, given[name]):
                 raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")
@@ -90,7 +94,7 @@ def describe_variables() -> Iterator[tuple[str, str]]:
     defaults = Settings()
     for each in fields(Settings):
         default = getattr(defaults, each.name)
-        shown = isinstance(default, str | int) and default
+        shown = isinstance(default, str | int) and default is not False and default
         yield variable(each.name), descriptions[each.name] + (f" (default {default})" if shown else "")
 
 
@@ -116,6 +120,12 @@ def _whole_number(name: str, text: str, allowed: range) -> int:
     if text.isdecimal() and int(text) in allowed:
         return int(text)
     raise ConfigurationError(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name} is {text!r}: set it to true or false.")
+    return text == "true"
 
 
 def _version() -> str:

@@ -123,6 +123,7 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("TENSAFE_JOB_NETWORK", '{"apiServerCIDRs": ["10.0.0.1/8"]}', "is wrong in apiServerCIDRs.0 .*host bits"),
         ("TENSAFE_JOB_NETWORK", "{", "is wrong in the whole .*JSON"),
         ("TENSAFE_FS_GROUP", "none", "set it to a whole number"),
+        ("TENSAFE_READ_ONLY_ROOT", "yes", "set it to true or false"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],

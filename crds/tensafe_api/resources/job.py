@@ -85,15 +85,15 @@ def _in_suspension(name: str) -> Transition:
 
 def _within(inner: str, outer: str) -> bool:
     """Whether the URI `inner` is the directory `outer` or is inside it."""
-    inner, outer = (uri.removeprefix("file://").removesuffix("/") + "/" for uri in (inner, outer))
+    inner, outer = (uri.replace("file://", "", 1).removesuffix("/") + "/" for uri in (inner, outer))
     return inner.startswith(outer)
 
 
 def _within_in_cel(inner: str, outer: str) -> str:
-    """`_within` in CEL. The list has both directories in one form, with a slash at the end."""
-    bare = "u.startsWith('file://') ? u.substring(7) : u"
-    directories = f"[{inner}, {outer}].map(u, {bare}).map(u, u.endsWith('/') ? u : u + '/')"
-    return f"[{directories}].exists(d, d[0].startsWith(d[1]))"
+    def bare(uri: str) -> str:
+        return f"{uri}.replace('file://', '', 1)"
+
+    return f"({bare(inner)} + '/').startsWith({bare(outer)}.endsWith('/') ? {bare(outer)} : {bare(outer)} + '/')"
 
 
 def _hides(path: str, uri: str) -> bool:

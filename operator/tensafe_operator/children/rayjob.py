@@ -25,6 +25,7 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
 RUN_PATH = "/var/run/tensafe"
+TEMPORARY_PATH = "/tmp"
 JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
 GRACE_SECONDS = 120
@@ -117,10 +118,14 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
     size = {"cpu": cluster.head.cpus, "memory": cluster.head.memory}
     container = {
         **_container("ray-head", cluster, settings, size),
-        "env": [*_common_environment(parameters), {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)}],
-        "volumeMounts": [_mount("job", JOB_PATH), _mount("run", RUN_PATH, read_only=False)],
+        "env": [
+            *_home(settings),
+            *_common_environment(parameters),
+            {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)},
+        ],
+        "volumeMounts": [_mount("job", JOB_PATH), *_writable_mounts(settings)],
     }
-    volumes = [_job_volume(parameters), {"name": "run", "emptyDir": {}}]
+    volumes = [_job_volume(parameters), *_writable_volumes(settings)]
     template = _template(job, attempt, settings, container, volumes)
     return _placed(template, cluster.head.node_selector, cluster.head.tolerations, cluster.head.affinity)
 
@@ -136,19 +141,19 @@ def _worker_template(
     volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
         **_container(WORKER_CONTAINER, cluster, settings, size),
-        "env": _worker_environment(job, parameters),
+        "env": [*_home(settings, cluster.env), *_worker_environment(job, parameters)],
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
             _mount("job", JOB_PATH),
             _mount("key", KEY_PATH),
-            _mount("run", RUN_PATH, read_only=False),
+            *_writable_mounts(settings, volumes),
             *(_mount(volume.name, volume.mount_path, read_only=volume.read_only) for volume in volumes),
         ],
     }
     own = [
         _job_volume(parameters),
         {"name": "key", "secret": {"secretName": key_secret, "defaultMode": 0o440}},
-        {"name": "run", "emptyDir": {}},
+        *_writable_volumes(settings, volumes),
     ]
     template = _template(job, attempt, settings, container, own + [_volume(volume) for volume in volumes])
     if disk is not None:  # a request alone: a pod above a limit would be evicted
@@ -248,6 +253,7 @@ def _container(name: str, cluster: Cluster, settings: Settings, size: dict[str, 
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": settings.read_only_root,
             "runAsNonRoot": True,
         },
     }
@@ -333,6 +339,28 @@ def _pvc_volumes(job: TenSafeTrainingJob) -> list[Volume]:
 
 def _pvc_of(uri: str) -> str:
     return urlsplit(uri).netloc if uri.startswith("pvc://") else ""
+
+
+def _home(settings: Settings, own: Sequence[EnvVar] = ()) -> list[Manifest]:
+    """A home that can be written, for caches such as that of the hub. A job may set another one."""
+    needs_one = settings.read_only_root and all(each.name != "HOME" for each in own)
+    return [{"name": "HOME", "value": TEMPORARY_PATH}] if needs_one else []
+
+
+def _writable(settings: Settings, own: Sequence[Volume]) -> dict[str, str]:
+    """Names and directories of the volumes that a pod may write to, besides the job's `own`. Without a writable root,
+    Ray needs one for its session.
+    """
+    needs_one = settings.read_only_root and all(each.mount_path != TEMPORARY_PATH for each in own)
+    return {"run": RUN_PATH, **({"tensafe-tmp": TEMPORARY_PATH} if needs_one else {})}
+
+
+def _writable_volumes(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
+    return [{"name": name, "emptyDir": {}} for name in _writable(settings, own)]
+
+
+def _writable_mounts(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
+    return [_mount(name, path, read_only=False) for name, path in _writable(settings, own).items()]
 
 
 def _job_volume(parameters: Manifest) -> Manifest:

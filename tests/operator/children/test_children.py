@@ -154,6 +154,24 @@ def test_labels_for_schedulers_are_on_the_ray_job_and_never_replace_ours() -> No
     assert ray_job_of(forged)["metadata"]["labels"]["tensafe.io/job-uid"] == "11111111-2222"
 
 
+def test_containers_write_to_volumes_only_unless_the_administrator_allows_more() -> None:
+    for settings, read_only in ((SETTINGS, True), (replace(SETTINGS, read_only_root=False), False)):
+        for template in pods(admitted(FEW_FIELDS), settings):
+            (main,) = template["spec"]["containers"]
+            assert main["securityContext"]["readOnlyRootFilesystem"] is read_only
+            writable = {each["mountPath"] for each in main["volumeMounts"] if not each["readOnly"]}
+            assert writable == {"/var/run/tensafe", *(["/tmp"] if read_only else [])}
+            homes = [each["value"] for each in main["env"] if each["name"] == "HOME"]
+            assert homes == (["/tmp"] if read_only else [])
+
+
+def test_volume_of_a_job_may_be_its_temporary_directory() -> None:
+    own = [{"name": "scratch", "mountPath": "/tmp", "emptyDir": "10Gi"}]
+    _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": own}}))
+    mounted = [each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == "/tmp"]
+    assert mounted == ["scratch"]
+
+
 def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
     """Files of volumes belong to root. On real pods a mounted Secret of mode 0440 was unreadable without `fsGroup`."""
     for changes, group in ((FEW_FIELDS, 1000), (EVERY_FIELD, 2000)):
@@ -205,7 +223,7 @@ def test_job_cannot_replace_variables_mounts_and_labels_of_the_operator() -> Non
     for pod in (head, worker):
         container = pod["spec"]["containers"][0]
         for variable in container["env"]:
-            if variable["name"] not in ("A", "HF_TOKEN"):
+            if variable["name"] not in ("A", "HF_TOKEN", "HOME"):  # a job may set its home
                 assert refused({"env": [{"name": variable["name"], "value": "x"}]}), variable
         for mount in container["volumeMounts"]:
             if mount["name"] in ("job", "key", "run"):

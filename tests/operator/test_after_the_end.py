@@ -1,0 +1,48 @@
+"""What happens to a job after its end, and what its author may change before, on a real API server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from e2e.platform.fakes import statuses
+from e2e.platform.fixtures.job_harness import FINAL, JobHarness
+
+pytestmark = pytest.mark.cluster
+
+PLACED = {"workers": 2, "serviceAccountName": "trainer", "affinity": {"nodeAffinity": {"requiredDuring": "any"}}}
+
+
+def test_job_is_deleted_after_its_ttl_and_its_ledger_stays(cluster: JobHarness) -> None:
+    """With the rights of the chart's roles."""
+    cluster.apply(spec__ttlSecondsAfterFinished=100)
+    cluster.reconcile()
+    cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
+    pod = cluster.create_worker_pod()
+    cluster.charge(pod, 5)
+    cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
+    cluster.set_ray_job_status(statuses.finished("SUCCEEDED"))
+    due = cluster.reconcile()
+    assert due == cluster.now + 100
+    ledger = cluster.status()["ledgerName"]
+    cluster.now += 100
+    cluster.reconcile(passes=1)
+    assert cluster.get("tsj", cluster.name) is None
+    assert cluster.get("privacyledger", ledger)
+    assert cluster.reconcile() is None, "nothing is left to do"
+
+
+def test_placement_changes_only_while_the_job_is_suspended(cluster: JobHarness) -> None:
+    """The API server does not know the fields of `affinity`, and compares them all the same."""
+    cluster.apply(spec__cluster=PLACED)
+    cluster.apply(spec__cluster=PLACED)
+    other = {**PLACED, "affinity": {"nodeAffinity": {"requiredDuring": "another"}}}
+    head = {**PLACED, "head": {"tolerations": [{"key": "spot", "operator": "Exists"}]}}
+    for changed in (other, head):
+        patch = json.dumps({"spec": {"cluster": changed}})
+        where = ("-n", cluster.namespace, "patch", "tsj", cluster.name, "--type=merge", "-p", patch)
+        refused = cluster.plane.kubectl(*where, check=False)
+        assert "spec.cluster can change only while the job is suspended" in refused.stderr
+    cluster.apply(spec__cluster=PLACED, spec__suspend=True)
+    cluster.apply(spec__cluster=other, spec__suspend=True)
