@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from e2e.platform.fixtures.team_namespace import BUCKET, TeamNamespace
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
+DEADLINE_SECONDS = 60
 REPORT_SECONDS = 10
 """Goal for the time from apply to the reason in the status."""
 
@@ -72,6 +74,29 @@ def test_blocked_job_reports_why_and_trains_once_the_cause_is_fixed(
             local_cluster.node.tag(images.names_of_ours()[1], image)
     finally:
         local_cluster.node.untag(image)
+
+
+def test_job_waits_for_its_secret_as_long_as_its_author_wants(team: TeamNamespace, data: Path) -> None:
+    """Without a deadline it waits, and uses up no attempt. With one it ends."""
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.submit(spec__storage__secretName="later", spec__startDeadlineSeconds=DEADLINE_SECONDS)
+    ended = team.wait_until_finished(DEADLINE_SECONDS + 120)
+    failed = next(each for each in ended["conditions"] if each["type"] == "Failed")
+    assert (ended["phase"], failed["reason"]) == ("Failed", "StartDeadlineExceeded")
+    assert not ended["privacy"].get("stepsCharged")
+    team.kubectl("delete", "tsj", "triage", "--timeout=300s")
+    team.wait_until_none(lambda: team.pod_names(), 180)
+
+    begun = time.monotonic()
+    changes = {**own_checkpoints(team, 2), "spec__retry": {"maxAttempts": 1}}
+    team.submit(spec__storage__secretName="later", **changes)
+    team.wait_for_status(lambda status: stalled(status).startswith("SecretMissing"), 60)
+    waited = team.wait_for_status(lambda _: time.monotonic() > begun + 2 * DEADLINE_SECONDS, 3 * DEADLINE_SECONDS)
+    assert stalled(waited).startswith("SecretMissing")
+    team.create_s3_secret("later")
+    trains = team.wait_for_step(1, 300)
+    assert [attempt["number"] for attempt in trains["attempts"]] == [1]
 
 
 def own_checkpoints(team: TeamNamespace, number: int) -> dict[str, str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.platform.cluster import Cluster
+from e2e.platform.cluster import SYSTEM, Cluster
 from e2e.platform.fixtures.stopwatch import Stopwatch
 from e2e.platform.fixtures.team_namespace import TeamNamespace
+from e2e.platform.helm import CHART, helm
+from tensafe_api.timestamps import parse_time
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
 QUEUE = "gpu-queue"
+STALL_SECONDS = 240
 VERSION = "kueue.x-k8s.io/v1beta2"
 
 
@@ -24,8 +28,19 @@ def kueue(disposable_cluster: Cluster) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def impatient_operator(disposable_cluster: Cluster) -> Iterator[None]:
+    """An operator that ends an attempt after four minutes without a step."""
+    release = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
+    value = f"stallSeconds={STALL_SECONDS}"
+    kubeconfig = disposable_cluster.kubeconfig
+    helm("upgrade", "tensafe", str(CHART), *release[1:], "--reuse-values", "--set", value, kubeconfig=kubeconfig)
+    yield
+    helm("rollback", *release, kubeconfig=kubeconfig)
+
+
 def test_job_is_queued_admitted_evicted_and_admitted_again(
-    kueue: None, team: TeamNamespace, data: Path, stopwatch: Stopwatch
+    kueue: None, impatient_operator: None, team: TeamNamespace, data: Path, stopwatch: Stopwatch
 ) -> None:
     cluster_queue = f"queue-of-{team.namespace}"
     team.upload_data(data)
@@ -44,11 +59,14 @@ def test_job_is_queued_admitted_evicted_and_admitted_again(
         team.wait_for_step(1)
     running = team.wait_for_step(7)
 
-    # Evicted: the pods terminate, the charges stay, and the same attempt waits.
+    # Evicted for longer than a job may go without a step: the pods terminate, the charges stay, and the same attempt waits.
     set_stop_policy(team, cluster_queue, "HoldAndDrain")
     evicted = team.wait_for_status(lambda status: status["phase"] == "Queued", 180)
     team.wait_until_none(team.pod_names, 180)
     assert evicted["privacy"]["stepsCharged"] >= running["privacy"]["stepsCharged"]
+    since = parse_time(evicted["progress"]["lastUpdateTime"])
+    assert since is not None
+    team.wait_for_status(lambda _: time.time() > since + STALL_SECONDS + 30, STALL_SECONDS + 60)
 
     # Admitted again.
     set_stop_policy(team, cluster_queue, "None")

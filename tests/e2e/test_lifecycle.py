@@ -32,6 +32,14 @@ def test_job_is_suspended_resumed_deleted_and_applied_again_with_too_small_a_bud
     team.upload_data(data)
     team.copy_model_to_pvc()
     team.submit()
+    team.wait_for_step(2)
+
+    # Its isolation is deleted while it trains: the operator brings it back, and the job continues.
+    isolation = team.get("networkpolicy", "triage")
+    assert isolation is not None
+    team.kubectl("delete", "networkpolicy", "triage")
+    restored = team.wait_for(lambda: team.get("networkpolicy", "triage"), 60)
+    assert restored["spec"] == isolation["spec"] and restored["metadata"]["uid"] != isolation["metadata"]["uid"]
     team.wait_for_step(6)
 
     # Suspended: a checkpoint is saved, and no pod is left.

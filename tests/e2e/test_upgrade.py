@@ -1,4 +1,4 @@
-"""The operator is upgraded and rolled back while a job trains; the job continues undisturbed."""
+"""The operator is upgraded and rolled back while a job trains; the job continues undisturbed, with its own image."""
 
 from __future__ import annotations
 
@@ -51,3 +51,25 @@ def test_upgrade_and_rollback_of_the_operator_do_not_disturb_a_job(
     assert [attempt["number"] for attempt in finished["attempts"]] == [1]
     assert team.incarnation(1) == 1
     assert finished["privacy"]["stepsRecharged"] == 0
+
+
+def test_attempt_after_an_upgrade_has_the_image_of_the_first(
+    disposable_cluster: Cluster, team: TeamNamespace, data: Path
+) -> None:
+    """The new release has an image for workers that does not exist. New jobs would wait for it, this one does not."""
+    team.upload_data(data)
+    team.copy_model_to_pvc()
+    team.submit()
+    before = team.wait_for_step(6)["resolved"]
+    upgrade = (*("upgrade", RELEASE[0], str(CHART)), *RELEASE[1:], "--reuse-values", "--set", "trainer.image.tag=none")
+    helm(*upgrade, kubeconfig=team.kubeconfig)
+    try:
+        operator_pods(team)
+        team.kubectl("delete", "rayjob", "triage-a1", "--timeout=300s")
+        finished = team.wait_until_finished(900)
+    finally:
+        helm("rollback", *RELEASE, kubeconfig=team.kubeconfig)
+    assert finished["phase"] == "Succeeded", json.dumps(finished, indent=1)
+    assert [attempt["number"] for attempt in finished["attempts"]] == [1, 2]
+    assert finished["resolved"]["image"].startswith(before["image"])
+    assert finished["resolved"]["rayVersion"] == before["rayVersion"]
