@@ -59,7 +59,7 @@ def test_job_is_queued_admitted_evicted_and_admitted_again(
         team.wait_for_step(1)
     running = team.wait_for_step(7)
 
-    # Evicted for longer than a job may go without a step: the pods terminate, the charges stay, and the same attempt waits.
+    # Evicted, for longer than a job may go without a step: pods terminate, charges stay, the same attempt waits.
     set_stop_policy(team, cluster_queue, "HoldAndDrain")
     evicted = team.wait_for_status(lambda status: status["phase"] == "Queued", 180)
     team.wait_until_none(team.pod_names, 180)
