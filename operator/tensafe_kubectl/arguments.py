@@ -1,0 +1,77 @@
+"""The options that all verbs share, and the parser with one-sentence errors."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from tensafe_kubectl.connection import Options
+from tensorguard.cli.arguments import Parser
+
+__all__ = ["Parser", "add_cluster_options", "add_job", "add_output", "options_of", "whole_number"]
+
+
+def add_cluster_options(parser: argparse.ArgumentParser, *, default: object = argparse.SUPPRESS) -> None:
+    """Add -n, --context and --kubeconfig, which may stand before or after the verb."""
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NS",
+        type=_object_name,
+        default=default,
+        help="namespace (default: that of the context)",
+    )
+    parser.add_argument(
+        "--context", metavar="NAME", default=default, help="context of the kubeconfig (default: the current one)"
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        default=default,
+        help="kubeconfig file (default: KUBECONFIG, else ~/.kube/config)",
+    )
+
+
+def add_job(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
+    """Add the name of a job. optional: what the verb does without it."""
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?" if optional else None,
+        type=_job_name,
+        help=f"name of the job{f' (default: {optional})' if optional else ''}",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add -o, for verbs whose result a program may read."""
+    parser.add_argument("-o", dest="output", choices=("text", "json"), default="text", help="text (default) or json")
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The cluster that the arguments name."""
+    return Options(arguments.kubeconfig, arguments.context, arguments.namespace)
+
+
+def whole_number(text: str) -> int:
+    """A type for argparse: a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
+    return int(text)
+
+
+def _job_name(text: str) -> str:
+    """A type for argparse: NAME, or tsj/NAME as kubectl prints it."""
+    kind, slash, name = text.rpartition("/")
+    if slash and not (kind == "tsj" or kind.startswith("tensafetrainingjob")):
+        raise argparse.ArgumentTypeError(f'"{text}" is not a job: write NAME or tsj/NAME')
+    return _object_name(name)
+
+
+def _object_name(text: str) -> str:
+    """A type for argparse: a name that can be part of a path."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a name in Kubernetes: write lower-case letters, digits and -'
+        )
+    return text

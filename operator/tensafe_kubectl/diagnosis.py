@@ -1,0 +1,186 @@
+"""Diagnoses a job: why is it not running, and what is there to do? Pure: what was read comes in, sentences go out.
+
+The operator has found the reason of most problems, and its words come first. What the caller sees of pods, Events and
+queues is listed as evidence. Where no operator has written a reason, the pods and the Events are searched with the
+operator's own rules, so that both give the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.job import KIND
+from tensafe_api.timestamps import parse_time
+from tensafe_kubectl import screen
+from tensafe_kubectl.api import Object
+from tensafe_kubectl.reading import part
+
+PATIENCE_SECONDS = 30.0
+"""An operator that runs sees a new job within this time."""
+_QUIET_SECONDS = 300.0
+"""Without a step for so long, a running job is worth a look."""
+_WARNINGS = 5
+_FIX_OF_NOT_SEEN = (
+    "Check that an operator runs and manages this namespace: `kubectl -n tensafe-system get pods`, "
+    "`kubectl -n tensafe-system logs deploy/tensafe-operator`, and the chart's value `namespaces`."
+)
+_FIX_OF_QUEUED = (
+    "Wait, or free room in the queue that spec.cluster.queueName names: `kubectl get localqueues,clusterqueues` shows "
+    "how full the queues are."
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was read about a job. None: it does not exist, or the caller may not read it."""
+
+    job: Object
+    pods: Sequence[Object] | None = None
+    warnings: Sequence[Object] | None = None
+    ray_job: Object | None = None
+    workload: Object | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a job is in its state.
+
+    Attributes:
+        reason: one word: a `Reason`, or one of an operator that is newer than this plugin.
+        what: what happened, in one sentence or more.
+        fix: what to do; empty where no action is needed.
+        evidence: what was seen of pods, queues and Events, one sentence each.
+        by_operator: False where this plugin found the reason and no operator has written it.
+    """
+
+    reason: str
+    what: str
+    fix: str
+    evidence: list[str] = field(default_factory=list)
+    by_operator: bool = True
+
+
+def diagnose(seen: Seen, now: float) -> Diagnosis:
+    """The diagnosis of a job at a time (seconds since the epoch)."""
+    found = _state(seen, now)
+    return Diagnosis(found.reason, found.what, found.fix, [*_evidence(seen, now)], found.by_operator)
+
+
+def _state(seen: Seen, now: float) -> Diagnosis:
+    job, phase = seen.job, screen.phase_of(seen.job)
+    if phase == screen.NOT_SEEN:
+        created = parse_time(part(job, "metadata.creationTimestamp"))
+        if created is not None and now - created < PATIENCE_SECONDS:
+            return Diagnosis("New", "The job was created just now, and the operator has not seen it yet.", "Wait.")
+        return Diagnosis("NotSeen", "No operator has seen this job.", _FIX_OF_NOT_SEEN, by_operator=False)
+    word, message = screen.state_of(job)
+    if phase == Phase.QUEUED:
+        return Diagnosis(word, message or Reason.QUEUED.sentence, _FIX_OF_QUEUED)
+    if (
+        not screen.is_blocked(job)
+        and phase in (Phase.PENDING, Phase.STARTING)
+        and (blocker := _blocker(seen)) is not None
+    ):
+        return blocker
+    reason = screen.reason_named(word)
+    if reason is None:
+        return Diagnosis(word, message, "This plugin does not know the reason: its version is older than the operator.")
+    if phase == Phase.SUSPENDED:
+        name = job["metadata"]["name"]
+        return Diagnosis(word, message or reason.sentence, f"{reason.fix} `kubectl tensafe resume {name}` does this.")
+    # The message of a blocked job ends with the fix, which is shown by itself.
+    detail = message.removesuffix(reason.fix).rstrip(" :") if reason.fix else message
+    what = detail if reason.sentence in detail else f"{reason.sentence} {detail}".rstrip()
+    return Diagnosis(word, what, reason.fix)
+
+
+def _blocker(seen: Seen) -> Diagnosis | None:
+    """What keeps the pods from running, by the operator's rules, in what the caller can read."""
+    # These rules import dp-accounting, which takes a second. The other verbs need neither.
+    from tensafe_operator.plan.blockers import find_blocker
+    from tensafe_operator.plan.observed import ClusterWarning, Observed
+
+    warnings = (
+        ClusterWarning(
+            str(part(event, "involvedObject.kind")),
+            str(part(event, "involvedObject.name")),
+            str(event.get("reason")),
+            str(event.get("message") or ""),
+        )
+        for event in seen.warnings or ()
+    )
+    found = find_blocker(Observed(seen.job, pods=tuple(seen.pods or ()), warnings=tuple(warnings)))
+    if found is None:
+        return None
+    return Diagnosis(
+        found.reason.value, f"{found.reason.sentence} {found.message}", found.reason.fix, by_operator=False
+    )
+
+
+def _evidence(seen: Seen, now: float) -> Iterator[str]:
+    job = seen.job
+    if (part(job, "status.observedGeneration") or 0) < (part(job, "metadata.generation") or 0) and "status" in job:
+        yield "The operator has not seen the last change of the spec yet."
+    yield from _of_attempts(job)
+    yield from _of_workload(seen.workload)
+    yield from _of_ray_job(seen.ray_job)
+    if screen.phase_of(job) in (Phase.SUCCEEDED, Phase.BUDGET_EXHAUSTED):
+        return  # what its pods waited for is over
+    for pod in seen.pods or ():
+        yield from _of_pod(pod)
+    if screen.phase_of(job) == Phase.RUNNING:
+        stepped = parse_time(part(job, "status.progress.lastUpdateTime"))
+        if stepped is not None and now - stepped > _QUIET_SECONDS:
+            yield f"The last step was done {(now - stepped) / 60:.0f} minutes ago."
+    # An Event of the job itself repeats its status.
+    others = [event for event in seen.warnings or () if part(event, "involvedObject.kind") != KIND]
+    for event in others[-_WARNINGS:]:
+        about = event.get("involvedObject") or {}
+        yield f"Event {event.get('reason')} of {about.get('kind')} {about.get('name')}: {event.get('message')}"
+
+
+def _of_attempts(job: Object) -> Iterator[str]:
+    attempts = part(job, "status.attempts") or ()
+    for attempt in attempts:
+        if attempt.get("endTime") and attempt.get("reason") not in (Reason.COMPLETED, Reason.INTERRUPTED):
+            code = f", exit code {attempt['exitCode']}" if attempt.get("exitCode") is not None else ""
+            yield f"Attempt {attempt['number']} ended: {attempt.get('reason')}{code}: {attempt.get('message')}"
+
+
+def _of_workload(workload: Object | None) -> Iterator[str]:
+    """What Kueue says of a job that it has not admitted."""
+    for condition in part(workload, "status.conditions") or ():
+        kind, holds = condition.get("type"), condition.get("status")
+        if (kind, holds) in (("QuotaReserved", "False"), ("Admitted", "False"), ("Evicted", "True")):
+            name = (workload or {})["metadata"]["name"]
+            yield f"Workload {name}, {kind}={holds}: {condition.get('reason')}: {condition.get('message')}"
+
+
+def _of_ray_job(ray_job: Object | None) -> Iterator[str]:
+    """How KubeRay reports the attempt. Its message may quote records of the driver's log, so it is not repeated."""
+    status = part(ray_job, "status") or {}
+    if ray_job is not None and status.get("jobDeploymentStatus"):
+        words = filter(None, (status["jobDeploymentStatus"], status.get("jobStatus"), status.get("reason")))
+        yield f"RayJob {ray_job['metadata']['name']}: {', '.join(words)}"
+
+
+def _of_pod(pod: Object) -> Iterator[str]:
+    """What a pod waits for, or how its containers ended."""
+    name, status = f"Pod {pod['metadata']['name']}", pod.get("status") or {}
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield f"{name} is not scheduled: {condition.get('reason')}: {condition.get('message')}"
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state: Mapping[str, Any] = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            text = f": {waiting['message']}" if waiting.get("message") else ""
+            yield f"{name}, container {container['name']} waits: {waiting['reason']}{text}"
+        if ended.get("exitCode"):
+            yield f"{name}, container {container['name']} ended: {ended.get('reason')}, exit code {ended['exitCode']}"
+    if status.get("phase") in ("Failed", "Unknown"):
+        why = " ".join(filter(None, (status.get("reason"), status.get("message"))))
+        yield f"{name} has the phase {status['phase']}{f': {why}' if why else ''}"

@@ -1,0 +1,183 @@
+"""`kubectl tensafe statement`: what the final adapter of a job claims.
+
+In: the job's ledger, which holds everything that the claim rests on. Out: the claim with the ε computed here, the
+digests, and where the whole statement is. With `--read`, the file itself, checked against the digest in the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from tensafe_kubectl.arguments import add_cluster_options, add_job, options_of
+from tensafe_kubectl.connection import connect
+from tensafe_kubectl.errors import FAILED, INVALID, SUCCEEDED, CommandError
+from tensafe_kubectl.ledgers import find_ledger
+from tensafe_kubectl.terminal import clean, print_facts, print_line
+from tensorguard.cli.arguments import Subparsers
+from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
+
+if TYPE_CHECKING:
+    from tensafe_api.resources.ledger import PublishedCheckpointRecord
+    from tensafe_kubectl.figures import Figures
+
+_EPILOG = """\
+examples:
+  kubectl tensafe statement triage -n clinic               the claim, from the ledger in the cluster
+  kubectl tensafe statement triage -n clinic --read        read the whole statement from the storage, and check it
+  kubectl tensafe statement triage -n clinic --read -o json > statement.json
+
+--read uses fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. It compares the
+file with the digest that the ledger holds, and computes its ε again. It needs a package for the storage: `pipx inject
+tensafe s3fs` for s3://, gcsfs for gs://.
+
+Exit codes: 0 shown; 1 there is no final adapter yet, the file cannot be read or is not the one of the ledger, or the
+cluster refuses or does not answer; 2 invalid arguments.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb's parser."""
+    parser = subparsers.add_parser(
+        "statement",
+        help="show the privacy claim of a job's final adapter",
+        description="Show the privacy claim of a job's final adapter from its ledger, and where the statement is.",
+        epilog=_EPILOG,
+    )
+    add_job(parser)
+    parser.add_argument("--read", action="store_true", help="read the whole statement from the storage, and check it")
+    parser.add_argument(
+        "-o",
+        dest="output",
+        choices=("text", "json"),
+        default="text",
+        help="text (default; the whole statement is Markdown), or json",
+    )
+    add_cluster_options(parser)
+    parser.set_defaults(handler=_statement)
+
+
+def _statement(arguments: argparse.Namespace) -> int:
+    api = connect(options_of(arguments))
+    ledger, _ = find_ledger(api, arguments.name)
+    from tensafe_kubectl.figures import figures_of
+
+    figures = figures_of(ledger)
+    final = figures.final
+    if final is None:
+        raise CommandError(
+            f"{arguments.name} has no final adapter yet, so there is no statement of it: `kubectl tensafe status "
+            f"{arguments.name}` shows how far it is, and `kubectl tensafe ledger {arguments.name}` what it has spent"
+        )
+    if arguments.read:
+        return _print_whole(final, arguments.output)
+    claim = _claim(figures, final)
+    if arguments.output == "json":
+        print(json.dumps(claim, indent=2, ensure_ascii=False))
+        return SUCCEEDED
+    _show(figures, final)
+    return SUCCEEDED
+
+
+def _claim(figures: Figures, final: PublishedCheckpointRecord) -> dict[str, Any]:
+    """What the ledger knows of the statement."""
+    shown = figures.as_json()
+    kept = (
+        *("job", "uid", "ledger", "epsilonClaimed", "epsilonSpent", "epsilonAgainstOutsider", "targetEpsilon", "delta"),
+        *("stepsClaimed", "stepsCharged", "stepsPlanned", "stepsRecharged", "accountant", "mechanism", "datasetDigest"),
+    )
+    release = final.model_dump(by_alias=True, mode="json")
+    return {**{key: shown[key] for key in kept}, "final": release, "statementURI": _uri(final)}
+
+
+def _uri(final: PublishedCheckpointRecord) -> str:
+    from tensafe_api.statement import STATEMENT_FILE
+
+    return f"{final.uri}/{STATEMENT_FILE}"
+
+
+def _show(figures: Figures, final: PublishedCheckpointRecord) -> None:
+    spec, mechanism = figures.spec, figures.spec.mechanism
+    before = mechanism.steps_before
+    steps = steps_text(figures.claimed, before=before)
+    print_line(
+        (f"({figures.epsilon_claimed}, {spec.delta})-differential privacy", "bold cyan"),
+        f" for one {mechanism.unit.lower()} of {spec.job_name}, of {steps}",
+    )
+    print_line()
+    print_facts(
+        [
+            ("adapter", final.uri, f"after {steps_text(final.step)}, in attempt {final.attempt}"),
+            ("adapter digest", final.digest, ""),
+            ("unit", mechanism.unit, ADJACENCY_TEXT[mechanism.adjacency]),
+            ("ε claimed", figures.epsilon_claimed, f"of {steps} to sign off; target {spec.target_epsilon}"),
+            ("ε spent", figures.epsilon_spent, f"of {steps_text(figures.charged, 'charged', before)}"),
+            (
+                "ε against an outsider",
+                figures.epsilon_against_outsider,
+                f"of {steps}, against an adversary who is not a worker",
+            ),
+            ("δ", spec.delta, ""),
+            ("noise multiplier σ", mechanism.noise_multiplier, f"sample rate q {mechanism.sample_rate}"),
+            ("accountant", spec.accountant, "computed now, from the charges in the ledger"),
+            ("ledger", figures.name, ""),
+            ("statement", _uri(final), f"digest {final.statement_digest}"),
+        ]
+    )
+    print_line()
+    print_line("The statement lists what is assumed and what is not covered. It is stored beside the adapter, as")
+    print_line("statement.json and statement.md. --read reads it from here" + _where_to_read(final.uri))
+
+
+def _where_to_read(uri: str) -> str:
+    if uri.startswith("pvc://"):
+        return ", but not from a PVC: read it in a pod that mounts the PVC."
+    return ", with your credentials for the storage."
+
+
+def _print_whole(final: PublishedCheckpointRecord, output: str) -> int:
+    from tensafe_api.statement import digest, recompute_epsilon, render_markdown
+
+    content = _read(_uri(final))
+    if digest(content) != final.statement_digest:
+        raise CommandError(
+            f"{_uri(final)} is not the statement of the ledger: its digest is {digest(content)}, and the ledger holds "
+            f"{final.statement_digest}. It was changed after it was published: do not use it"
+        )
+    document = json.loads(content)
+    if (computed := recompute_epsilon(document)) != document["spent"]["epsilon"]:
+        raise CommandError(
+            f"{_uri(final)} states ε spent {document['spent']['epsilon']}, and its own events give {computed}: report "
+            "this to the maintainers"
+        )
+    if output == "json":
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(clean(line) for line in render_markdown(document).splitlines()))
+        print(f"Checked: the digest is that of the ledger, and the events give ε = {computed} for the charged steps.")
+    return SUCCEEDED
+
+
+def _read(uri: str) -> bytes:
+    """The content of a file in the storage."""
+    if uri.startswith("pvc://"):
+        raise CommandError(f"{uri} is on a PVC, which only pods can read: read it in a pod that mounts the PVC", FAILED)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise CommandError("--read needs fsspec: pipx inject tensafe fsspec s3fs", INVALID) from error
+    try:
+        with fsspec.open(uri, "rb") as file:
+            content: bytes = file.read()
+            return content
+    except ImportError as error:
+        raise CommandError(
+            f"{uri} needs a package for its storage: pipx inject tensafe s3fs (or gcsfs)", INVALID
+        ) from error
+    except Exception as error:  # each storage has errors of its own
+        found = " ".join(str(error).split())[:300]
+        raise CommandError(
+            f"{uri} cannot be read ({type(error).__name__}: {found}): check the credentials of this machine for the "
+            "storage, or copy the file with its own tool"
+        ) from error

@@ -1,0 +1,82 @@
+"""Text on a terminal or in a pipe: lines, facts, tables, and a progress bar.
+
+Colours are used on a terminal only. What comes from the cluster, such as the message of an Event, is cleaned of control
+characters, because a terminal would obey them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from tensafe_api.reasons import Phase
+from tensafe_api.timestamps import parse_time
+from tensorguard.cli import tables
+
+PHASE_STYLES = {
+    Phase.RUNNING.value: "bold green",
+    Phase.SUCCEEDED.value: "bold green",
+    Phase.BUDGET_EXHAUSTED.value: "bold yellow",
+    Phase.SUSPENDED.value: "bold yellow",
+    Phase.QUEUED.value: "bold yellow",
+    Phase.FAILED.value: "bold red",
+}
+_BAR_WIDTH = 30
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def clean(text: object) -> str:
+    """Text without control characters, other than the tab and the end of a line."""
+    return _CONTROL.sub("�", str(text))
+
+
+def bar(done: int, total: int) -> str:
+    """A progress bar. It is full only when all steps are done."""
+    filled = _BAR_WIDTH * min(done, total) // total if total else 0
+    return "█" * filled + "░" * (_BAR_WIDTH - filled)
+
+
+def print_line(*parts: str | tuple[str, str]) -> None:
+    """Print one line. A part is text, or text with a style."""
+    _print(Console(highlight=False), parts)
+
+
+def print_note(*parts: str | tuple[str, str]) -> None:
+    """Print one line to standard error."""
+    _print(Console(stderr=True, highlight=False), parts)
+
+
+def print_facts(rows: Iterable[tuple[str, str, str]]) -> None:
+    """Print rows of a name, a value and a remark. Rows without a value are left out."""
+    kept = [(name, clean(value), clean(remark)) for name, value, remark in rows if value]
+    if kept:
+        tables.print_facts(kept)
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table with headers."""
+    tables.print_table(headers, [[clean(cell) for cell in row] for row in rows])
+
+
+def age(text: str | None, now: float) -> str:
+    """The time since a timestamp, as kubectl prints it: 42s, 5m, 3h, 12d. Empty without a timestamp."""
+    since = parse_time(text)
+    if since is None:
+        return ""
+    seconds = max(0, int(now - since))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _print(console: Console, parts: Sequence[str | tuple[str, str]]) -> None:
+    pairs = [part if isinstance(part, tuple) else (part, "") for part in parts]
+    if console.is_terminal:
+        console.print(Text.assemble(*((clean(text), style) for text, style in pairs)))
+    else:  # rich would wrap the line
+        print("".join(clean(text) for text, _ in pairs), file=sys.stderr if console.stderr else sys.stdout)

@@ -1,0 +1,82 @@
+"""Follows one job by a watch, which is opened again when it ends or breaks. Nothing polls.
+
+A job comes in; its next states go out, each once. The only wait without an event is the backoff after the API server
+did not answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from tensafe_kubectl.api import Api, Object
+from tensafe_kubectl.errors import GONE, NOT_FOUND, TOO_MANY, CommandError, Refused, Unreachable
+from tensafe_kubectl.reading import JOBS
+
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 10.0
+
+
+def watch_job(api: Api, job: Object, on_break: Callable[[str], None]) -> Iterator[Object]:
+    """Yield `job`, then its state after each change, forever.
+
+    Args:
+        on_break: called with the cause when the API server does not answer, once for each interruption.
+
+    Raises:
+        CommandError: the job was deleted, or replaced by another one of its name.
+        Refused: the caller may not watch jobs.
+    """
+    yield job
+    last, backoff = job, 0.0
+    while True:
+        try:
+            for found in _changes(api, last):
+                last, backoff = found, 0.0
+                yield found
+            backoff = 0.0  # the server ended the watch in its time
+        except Unreachable as error:
+            if not backoff:
+                on_break(str(error))
+            backoff = min(LONGEST_BACKOFF, 2 * backoff or FIRST_BACKOFF)
+            time.sleep(backoff)
+
+
+def _changes(api: Api, job: Object) -> Iterator[Object]:
+    """The changes of the job after `job`, until the watch ends. If the version of `job` is too old, the job is read
+    again and is the only change.
+    """
+    metadata = job["metadata"]
+    namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+    try:
+        for event, found in api.watch(JOBS, namespace, name, metadata["resourceVersion"]):
+            if event == "BOOKMARK":
+                continue
+            if event == "DELETED" or found["metadata"]["uid"] != uid:
+                raise _deleted(namespace, name)
+            yield found
+    except Refused as refused:
+        if refused.status == GONE:
+            yield _read_again(api, namespace, name, uid)
+        elif refused.status == TOO_MANY or refused.status >= 500:
+            raise Unreachable(f"HTTP {refused.status}: {refused}", api.server) from refused
+        else:
+            raise
+
+
+def _read_again(api: Api, namespace: str, name: str, uid: str) -> Object:
+    try:
+        job = api.get(JOBS, namespace, name)
+    except Refused as refused:
+        if refused.status == NOT_FOUND:
+            raise _deleted(namespace, name) from refused
+        raise
+    if job["metadata"]["uid"] != uid:
+        raise _deleted(namespace, name)
+    return job
+
+
+def _deleted(namespace: str, name: str) -> CommandError:
+    return CommandError(
+        f"the job {name} in the namespace {namespace} was deleted. Its ledger stays: `kubectl tensafe ledger {name} "
+        f"-n {namespace}`"
+    )

@@ -1,0 +1,49 @@
+"""The plugin as a user calls it, with a namespace on a real API server.
+
+It runs in the process of the test, with a kubeconfig of its own. Its standard output is that of a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.plugin_team import Plugin, PluginProcess, Result, Start, Team
+from tensafe_kubectl.main import main
+
+
+@pytest.fixture
+def team(control_plane: ControlPlane, namespace: str) -> Team:
+    return Team(control_plane, namespace)
+
+
+@pytest.fixture
+def plugin(team: Team, capfd: pytest.CaptureFixture[str]) -> Plugin:
+    """Call the plugin in the team's namespace, as an administrator or with another kubeconfig."""
+
+    def call(*arguments: str, kubeconfig: Path | None = None, namespace: str = team.namespace) -> Result:
+        capfd.readouterr()
+        try:
+            code = main([*arguments, "--kubeconfig", str(kubeconfig or team.plane.admin), "-n", namespace])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def start(team: Team) -> Iterator[Start]:
+    """Start the plugin as a process of its own, which is ended with the test."""
+    processes: list[PluginProcess] = []
+
+    def start_one(*arguments: str, kubeconfig: Path | None = None) -> PluginProcess:
+        processes.append(PluginProcess(team, *arguments, kubeconfig=kubeconfig))
+        return processes[-1]
+
+    yield start_one
+    for each in processes:
+        each.kill()

@@ -1,0 +1,94 @@
+"""The command as a package: what it imports, what its help teaches, and how it prints."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from tensafe_kubectl.main import command_parser
+from tensafe_kubectl.terminal import age, bar, clean
+
+HEAVY = ("torch", "ray", "kopf", "transformers", "dp_accounting", "scipy", "numpy")
+
+
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    (group,) = (each for each in command_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(group.choices)
+
+
+def test_kubectl_finds_the_plugin() -> None:
+    """kubectl runs the program `kubectl-tensafe` for `kubectl tensafe`."""
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="kubectl-tensafe")
+    assert script.value == "tensafe_kubectl.main:main"
+
+
+def test_extra_has_what_the_plugin_imports_and_nothing_of_the_trainer() -> None:
+    required = importlib.metadata.requires("tensafe") or []
+    extra = {line.split(">")[0] for line in required if "extra == 'kubectl'" in line or 'extra == "kubectl"' in line}
+    assert extra == {"kubernetes", "rich", "urllib3"}
+
+
+def test_nothing_heavy_is_imported_until_an_epsilon_is_computed() -> None:
+    program = (
+        "import sys, tensafe_kubectl.main as m; m.command_parser()\n"
+        "from kubernetes import client, config; import tensafe_kubectl.connection\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_computing_an_epsilon_imports_neither_torch_nor_ray() -> None:
+    program = (
+        "import sys, tensafe_kubectl.figures, tensafe_operator.plan.blockers\n"
+        "print([name for name in ('torch', 'ray', 'kopf', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    program = (
+        "import sys; sys.modules['rich'] = None\nfrom tensafe_kubectl.main import main; sys.exit(main(['status']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pipx install 'tensafe[kubectl]'" in done.stderr
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_of_every_verb_has_an_example_and_the_exit_codes(verb: str) -> None:
+    text = verbs()[verb].format_help()
+    assert f"  kubectl tensafe {verb} " in text
+    assert ("Exit codes: 0 " in text and "130" in text) or verb in ("explain", "ledger", "statement")
+    assert "--kubeconfig FILE" in text and "--context NAME" in text and "-n NS" in text
+
+
+def test_verbs_are_those_that_users_need() -> None:
+    expected = {"status", "explain", "ledger", "statement", "logs", "suspend", "resume", "run"}
+    assert set(verbs()) == expected
+
+
+def test_bar_is_full_only_at_the_end() -> None:
+    assert bar(0, 100) == "░" * 30
+    assert bar(99, 100) == "█" * 29 + "░"
+    assert bar(100, 100) == bar(101, 100) == "█" * 30
+    assert bar(0, 0) == "░" * 30
+
+
+def test_ages_read_like_those_of_kubectl() -> None:
+    assert [age("1970-01-01T00:00:00Z", seconds) for seconds in (0, 119, 120, 7_200, 172_800)] == [
+        "0s",
+        "119s",
+        "2m",
+        "2h",
+        "2d",
+    ]
+    assert age(None, 0) == age("yesterday", 0) == ""
+
+
+def test_control_characters_are_replaced() -> None:
+    assert clean("red \x1b[31m\x9b1m\r\nnext\tcell") == "red �[31m�1m�\nnext\tcell"

@@ -1,0 +1,166 @@
+"""Which cluster the plugin talks to, and what it prints when there is none: each error names the fix."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.plugin_team import NAME, Team, running
+from tensafe_kubectl.main import main
+
+SECRET = "sesame"
+CONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "here",
+    "contexts": [
+        {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "clinic"}},
+        {"name": "there", "context": {"cluster": "here", "user": "me"}},
+        {"name": "broken", "context": {"cluster": "none", "user": "me"}},
+    ],
+    "clusters": [{"name": "here", "cluster": {"server": "https://127.0.0.1:1"}}],
+    "users": [{"name": "me", "user": {"token": SECRET}}],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_other_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tensafe_kubectl.connection.DEFAULT_KUBECONFIG", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(CONFIG))
+    return path
+
+
+def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The error of a call that must end with this code."""
+    assert main(list(arguments)) == code
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err and SECRET not in err
+    return err
+
+
+def test_missing_kubeconfig(capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_of(capsys, 2, "status")
+    assert re.match("no kubeconfig: /.*/none does not exist: set KUBECONFIG, pass --kubeconfig FILE", error)
+    assert "/nowhere does not exist" in error_of(capsys, 2, "status", "--kubeconfig", "/nowhere")
+
+
+def test_file_that_is_no_kubeconfig(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for text in (f"users: [{SECRET}", SECRET, "", "a: 1"):
+        (tmp_path / "config").write_text(text)
+        assert str(tmp_path / "config") in error_of(capsys, 2, "status", "--kubeconfig", str(tmp_path / "config"))
+
+
+def test_wrong_context_gets_the_names_of_the_others(capsys: pytest.CaptureFixture[str], kubeconfig: Path) -> None:
+    error = error_of(capsys, 2, "status", "--kubeconfig", str(kubeconfig), "--context", "nowhere")
+    assert "no context nowhere: pass --context with one of broken, here, there" in error
+    kubeconfig.write_text(yaml.safe_dump({**CONFIG, "current-context": ""}))
+    error = error_of(capsys, 2, "status", "--kubeconfig", str(kubeconfig))
+    assert "no usable current context: pass --context with one of broken, here, there" in error
+    error = error_of(capsys, 2, "status", "--kubeconfig", str(kubeconfig), "--context", "broken")
+    assert "the context broken" in error and "Expected object with name none" in error
+
+
+def test_api_server_that_does_not_answer(
+    capsys: pytest.CaptureFixture[str], kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    for verb in ("status", "ledger"):
+        error = error_of(capsys, 1, verb)
+        assert (
+            error.startswith("the API server https://127.0.0.1:1 does not answer (") and "Connection refused" in error
+        )
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts connections, and speaks no TLS
+        address = f"https://127.0.0.1:{server.getsockname()[1]}"
+        kubeconfig.write_text(yaml.safe_dump(CONFIG).replace("https://127.0.0.1:1", address))
+        monkeypatch.setattr("tensafe_kubectl.api.CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr("tensafe_kubectl.api.READ_SECONDS", 0.2)
+        assert "does not answer" in error_of(capsys, 1, "status")
+
+
+def test_options_may_stand_before_or_after_the_verb(capsys: pytest.CaptureFixture[str], kubeconfig: Path) -> None:
+    options = ("--kubeconfig", str(kubeconfig), "--context", "nowhere")
+    assert error_of(capsys, 2, *options, "status") == error_of(capsys, 2, "status", *options)
+
+
+@pytest.mark.parametrize("arguments", [(), ("status", "../../secrets/x"), ("logs",), ("status", "-n", "a/b"), ("fly",)])
+def test_wrong_arguments_end_with_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    try:
+        code = main(list(arguments))
+    except SystemExit as end:
+        code = end.code
+    assert code == 2 and "kubectl tensafe" in capsys.readouterr().err
+
+
+@pytest.mark.cluster
+def test_namespace_is_that_of_the_context(
+    capfd: pytest.CaptureFixture[str], team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team.create_job(status=running(5))
+    document = yaml.safe_load(team.plane.admin.read_text())
+    document["contexts"][0]["context"]["namespace"] = team.namespace
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", f"/nowhere:{path}")
+    assert main(["status", NAME]) == 0
+    assert f"namespace {team.namespace}" in capfd.readouterr().out
+
+
+@pytest.mark.cluster
+def test_user_that_a_kubeconfig_impersonates_has_only_that_users_rights(
+    capfd: pytest.CaptureFixture[str], team: Team, tmp_path: Path
+) -> None:
+    document = yaml.safe_load(team.plane.admin.read_text())
+    document["users"][0]["user"] |= {"as": "jane", "as-groups": ["nurses", "authors"]}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["status", "-n", team.namespace, "--kubeconfig", str(path)]) == 1
+    assert "you (jane) may not list tensafetrainingjobs.tensafe.io" in capfd.readouterr().err
+    binding = ("create", "rolebinding", "authors", "--clusterrole=cluster-admin", "--group=authors")
+    team.kubectl(*binding)
+    assert main(["status", "-n", team.namespace, "--kubeconfig", str(path)]) == 0
+
+
+@pytest.mark.cluster
+def test_credentials_of_an_exec_plugin_are_used(capfd: pytest.CaptureFixture[str], team: Team, tmp_path: Path) -> None:
+    """Cloud providers and OIDC log in this way."""
+    reader = team.user("reader", {"apiGroups": ["tensafe.io"], "resources": ["*"], "verbs": ["*"]})
+    document = yaml.safe_load(reader.read_text())
+    token = document["users"][0]["user"]["token"]
+    version = "client.authentication.k8s.io/v1"
+    credential = f'{{"apiVersion": "{version}", "kind": "ExecCredential", "status": {{"token": "{token}"}}}}'
+    login = {"apiVersion": version, "command": "echo", "args": [credential], "interactiveMode": "Never"}
+    document["users"][0]["user"] = {"exec": login}
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["status", "-n", team.namespace, "--kubeconfig", str(path)]) == 0
+    document["users"][0]["user"] = {"token": "expired"}
+    path.write_text(yaml.safe_dump(document))
+    assert main(["status", "-n", team.namespace, "--kubeconfig", str(path)]) == 1
+    assert "does not accept your credentials" in capfd.readouterr().err
+
+
+@pytest.mark.cluster
+def test_cluster_without_the_crds_and_then_without_a_server(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plane = ControlPlane(tmp_path / "plane")
+    calls = (["status"], ["status", NAME], ["ledger", NAME], ["explain", NAME], ["suspend", NAME])
+    try:
+        plane.start()
+        for call in calls:
+            assert main([*call, "--kubeconfig", str(plane.admin)]) == 1
+            assert "TenSafe's CRDs are not installed in this cluster" in capfd.readouterr().err
+    finally:
+        plane.stop()
+    assert main(["status", "--kubeconfig", str(plane.admin)]) == 1
+    assert f"the API server {plane.url} does not answer" in capfd.readouterr().err

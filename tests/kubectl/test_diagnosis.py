@@ -1,0 +1,79 @@
+"""The diagnosis of a job, on statuses as the operator writes them. No cluster is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.plugin_team import status_of
+from tensafe_api.reasons import Phase, Reason
+from tensafe_kubectl.diagnosis import PATIENCE_SECONDS, Seen, diagnose
+
+NOW = 1_800_000_000.0
+CREATED = "2027-01-15T08:00:00Z"  # NOW
+
+
+def job_with(status: dict[str, Any] | None) -> dict[str, Any]:
+    metadata = {"name": "triage", "namespace": "clinic", "uid": "1", "generation": 1, "creationTimestamp": CREATED}
+    return {"metadata": metadata, "spec": {}, **({"status": status} if status else {})}
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.STARTING, Phase.RUNNING])
+def test_every_reason_is_explained_with_its_own_words(reason: Reason, phase: Phase) -> None:
+    stalled = phase is Phase.STARTING
+    found = diagnose(Seen(job_with(status_of(phase, reason, stalled=stalled))), NOW)
+    assert found.reason == reason
+    assert reason.sentence in found.what
+    assert found.fix == reason.fix
+    assert found.by_operator
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason.fix])
+def test_fix_in_a_message_is_not_shown_twice(reason: Reason) -> None:
+    message = f"pod x: something is wrong: {reason.fix}"
+    found = diagnose(Seen(job_with(status_of(Phase.STARTING, reason, message, stalled=True))), NOW)
+    assert found.what == f"{reason.sentence} pod x: something is wrong"
+    assert found.fix == reason.fix
+
+
+def test_job_that_no_operator_has_seen_is_an_error_only_after_some_time() -> None:
+    assert diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS - 1).fix == "Wait."
+    late = diagnose(Seen(job_with(None)), NOW + PATIENCE_SECONDS + 1)
+    assert late.what == "No operator has seen this job." and "tensafe-system" in late.fix and not late.by_operator
+
+
+def test_suspended_job_is_resumed_by_a_command() -> None:
+    found = diagnose(Seen(job_with(status_of(Phase.SUSPENDED, Reason.SUSPENDED))), NOW)
+    assert found.fix == "Set spec.suspend to false to continue. `kubectl tensafe resume triage` does this."
+
+
+def test_unknown_reason_keeps_the_operators_message() -> None:
+    status = status_of(Phase.RUNNING, Reason.TRAINING)
+    for condition in status["conditions"]:
+        condition.update(reason="InventedLater", message="Something new.")
+    found = diagnose(Seen(job_with(status)), NOW)
+    assert (found.reason, found.what) == ("InventedLater", "Something new.")
+
+
+def test_running_job_without_a_step_for_long_is_noticed() -> None:
+    status = status_of(Phase.RUNNING, Reason.TRAINING)
+    status["progress"] = {"step": 3, "totalSteps": 20, "lastUpdateTime": CREATED}
+    assert diagnose(Seen(job_with(status)), NOW + 60).evidence == []
+    assert diagnose(Seen(job_with(status)), NOW + 3600).evidence == ["The last step was done 60 minutes ago."]
+
+
+def test_message_of_a_ray_job_is_not_repeated() -> None:
+    """It holds the last lines of the driver's log, which may quote records."""
+    ray_job = {
+        "metadata": {"name": "triage-a1"},
+        "status": {
+            "jobDeploymentStatus": "Failed",
+            "jobStatus": "FAILED",
+            "reason": "AppFailed",
+            "message": "Ms Jones",
+        },
+    }
+    found = diagnose(Seen(job_with(status_of(Phase.FAILED, Reason.WORKER_LOST)), ray_job=ray_job), NOW)
+    assert found.evidence == ["RayJob triage-a1: Failed, FAILED, AppFailed"]

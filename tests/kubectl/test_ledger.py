@@ -1,0 +1,150 @@
+"""`kubectl tensafe ledger` and `statement` on a real API server, whose admission policy guards the ledgers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.ledger_objects import charged_status
+from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, status_of
+from tensafe_api import accounting
+from tensafe_api.privacy_events import Mechanism
+from tensafe_api.reasons import Phase, Reason
+from tensafe_api.resources.status import PrivacyStatus
+from tensafe_api.statement import digest
+
+pytestmark = pytest.mark.cluster
+STATEMENT = Path(__file__).parents[1] / "api" / "statement.json"
+
+
+def charged_job(team: Team, *, phase: Phase = Phase.RUNNING, stored: str | None = None, **ledger: Any) -> str:
+    """Create a job whose ledger has 10 charged steps; return the name of the ledger.
+
+    Args:
+        stored: ε spent in the status of the job.
+        ledger: more fields of the ledger's status.
+    """
+    reason = {Phase.RUNNING: Reason.TRAINING, Phase.SUCCEEDED: Reason.COMPLETED}[phase]
+    job = team.create_job()
+    found, pod = team.create_ledger(job)
+    status = status_of(phase, reason, ledger_name=found.name, privacy=PrivacyStatus(epsilon_spent=stored))
+    team.write_status(status)
+    released = ledger.pop("releases", None)
+    assert found.write(charged_status(pod, **ledger), pod) == ""
+    if released is not None:
+        assert found.write(charged_status(pod, releases=released, length=3, **ledger), pod) == ""
+    return found.name
+
+
+def spent_by(ledger: dict[str, Any], steps: int) -> str:
+    """ε of so many steps, computed without the plugin."""
+    spec = ledger["spec"]
+    mechanism = Mechanism.model_validate(spec["mechanism"])
+    return accounting.format_epsilon(accounting.job_epsilon(mechanism, steps, spec["delta"], spec["accountant"]))
+
+
+def final(uri: str, statement_digest: str = "sha256:2") -> list[dict[str, Any]]:
+    return [
+        {
+            "uri": uri,
+            "step": 10,
+            "attempt": 1,
+            "digest": "sha256:1",
+            "statementDigest": statement_digest,
+            "final": True,
+            "stepsCharged": 10,
+        }
+    ]
+
+
+def ledger_object(team: Team, name: str) -> dict[str, Any]:
+    return dict(json.loads(team.kubectl("get", "privacyledger", name, "-o", "json")))
+
+
+def test_epsilon_is_computed_from_the_charges_and_compared_with_the_status(team: Team, plugin: Plugin) -> None:
+    name = charged_job(team, stored="0.001")
+    expected = spent_by(ledger_object(team, name), 10)
+    shown = plugin("ledger", NAME)
+    assert shown.code == 0, shown.err
+    assert "of 10 charged steps; target 8; the status says 0.001" in shown.out and expected in shown.out
+    figures = plugin("ledger", NAME, "-o", "json").json
+    assert (figures["epsilonSpent"], figures["stepsCharged"]) == (expected, 10)
+    assert figures["inStatus"]["epsilonSpent"] == "0.001"
+    team.write_status({"privacy": {"epsilonSpent": expected}})
+    assert "the status agrees" in plugin("ledger", NAME).out
+
+
+def test_ended_job_with_another_epsilon_in_its_status_is_an_error(team: Team, plugin: Plugin) -> None:
+    charged_job(team, phase=Phase.SUCCEEDED, stored="0.001")
+    shown = plugin("ledger", NAME)
+    assert shown.code == 1 and "the ledger counts" in shown.err
+
+
+def test_ledger_of_a_deleted_job_is_found_by_the_jobs_name(team: Team, plugin: Plugin) -> None:
+    name = charged_job(team)
+    team.kubectl("delete", "tsj", NAME)
+    for given in (NAME, name):
+        shown = plugin("ledger", given)
+        assert shown.code == 0 and "The job was deleted. What it spent stays spent." in shown.out
+    assert [name, NAME, "10", "20", "8"] in [line.split() for line in plugin("ledger").out.splitlines()]
+    other = charged_job(team)
+    team.kubectl("delete", "tsj", NAME)
+    several = plugin("ledger", NAME)
+    assert several.code == 1 and "2 deleted jobs" in several.err and name in several.err and other in several.err
+    assert "no job nothing" in plugin("ledger", "nothing").err
+
+
+def test_new_job_of_the_same_name_does_not_show_the_ledger_of_the_old_one(team: Team, plugin: Plugin) -> None:
+    name = charged_job(team)
+    team.kubectl("delete", "tsj", NAME)
+    team.create_job(status=status_of(Phase.STARTING, Reason.STARTING, ledger_name=name))
+    shown = plugin("ledger", NAME)
+    assert shown.code == 1 and "has no ledger" in shown.err
+
+
+def test_ledger_that_no_worker_has_acquired_has_spent_nothing(team: Team, plugin: Plugin) -> None:
+    team.create_ledger(team.create_job())
+    shown = plugin("ledger", NAME)
+    assert shown.code == 0 and "nothing is spent" in shown.out
+
+
+def test_statement_shows_the_claim_of_the_final_adapter(team: Team, plugin: Plugin) -> None:
+    charged_job(team, releases=final("s3://models/final"))
+    shown = plugin("statement", NAME)
+    assert shown.code == 0, shown.err
+    claimed = plugin("ledger", NAME, "-o", "json").json["epsilonClaimed"]
+    assert shown.out.startswith(f"({claimed}, 0.00002)-differential privacy for one example of {NAME}, of 20 steps")
+    assert "s3://models/final/statement.json" in shown.out and "sha256:2" in shown.out
+    document = plugin("statement", NAME, "-o", "json").json
+    assert document["epsilonClaimed"] == claimed and document["final"]["uri"] == "s3://models/final"
+
+
+def test_job_without_a_final_adapter_has_no_statement(team: Team, plugin: Plugin) -> None:
+    charged_job(team)
+    refused = plugin("statement", NAME)
+    assert refused.code == 1 and "has no final adapter yet" in refused.err
+
+
+def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plugin: Plugin, tmp_path: Path) -> None:
+    content = STATEMENT.read_bytes()
+    (tmp_path / "statement.json").write_bytes(content)
+    charged_job(team, releases=final(f"file://{tmp_path}", digest(content)))
+    read = plugin("statement", NAME, "--read")
+    assert read.code == 0, read.err
+    assert read.out.startswith("# Privacy statement of") and "Checked: the digest is that of the ledger" in read.out
+    assert plugin("statement", NAME, "--read", "-o", "json").json == json.loads(content)
+    (tmp_path / "statement.json").write_bytes(content.replace(b'"epsilon"', b'"Epsilon"', 1))
+    changed = plugin("statement", NAME, "--read")
+    assert changed.code == 1 and "do not use it" in changed.err
+    (tmp_path / "statement.json").unlink()
+    missing = plugin("statement", NAME, "--read")
+    assert missing.code == 1 and "cannot be read (FileNotFoundError" in missing.err
+
+
+def test_statement_on_a_pvc_is_not_read_from_outside(team: Team, plugin: Plugin) -> None:
+    charged_job(team, releases=final("pvc://models/final"))
+    assert "read it in a pod that mounts the PVC" in plugin("statement", NAME).out
+    assert "only pods can read" in plugin("statement", NAME, "--read").err
