@@ -24,6 +24,7 @@ from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_kubectl.main import command_parser as plugin_parser
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.names import METRICS_PREFIX
@@ -69,6 +70,11 @@ COMMANDS_PAGE = f"""\
 # The tensafe command
 
 {WRITTEN} `trainer_image/tensorguard/cli`; do not edit.
+"""
+PLUGIN_PAGE = f"""\
+# The kubectl plugin
+
+{WRITTEN} `operator/tensafe_kubectl`; do not edit.
 """
 METRICS_PAGE = f"""\
 # Metrics
@@ -165,10 +171,9 @@ def _documented(kind: type[Phase] | type[ConditionType]) -> Iterator[tuple[Any, 
             yield kind[name.id], str(below.value.value)
 
 
-def commands() -> str:
-    """The page of the `tensafe` command, from its argument parser."""
-    parser = command_parser()
-    text = COMMANDS_PAGE + f"\n{parser.description}\n"
+def commands(introduction: str, parser: argparse.ArgumentParser) -> str:
+    """The page of a command with verbs, from its argument parser."""
+    text = introduction + f"\n{parser.description}\n"
     for group in parser._actions:
         if isinstance(group, argparse._SubParsersAction):
             for verb in group.choices.values():
@@ -187,7 +192,11 @@ def _verb(parser: argparse.ArgumentParser) -> str:
         name = ", ".join(action.option_strings) or action.dest
         argument = f"{name} {value}".strip() if action.option_strings else str(value or name)
         default = (
-            "*required*" if action.required else "" if action.default in (None, False, []) else f"`{action.default}`"
+            "*required*"
+            if action.required
+            else ""
+            if action.default in (None, False, [], argparse.SUPPRESS)
+            else f"`{action.default}`"
         )
         meaning = (action.help or "") % {"default": action.default}
         lines.append(f"| `{argument}` | {meaning} | {default} |".replace("|`", "| `"))
@@ -219,7 +228,8 @@ def pages() -> dict[str, str]:
         "tensafetrainingjob.md": resource_page(JOB_PAGE, JOBS),
         "privacyledger.md": resource_page(LEDGER_PAGE, LEDGERS),
         "conditions-and-reasons.md": reasons(),
-        "cli.md": commands(),
+        "cli.md": commands(COMMANDS_PAGE, command_parser()),
+        "kubectl.md": commands(PLUGIN_PAGE, plugin_parser()),
         "metrics.md": metrics(),
     }
 
