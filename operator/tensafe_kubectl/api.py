@@ -1,7 +1,7 @@
 """Requests to the API server with the caller's credentials: plain objects in and out, watches, and logs.
 
-Paths and mappings replace the typed clients of the `kubernetes` package, which take a second to import. Of that package
-come the configuration (address, TLS, tokens and their refresh) and the connection pool.
+The `kubernetes` package has no typed classes for custom resources, and its watch does not report why a connection
+broke. So only its configuration (address, TLS, tokens and their refresh) and its connection pool are used.
 
 A refusal raises `Refused`, a missing answer `Unreachable`. Nothing is retried here: `follow` reconnects a watch.
 """

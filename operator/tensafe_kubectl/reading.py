@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_api.timestamps import parse_time
 from tensafe_kubectl.api import Api, Object
 from tensafe_kubectl.errors import FORBIDDEN, NOT_FOUND, CommandError, Refused, missing_right
 from tensafe_operator import names
@@ -92,14 +93,21 @@ def read_pods(api: Api, job: Object, attempt: int | None = None) -> list[Object]
 
 
 def read_warnings(api: Api, job: Object, pods: Iterable[Object]) -> list[Object]:
-    """The warning Events about a job, its RayJobs, RayClusters and pods, also deleted ones, oldest first."""
+    """The warning Events about a job, its RayJobs, RayClusters and pods, also deleted ones, oldest first.
+
+    The next job of the same name uses the names of RayJobs and pods again, so Events older than the job are left out.
+    """
     metadata = job["metadata"]
     attempts = part(job, "status.attempts") or ()
     owned = {each[key] for each in attempts for key in ("rayJobName", "rayClusterName") if each.get(key)}
     owned |= {pod["metadata"]["name"] for pod in pods}
     clusters = tuple(f"{each['rayClusterName']}-" for each in attempts if each.get("rayClusterName"))
 
+    created = parse_time(metadata.get("creationTimestamp")) or 0.0
+
     def concerns_job(event: Object) -> bool:
+        if (parse_time(event_time(event)) or 0.0) < created:
+            return False
         about = event.get("involvedObject") or {}
         if about.get("kind") == KIND:
             return bool(about.get("uid") == metadata["uid"])

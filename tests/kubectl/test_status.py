@@ -75,6 +75,8 @@ def test_screen_shows_the_story_of_a_job(team: Team, plugin: Plugin) -> None:
     team.create_job(status=status)
     team.create_warning("one", "Pod", f"{NAME}-a1-x-worker-1", "BackOff", "back-off restarting")
     team.create_warning("two", "Pod", "another-job-worker", "BackOff", "of another job")
+    earlier = "2026-01-01T00:00:00Z"
+    team.create_warning("three", "Pod", f"{NAME}-a1-x-worker-1", "BackOff", "of an earlier namesake", time=earlier)
     out = plugin("status", NAME).out
     assert "10 of 20 steps (50 %)" in out and "█" * 15 + "░" * 15 in out
     assert "4.93 of 8" in out and "of 12 charged steps (2 of them again, after a crash)" in out
@@ -83,6 +85,7 @@ def test_screen_shows_the_story_of_a_job(team: Team, plugin: Plugin) -> None:
     assert "Stalled=True" in out and "SecretMissing" in out
     assert "s3://models/step-10" in out and "s3://models/final" in out
     assert "back-off restarting" in out and "of another job" not in out
+    assert "of an earlier namesake" not in out
     assert "\x1b" not in out, "no colours in a pipe"
 
 
