@@ -5,10 +5,13 @@ Every ε is computed from the ledger's charges by `tensafe_api.status_fold`, whi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tensafe_api.resolve import Claim
 from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
 from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records
+from tensafe_api.timestamps import parse_time
 
 _MAX_CHECKPOINTS = 128
 """How many checkpoints a status can hold."""
@@ -16,17 +19,35 @@ _MAX_CHECKPOINTS = 128
 
 def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> Status:
     """A copy of `status` with what `ledger` records (None: nothing yet). No figure falls below the one in `status`."""
-    return fold_records(status, claim, None if ledger is None else _records(ledger))
+    return fold_records(status, claim, None if ledger is None else _records(ledger, _checkpoint_times(status, ledger)))
 
 
-def _records(ledger: LedgerStatus) -> JobRecords:
+def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, float | None]:
+    """When the checkpoints were written, by their URI. The ledger has no times, so those in the status are kept.
+
+    The newest checkpoint was written directly after the last step, if that step has its number and no step was charged
+    since. An operator that was not running then never learns the time.
+    """
+    times = {each.uri: parse_time(each.time) for each in status.checkpoints}
+    newest = ledger.releases[-1] if ledger.releases else None
+    if (
+        newest is not None
+        and times.get(newest.uri) is None
+        and newest.step == ledger.progress.step
+        and newest.steps_charged == sum(charge.steps for charge in ledger.charges)
+    ):
+        times[newest.uri] = parse_time(ledger.progress.last_update_time)
+    return times
+
+
+def _records(ledger: LedgerStatus, times: Mapping[str, float | None]) -> JobRecords:
     return JobRecords(
         steps_charged=sum(charge.steps for charge in ledger.charges),
         steps_recharged=ledger.steps_recharged,
         progress=ledger.progress,
         evaluations=ledger.evaluations,
         checkpoints=[
-            KeptCheckpoint(each.uri, each.step, each.digest, each.steps_charged)
+            KeptCheckpoint(each.uri, each.step, each.digest, each.steps_charged, times.get(each.uri))
             for each in ledger.releases[-_MAX_CHECKPOINTS:]
         ],
         published=ledger.releases,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from e2e.platform.fixtures.fake_cluster import running_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
+from tensafe_api.timestamps import format_time
 
 
 def test_running_job_shows_the_spent_epsilon() -> None:
@@ -27,3 +28,54 @@ def test_epsilon_does_not_fall_when_an_older_ledger_is_observed() -> None:
     operator.reconcile(replace(cluster.observe(), ledger=older.ledger))
     assert cluster.status["privacy"] == before["privacy"]
     assert cluster.status["progress"] == before["progress"]
+
+
+def publish_checkpoint(cluster: FakeCluster) -> None:
+    """Record a checkpoint of the last step, as rank 0 does."""
+    assert cluster.ledger is not None
+    status = cluster.ledger["status"]
+    step, charged = status["progress"]["step"], sum(charge["steps"] for charge in status["charges"])
+    made = {"uri": f"s3://m/{charged}", "step": step, "attempt": status["attempt"], "digest": "d", "final": False}
+    status.setdefault("releases", []).append({**made, "statementDigest": "s", "stepsCharged": charged})
+
+
+def checkpoint_times(cluster: FakeCluster) -> list[str | None]:
+    return [each.get("time") for each in cluster.status["checkpoints"]]
+
+
+def test_checkpoint_has_the_time_of_the_step_that_it_was_written_after() -> None:
+    """The ledger has no time of a checkpoint, so the status keeps it when other steps follow."""
+    cluster, operator = running_job()
+    publish_checkpoint(cluster)
+    written = format_time(cluster.now)
+    cluster.now += 60
+    operator.settle()
+    assert checkpoint_times(cluster) == [written]
+    cluster.charge(5)
+    operator.settle()
+    assert checkpoint_times(cluster) == [written]
+    publish_checkpoint(cluster)
+    cluster.now += 60
+    operator.settle()
+    assert checkpoint_times(cluster) == [written, format_time(cluster.now - 60)]
+
+
+def test_checkpoint_that_the_operator_sees_after_later_steps_has_no_time() -> None:
+    cluster, operator = running_job()
+    publish_checkpoint(cluster)
+    cluster.charge(5)
+    operator.settle()
+    assert checkpoint_times(cluster) == [None]
+
+
+def test_step_that_is_done_again_is_not_the_time_of_an_older_checkpoint() -> None:
+    """After a crash, a step with the checkpoint's number can be the last one. It was charged after the checkpoint."""
+    cluster, operator = running_job()
+    publish_checkpoint(cluster)
+    assert cluster.ledger is not None
+    status = cluster.ledger["status"]
+    status["charges"][0]["steps"] += 5
+    status |= {"length": status["length"] + 1, "stepsRecharged": 5}
+    operator.settle()
+    assert status["progress"]["step"] == status["releases"][-1]["step"]
+    assert checkpoint_times(cluster) == [None]
