@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
@@ -82,7 +84,9 @@ METRICS_PAGE = f"""\
 {WRITTEN} `operator/tensafe_operator`; do not edit.
 
 The operator serves these metrics at `/metrics` on the port that the chart's value `metrics.port` names. All of them are
-public: none is an exact function of private data. The series of a job are deleted with the job.
+public: none is an exact function of private data. The series of a job, `tensafe_job_…`, are deleted with the job; with
+`metrics.perJob: false` there are none. The series `tensafe_jobs_…` are of all jobs of a namespace and phase: they are
+gauges, because jobs leave a phase and are deleted. [Monitoring](../how-to/monitoring.md) shows how to use them.
 """
 
 
@@ -207,19 +211,22 @@ def _verb(parser: argparse.ArgumentParser) -> str:
 def metrics() -> str:
     """The page of the operator's metrics, from the registry that serves them."""
     lines = ["\n| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for collector in sorted(operator_metrics(), key=lambda each: each._name):
-        name = collector._name + ("_total" if collector._type == "counter" else "")
-        labels = ", ".join(f"`{label}`" for label in collector._labelnames)
-        lines.append(f"| `{name}` | {collector._type} | {labels} | {collector._documentation} |")
+    for name, kind, labels, meaning in sorted(operator_metrics()):
+        shown = ", ".join(f"`{label}`" for label in labels)
+        lines.append(f"| `{name}` | {kind} | {shown} | {meaning} |")
     return METRICS_PAGE + "\n".join(lines) + "\n"
 
 
-def operator_metrics() -> list[Any]:
-    """Every metric of one operator."""
+def operator_metrics() -> Iterator[tuple[str, str, Sequence[str], str]]:
+    """Name, type, labels and meaning of every metric of one operator."""
     registry = OperatorMetrics(METRICS_PREFIX).registry
-    JobMetrics(registry)
     guard_gauge(registry)
-    return list(set(registry._collector_to_names))
+    known: list[Any] = [*set(registry._collector_to_names), *JobMetrics(CollectorRegistry()).describe()]
+    for each in known:
+        in_registry = hasattr(each, "_type")
+        name, kind = (each._name, each._type) if in_registry else (each.name, each.type)
+        meaning = each._documentation if in_registry else each.documentation
+        yield name + ("_total" if kind == "counter" else ""), kind, tuple(each._labelnames), meaning
 
 
 def pages() -> dict[str, str]:

@@ -1,82 +1,99 @@
-"""Prometheus metrics of each job: phase, charges and ε. All of these figures are public.
+"""Prometheus metrics of all jobs, from the rows of `job_series.JOB_SERIES`.
 
-The series of a job follow its status. The series of an earlier phase or reason is removed, and all series of a job are
-removed with the job.
+The series of a job follow its status, and are removed with the job. They are computed when a job changes, and put
+together when Prometheus asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from tensafe_api.reasons import ConditionType
+from tensafe_operator.job_series import JOB_SERIES, Job, JobSeries
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.objects import Key
 
 # OpenMetrics has a second series for each counter: the time at which it was created.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-_JOB = ("namespace", "job")
-_INFO = ("uid", "ledger", "unit", "accountant")
-_Series = tuple[Gauge | Counter, tuple[str, ...]]
+_Family = GaugeMetricFamily | CounterMetricFamily
+_JOB, _GROUP = ("namespace", "job"), ("namespace", "phase")
+_OVER_JOBS = {"add": "Sum over the jobs", "min": "Lowest value of a job", "max": "Highest value of a job"}
 
 
-class JobMetrics:
-    """The metrics of all jobs, registered in `registry`."""
+@dataclass(frozen=True)
+class _Exported:
+    uid: str
+    phase: str
+    values: dict[tuple[JobSeries, tuple[str, ...]], float]
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
-            return Gauge(name, documentation, (*_JOB, *labels), namespace=METRICS_PREFIX, registry=registry)
 
-        self._info = gauge("job_info", "1; the labels identify the job.", *_INFO)
-        self._phase = gauge("job_phase", "1 for the current phase of the job.", "phase")
-        self._stalled = gauge("job_stalled", "1 while the job is stalled until a user acts.", "reason")
-        self._charged = Counter(
-            "job_steps_charged",
-            "Steps charged over all attempts.",
-            _JOB,
-            namespace=METRICS_PREFIX,
-            registry=registry,
-        )
-        self._epsilon = gauge("job_privacy_epsilon", "Epsilon of the charged steps.")
-        self._limit = gauge("job_privacy_epsilon_limit", "Epsilon that must not be exceeded.")
-        self._exported: dict[Key, dict[_Series, float]] = {}
+class JobMetrics(Collector):
+    """The metrics of all jobs, registered in `registry`.
 
-    def update(self, key: Key, job: Mapping[str, Any]) -> None:
+    Args:
+        per_job: whether there are series of single jobs, which name them. Those over jobs always exist.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, per_job: bool = True) -> None:
+        self._per_job = per_job
+        self._jobs: dict[Key, _Exported] = {}
+        registry.register(self)
+
+    def update(self, key: Key, body: Mapping[str, Any]) -> None:
         """Export the series of a job according to its status."""
-        self._replace(key, self._series(key, job))
+        job, before = Job(body), self._jobs.get(key)
+        values = {(series, labels): value for series in JOB_SERIES for labels, value in series.values(job).items()}
+        if before is not None and before.uid == job.uid:
+            for each, value in before.values.items():
+                if each[0].counter:  # a status can be older than the last one, or a user has cleared it
+                    values[each] = max(value, values.get(each, 0.0))
+        self._jobs[key] = _Exported(job.uid, job.phase, values)
 
     def remove(self, key: Key) -> None:
         """Remove all series of a job that was deleted."""
-        self._replace(key, {})
+        self._jobs.pop(key, None)
 
-    def _series(self, key: Key, job: Mapping[str, Any]) -> dict[_Series, float]:
-        status = job.get("status") or {}
-        privacy = status.get("privacy") or {}
-        info = (job["metadata"]["uid"], status.get("ledgerName"), privacy.get("unit"), privacy.get("accountant"))
-        series: dict[_Series, float] = {
-            (self._info, (*key, *(str(each or "") for each in info))): 1,
-            (self._phase, (*key, str(status.get("phase") or "Pending"))): 1,
-            (self._charged, key): privacy.get("stepsCharged") or 0,
-            (self._epsilon, key): float(privacy.get("epsilonSpent") or 0),
-            (self._limit, key): float(privacy.get("targetEpsilon") or 0),
+    def describe(self) -> Iterator[_Family]:
+        """Every series, without values."""
+        return self._families().__iter__()
+
+    def collect(self) -> Iterator[_Family]:
+        """Every series that has a value now."""
+        of_job = {series: _of_job(series) for series in JOB_SERIES if series.each_job and self._per_job}
+        over_jobs: dict[JobSeries, dict[tuple[str, ...], float]] = {
+            series: {} for series in JOB_SERIES if series.over_jobs is not None
         }
-        for condition in status.get("conditions") or ():
-            if condition["type"] == ConditionType.STALLED.value and condition["status"] == "True":
-                series[self._stalled, (*key, condition["reason"])] = 1
-        return series
+        for key, job in self._jobs.items():
+            for (series, labels), value in job.values.items():
+                if (family := of_job.get(series)) is not None:
+                    family.add_metric((*key, *labels), value)
+                if series.over_jobs is not None:
+                    group, known = (key[0], job.phase, *labels), over_jobs[series]
+                    known[group] = series.over_jobs(known[group], value) if group in known else value
+        yield from of_job.values()
+        for series, groups in over_jobs.items():
+            family = _over_jobs(series)
+            for group, value in groups.items():
+                family.add_metric(group, value)
+            yield family
 
-    def _replace(self, key: Key, series: dict[_Series, float]) -> None:
-        before = self._exported.pop(key, {})
-        for metric, labels in before.keys() - series.keys():
-            metric.remove(*labels)
-        for (metric, labels), value in series.items():
-            known = before.get((metric, labels))
-            if isinstance(metric, Counter):
-                series[metric, labels] = max(value, known or 0.0)  # a status can be older than the last one
-                metric.labels(*labels).inc(series[metric, labels] - (known or 0.0))
-            elif known != value:
-                metric.labels(*labels).set(value)
-        if series:
-            self._exported[key] = series
+    def _families(self) -> list[_Family]:
+        of_job = [_of_job(series) for series in JOB_SERIES if series.each_job and self._per_job]
+        return of_job + [_over_jobs(series) for series in JOB_SERIES if series.over_jobs is not None]
+
+
+def _of_job(series: JobSeries) -> _Family:
+    kind = CounterMetricFamily if series.counter else GaugeMetricFamily
+    return kind(f"{METRICS_PREFIX}_job_{series.name}", series.help, labels=(*_JOB, *series.labels))
+
+
+def _over_jobs(series: JobSeries) -> GaugeMetricFamily:
+    assert series.over_jobs is not None
+    name = f"{METRICS_PREFIX}_jobs_{series.name}".rstrip("_")
+    text = f"{_OVER_JOBS[series.over_jobs.__name__]}: {series.help}" if series.name else series.help
+    return GaugeMetricFamily(name, text, labels=(*_GROUP, *series.labels))

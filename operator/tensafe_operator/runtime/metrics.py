@@ -19,6 +19,7 @@ class OperatorMetrics:
         shared: Any = {"registry": self.registry, "namespace": prefix}
         self.duration = Histogram("reconcile_duration_seconds", "Duration of one reconcile.", **shared)
         self.errors = Counter("reconcile_errors_total", "Reconciles that failed and are retried.", **shared)
+        self.queue_depth = Gauge("work_queue_depth", "Objects that wait for their reconcile.", **shared)
         self.leading = Gauge("leading", "1 while this process is the leader.", **shared)
         self.lag = Gauge("event_loop_lag_seconds", "Delay of the event loop at the last measurement.", **shared)
         self.heard = Gauge(

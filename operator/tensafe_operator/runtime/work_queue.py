@@ -52,6 +52,11 @@ class WorkQueue:
         self._numbers = itertools.count()
         self._alarms_changed = asyncio.Event()
 
+    @property
+    def depth(self) -> int:
+        """How many keys wait to be handled, without those that wait for a later time."""
+        return len(self._waiting)
+
     def touch(self, key: Key) -> None:
         """Handle this key soon: something about it has changed."""
         if key in self._running:

@@ -21,6 +21,7 @@ def test_names_start_with_the_given_prefix() -> None:
     assert families == {
         "other_reconcile_duration_seconds",
         "other_reconcile_errors",
+        "other_work_queue_depth",
         "other_leading",
         "other_event_loop_lag_seconds",
         "other_api_last_heard_timestamp_seconds",
