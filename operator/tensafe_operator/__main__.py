@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from aiohttp import web
 
@@ -28,6 +29,7 @@ from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.authorization import Authorizer
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import KUBECONFIG, connect, safe_description
 from tensafe_operator.runtime.errors import ConfigurationError
@@ -38,6 +40,7 @@ from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.namespaces import report_namespaces, served_namespaces, wait_for_other_namespaces
 from tensafe_operator.runtime.objects import Key
 from tensafe_operator.runtime.resync import resync
+from tensafe_operator.runtime.serving_certificate import ServingCertificate
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
 from tensafe_operator.runtime.watch import available_kinds, handlers, wait_for_new_kinds, watch
 from tensafe_operator.runtime.work_queue import WorkQueue
@@ -64,6 +67,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity)
     api = ApiClient(await connect(), resources, manager, metrics.count_request, lambda: election.leading)
+    review_api = ApiClient(await connect(), resources, manager, metrics.count_request)  # also without the Lease
     health = Health(metrics, election)
 
     def handle_signals() -> None:
@@ -77,8 +81,11 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     handle_signals()
     runner = None
     try:
-        runner = await _serve(health, settings.port)
+        certificate = _certificate(settings.metrics_tls)
+        runner = await _serve(health, settings, certificate, Authorizer(review_api))
         tasks.start("waiting for a signal", stop.wait())
+        if certificate is not None:
+            tasks.start("reloading the certificate", certificate.reload_when_changed())
         tasks.start(
             "monitoring health", health.monitor(lambda: api.get("Lease", settings.own_namespace, settings.lease))
         )
@@ -101,8 +108,8 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     finally:
         if runner is not None:
             await runner.cleanup()
-        await api.close()
-        await election_api.close()
+        for each in (api, election_api, review_api):
+            await each.close()
 
 
 async def _lead(
@@ -120,8 +127,10 @@ async def _lead(
         The tasks that end when the cluster has new kinds, or when other namespaces can be served. None of them if a
         task has ended before everything was started.
     """
-    cache, ready, job_metrics = Cache[ClusterWarning](KINDS), asyncio.Event(), JobMetrics(metrics.registry)
+    cache, ready = Cache[ClusterWarning](KINDS), asyncio.Event()
+    job_metrics = JobMetrics(metrics.registry, per_job=settings.metrics_per_job)
     queue = WorkQueue(lambda key: names.log_fields(*key))
+    metrics.queue_depth.set_function(lambda: queue.depth)
     guard = LedgerGuard(api, metrics.registry)
     reconciler = Reconciler(api, settings, learn=cache.learn, guarded=guard.is_present)
 
@@ -201,10 +210,24 @@ def _silence_kopf() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
 
-async def _serve(health: Health, port: int) -> web.AppRunner | None:
-    """Serve health and metrics, unless the port is 0."""
+def _certificate(folder: str) -> ServingCertificate | None:
+    """The certificate in a folder; None if the setting is empty."""
     try:
-        return await health.serve(port) if port else None
+        return ServingCertificate(Path(folder)) if folder else None
+    except ConfigurationError as error:
+        fix = "set it to the folder of a mounted Secret of type kubernetes.io/tls"
+        raise ConfigurationError(
+            f"{variable('metrics_tls')} is {folder}, which cannot be used ({error}): {fix}."
+        ) from error
+
+
+async def _serve(
+    health: Health, settings: Settings, certificate: ServingCertificate | None, authorizer: Authorizer
+) -> web.AppRunner | None:
+    """Serve health and metrics, unless the port is 0."""
+    port = settings.port
+    try:
+        return await health.serve(port, certificate, authorizer if settings.metrics_auth else None) if port else None
     except OSError as error:
         fix = "set it to a free port, or to 0 to serve neither health nor metrics"
         found = safe_description(error)

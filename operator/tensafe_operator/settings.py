@@ -21,6 +21,7 @@ from tensafe_operator.runtime.errors import ConfigurationError
 _PREFIX = "TENSAFE_"
 _PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
 _RANGES = {"fs_group": range(2**31), "stall_seconds": range(1, 2**31), "port": range(2**16)}
+_FLAGS = ("read_only_root", "metrics_per_job", "metrics_auth")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Settings:
     read_only_root: true: containers of jobs write to volumes only.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
+    metrics_per_job: whether /metrics names jobs, true or false.
+    metrics_auth: whether /metrics needs a token, true or false.
+    metrics_tls: folder with tls.crt and tls.key for both; empty: plain HTTP.
     """
 
     image: str = field(default_factory=lambda: f"tensafe-trainer:{_version()}")
@@ -52,6 +56,9 @@ class Settings:
     read_only_root: bool = True
     stall_seconds: int = 1800
     port: int = 8080
+    metrics_per_job: bool = True
+    metrics_auth: bool = False
+    metrics_tls: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -71,8 +78,9 @@ class Settings:
             if name in given:
                 left_out = name == "fs_group" and given[name] == "None"
                 values[name] = None if left_out else _whole_number(variable(name), given[name], allowed)
-        if "read_only_root" in given:
-            values["read_only_root"] = _flag(variable("read_only_root"), given["read_only_root"])
+        for name in _FLAGS:
+            if name in given:
+                values[name] = _flag(variable(name), given[name])
         for name, (pattern, example) in _PATTERNS.items():
             if name in given and not re.fullmatch(pattern, given[name]):
                 raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")
@@ -94,8 +102,9 @@ def describe_variables() -> Iterator[tuple[str, str]]:
     defaults = Settings()
     for each in fields(Settings):
         default = getattr(defaults, each.name)
-        shown = isinstance(default, str | int) and default is not False and default
-        yield variable(each.name), descriptions[each.name] + (f" (default {default})" if shown else "")
+        shown = isinstance(default, str | int) and default
+        text = str(default).lower() if isinstance(default, bool) else default
+        yield variable(each.name), descriptions[each.name] + (f" (default {text})" if shown else "")
 
 
 def _check_network(cidr: str) -> None:
@@ -116,16 +125,16 @@ def _job_network(text: str) -> JobNetwork:
         raise ConfigurationError(f"{variable('job_network')} is wrong in {place} ({found['msg']}): {fix}.") from error
 
 
+def _flag(name: str, text: str) -> bool:
+    if text in ("true", "false"):
+        return text == "true"
+    raise ConfigurationError(f"{name} is {text!r}: set it to true or false.")
+
+
 def _whole_number(name: str, text: str, allowed: range) -> int:
     if text.isdecimal() and int(text) in allowed:
         return int(text)
     raise ConfigurationError(f"{name} is {text!r}: set it to a whole number from {allowed[0]} to {allowed[-1]}.")
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"{name} is {text!r}: set it to true or false.")
-    return text == "true"
 
 
 def _version() -> str:

@@ -48,6 +48,11 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
     "metrics.serviceMonitor.enabled": True,
     "metrics.serviceMonitor.labels": {"release": "prometheus"},
+    "metrics.perJob": False,
+    "metrics.auth.enabled": True,
+    "metrics.tls.secretName": "metrics-tls",
+    "metrics.serviceMonitor.tlsConfig": {"insecureSkipVerify": True},
+    "metrics.serviceMonitor.authorization": {"credentials": {"name": "metrics-token", "key": "token"}},
     "metrics.prometheusRule.enabled": True,
 }
 WRONG: list[tuple[str, Any, str]] = [
@@ -76,6 +81,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("crd", {"enabled": False}, "crd"),
     ("metrics.port", 80, "port"),
     ("metrics.serviceMonitor.interval", "often", "interval"),
+    ("metrics.serviceMonitor.scheme", "ftp", "scheme"),
+    ("metrics.serviceMonitor.bearerTokenFile", "token", "bearerTokenFile"),
+    ("metrics.perJob", "no", "perJob"),
+    ("metrics.auth.readerRole", "Metrics Reader", "readerRole"),
+    ("metrics.tls.secretName", "Metrics_TLS", "secretName"),
     ("networkPolicy.apiServerPorts", [], "apiServerPorts"),
 ]
 
@@ -110,7 +120,8 @@ def test_chart_has_the_version_and_the_crds_of_the_project() -> None:
 
 
 def test_deployment_sets_every_setting_of_the_operator() -> None:
-    container = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    pod = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
     environment = {each["name"]: each["value"] for each in container["env"]}
     known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)}
     assert set(environment) == known
@@ -126,6 +137,11 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     )
     assert settings.stall_seconds == Settings().stall_seconds
     assert settings.ray_version == Settings().ray_version
+    assert (settings.metrics_per_job, settings.metrics_auth) == (False, True)
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert (settings.metrics_tls, mount["name"]) == (mount["mountPath"], volume["name"])
+    assert volume["secret"] == {"secretName": "metrics-tls"}
+    assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
     assert container["image"] == "images.example/tensafe-operator:0.1.0"
 
 
@@ -172,19 +188,65 @@ def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
 
 
-def test_alerts_use_existing_metrics() -> None:
+def test_metrics_are_open_and_not_encrypted_by_default() -> None:
+    documents = render_chart({"metrics.serviceMonitor.enabled": True})
+    pod = named(documents, "Deployment")["spec"]["template"]["spec"]
+    environment = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    settings = Settings.from_environment(environment)
+    assert (settings.metrics_per_job, settings.metrics_auth, settings.metrics_tls) == (True, False, "")
+    assert "volumes" not in pod and "volumeMounts" not in pod["containers"][0]
+    assert pod["containers"][0]["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    (endpoint,) = named(documents, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
+    assert not [each for each in documents if "metrics-" in each["metadata"]["name"] and "Role" in each["kind"]]
+
+
+def test_service_monitor_uses_tls_and_a_token() -> None:
+    (endpoint,) = named(render_chart(EVERYTHING), "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {"insecureSkipVerify": True}
+    assert endpoint["authorization"] == {"credentials": {"name": "metrics-token", "key": "token"}}
+    file = {"metrics.serviceMonitor.enabled": True, "metrics.serviceMonitor.bearerTokenFile": "/token"}
+    (endpoint,) = named(render_chart(file), "ServiceMonitor")["spec"]["endpoints"]
+    assert (endpoint["bearerTokenFile"], "authorization" in endpoint, "scheme" in endpoint) == ("/token", False, False)
+
+
+def test_role_of_readers_has_one_right_and_may_be_left_out() -> None:
+    auth = {"metrics.auth.enabled": True}
+    reader = named(render_chart(auth), "ClusterRole", "tensafe-metrics-reader")
+    assert reader["rules"] == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    without = [each["metadata"]["name"] for each in render_chart({**auth, "metrics.auth.readerRole": ""})]
+    assert "tensafe-metrics-reader" not in without
+    assert "tensafe-operator-tensafe-system-metrics-auth" in without
+
+
+@pytest.mark.parametrize("per_job", [True, False])
+def test_alerts_use_existing_metrics(per_job: bool) -> None:
     metrics = OperatorMetrics(names.METRICS_PREFIX)
     guard_gauge(metrics.registry)
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
-    JobMetrics(metrics.registry).update(
-        ("clinic", "job"), {"metadata": {"uid": "1"}, "status": {"conditions": [stalled]}}
-    )
+    status = {"conditions": [stalled], "privacy": {"epsilonSpent": "1", "targetEpsilon": "8"}}
+    jobs = JobMetrics(metrics.registry, per_job=per_job)
+    jobs.update(("clinic", "job"), {"metadata": {"uid": "1"}, "status": status})
     exposed = {sample.name for family in metrics.registry.collect() for sample in family.samples}
-    rule = named(render_chart(EVERYTHING), "PrometheusRule")
-    for alert in rule["spec"]["groups"][0]["rules"]:
+    rule = named(render_chart({**EVERYTHING, "metrics.perJob": per_job}), "PrometheusRule")
+    (group,) = rule["spec"]["groups"]
+    assert sorted(alert["alert"] for alert in group["rules"]) == [
+        "TenSafeEpsilonAboveTarget",
+        "TenSafeGuardMissing",
+        "TenSafeJobFailed",
+        "TenSafeJobStalled",
+        "TenSafeNoLeader",
+        "TenSafeReconcileErrors",
+    ]
+    for alert in group["rules"]:
         used = set(re.findall(r"tensafe_\w+", alert["expr"]))
         assert used
         assert used <= exposed
+    if per_job:
+        assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    else:
+        assert "$labels.job" not in json.dumps(rule)
 
 
 class Release:

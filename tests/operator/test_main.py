@@ -85,6 +85,17 @@ def test_port_in_use(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monke
     assert error.endswith("set it to a free port, or to 0 to serve neither health nor metrics.")
 
 
+def test_folder_without_a_certificate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.setenv("TENSAFE_METRICS_TLS", str(tmp_path))
+    error = logged_error(caplog)
+    assert error.startswith(f"TENSAFE_METRICS_TLS is {tmp_path}, which cannot be used (no certificate with its key in")
+    assert error.endswith("set it to the folder of a mounted Secret of type kubernetes.io/tls.")
+
+
 @pytest.mark.parametrize("wrong", ["tcp://10.0.0.1:80", "-1", "65536", "8e3"])
 def test_value_that_is_not_a_number_in_range(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=r"TENSAFE_PORT is '.*': set it to a whole number from 0 to 65535"):
@@ -124,6 +135,8 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("TENSAFE_JOB_NETWORK", "{", "is wrong in the whole .*JSON"),
         ("TENSAFE_FS_GROUP", "none", "set it to a whole number"),
         ("TENSAFE_READ_ONLY_ROOT", "yes", "set it to true or false"),
+        ("TENSAFE_METRICS_PER_JOB", "no", "set it to true or false"),
+        ("TENSAFE_METRICS_AUTH", "True", "set it to true or false"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],

@@ -161,6 +161,14 @@ class ApiClient:
         query = urlencode({"fieldManager": self._field_manager})
         return await self._request("POST", f"{self._resources[kind].path(metadata['namespace'])}?{query}", manifest)
 
+    async def review(self, kind: str, spec: Mapping[str, Any]) -> Manifest:
+        """Ask the API server by a review such as TokenReview, which it answers and does not store; return the answer's
+        status.
+        """
+        resource = self._resources[kind]
+        body = {"apiVersion": f"{resource.group}/{resource.version}", "kind": kind, "spec": spec}
+        return dict((await self._request("POST", resource.path(None), body)).get("status") or {})
+
     async def apply(self, manifest: Manifest) -> Manifest:
         """Create an object or bring an existing one to `manifest`, by server-side apply. Fields of others are kept,
         except where `manifest` has the same field.

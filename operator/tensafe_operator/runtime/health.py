@@ -1,5 +1,8 @@
 """Whether this process is healthy: `/healthz` for the kubelet, `/metrics` for Prometheus.
 
+Both are served over plain HTTP, or over TLS with a certificate. `/metrics` is open, or needs a token where there is an
+authorizer. `/healthz` is always open, because the kubelet has no token.
+
 Healthy means three things. The event loop runs (an answer shows that; its lag is measured as well). The API server has
 answered recently; since a quiet cluster sends no events, it is also polled. And a leader has renewed its Lease within
 the Lease's duration. A process that loses the Lease ends by itself within that time, so an overdue renewal means that
@@ -14,15 +17,23 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.authorization import NOT_ALLOWED, OK, UNAUTHENTICATED, Authorizer
 from tensafe_operator.runtime.leader_election import LEASE_SECONDS, LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
+from tensafe_operator.runtime.serving_certificate import ServingCertificate
 
 POLL_SECONDS = 60.0
 SILENT_SECONDS = 150.0
 LAG_SECONDS = 5.0
 _TICK_SECONDS = 1.0
+METRICS_PATH = "/metrics"
+_REFUSALS = {
+    UNAUTHENTICATED: "send a token of this cluster: Authorization: Bearer TOKEN",
+    NOT_ALLOWED: f"the user of the token needs the right to get the nonResourceURL {METRICS_PATH}",
+}
 
 
 class Health:
@@ -70,18 +81,36 @@ class Health:
                 except (ApiUnavailable, ApiError):
                     pass
 
-    async def serve(self, port: int) -> web.AppRunner:
+    async def serve(
+        self, port: int, certificate: ServingCertificate | None = None, authorizer: Authorizer | None = None
+    ) -> web.AppRunner:
         """Serve both endpoints on `port`. The caller calls `cleanup` of the returned runner.
+
+        Args:
+            certificate: to serve TLS alone; None: plain HTTP alone.
+            authorizer: decides who may read the metrics; None: all clients may.
 
         Raises:
             OSError: if the port cannot be opened.
         """
+
+        async def serve_metrics(request: web.Request) -> web.Response:
+            if authorizer is not None:
+                status = await authorizer.status(request.headers.get("Authorization", ""), METRICS_PATH)
+                if status != OK:
+                    headers = {"WWW-Authenticate": "Bearer"} if status == UNAUTHENTICATED else None
+                    text = _REFUSALS.get(status, "the API server does not answer whether the token is allowed")
+                    return web.Response(text=text, status=status, headers=headers)
+            body = generate_latest(self._metrics.registry)
+            return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
         app = web.Application()
-        app.add_routes([web.get("/healthz", self._serve_health), web.get("/metrics", self._serve_metrics)])
+        app.add_routes([web.get("/healthz", self._serve_health), web.get(METRICS_PATH, serve_metrics)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, port=port).start()
+            context = None if certificate is None else certificate.context
+            await web.TCPSite(runner, port=port, ssl_context=context).start()
         except OSError:
             await runner.cleanup()
             raise
@@ -90,6 +119,3 @@ class Health:
     async def _serve_health(self, _: web.Request) -> web.Response:
         problem = self.problem()
         return web.Response(text=problem or "ok", status=503 if problem else 200)
-
-    async def _serve_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self._metrics.registry), content_type="text/plain")

@@ -36,6 +36,8 @@ RUNTIME_RESOURCES = MappingProxyType(
     {
         "Event": Resource("", "v1", "events"),
         "Lease": Resource("coordination.k8s.io", "v1", "leases"),
+        "TokenReview": Resource("authentication.k8s.io", "v1", "tokenreviews"),
+        "SubjectAccessReview": Resource("authorization.k8s.io", "v1", "subjectaccessreviews"),
     }
 )
 """What the runtime itself reads and writes."""

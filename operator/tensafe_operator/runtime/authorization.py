@@ -1,0 +1,82 @@
+"""Whether the bearer token of an HTTP request may read a path: the API server decides, as for its own paths.
+
+TokenReview finds the user of the token. SubjectAccessReview finds whether RBAC allows the user to `get` the path, as a
+rule with `nonResourceURLs`. Answers are kept for a short time, because Prometheus asks with each scrape. Tokens are not
+kept, only their digests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+
+from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+
+ALLOWED_SECONDS, DENIED_SECONDS = 60.0, 10.0
+"""For how long an answer is used. A token that was revoked, and a right that was removed, still count for that long."""
+MAX_ANSWERS = 1000
+_SCHEME = "bearer "
+OK, UNAUTHENTICATED, NOT_ALLOWED, UNAVAILABLE = 200, 401, 403, 503
+
+
+class Authorizer:
+    """Answers for the tokens of the last requests.
+
+    Args:
+        api: must be allowed to create TokenReviews and SubjectAccessReviews, also while this process does not lead.
+        clock: a time in seconds that never goes back.
+    """
+
+    def __init__(self, api: ApiClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._clock = api, clock
+        self._answers: dict[bytes, tuple[int, float]] = {}
+        """Digest of a token and a path → the answer, and until when it is used."""
+        self._asking = asyncio.Lock()
+
+    async def status(self, header: str, path: str) -> int:
+        """The HTTP status for a request: 200, or 401 (no valid token), 403 (not allowed) or 503 (not known).
+
+        Args:
+            header: the request's header Authorization; empty if it has none.
+        """
+        if not header.lower().startswith(_SCHEME) or not (token := header[len(_SCHEME) :].strip()):
+            return UNAUTHENTICATED
+        digest = hashlib.sha256(f"{path}\0{token}".encode()).digest()
+        if (known := self._known(digest)) is not None:
+            return known
+        async with self._asking:  # tokens that are not known wait for each other, and never for those that are
+            if (known := self._known(digest)) is not None:
+                return known
+            try:
+                answer = await self._ask(token, path)
+            except (ApiUnavailable, ApiError):
+                return UNAVAILABLE
+            while len(self._answers) >= MAX_ANSWERS:
+                del self._answers[next(iter(self._answers))]
+            kept_for = ALLOWED_SECONDS if answer == OK else DENIED_SECONDS
+            self._answers[digest] = (answer, self._clock() + kept_for)
+            return answer
+
+    def _known(self, digest: bytes) -> int | None:
+        answer, until = self._answers.get(digest, (0, 0.0))
+        if answer and self._clock() < until:
+            return answer
+        self._answers.pop(digest, None)
+        return None
+
+    async def _ask(self, token: str, path: str) -> int:
+        found = await self._api.review("TokenReview", {"token": token})
+        if not found.get("authenticated"):
+            return UNAUTHENTICATED
+        user = found.get("user") or {}
+        subject = {
+            "user": user.get("username"),
+            "uid": user.get("uid"),
+            "groups": user.get("groups"),
+            "extra": user.get("extra"),
+            "nonResourceAttributes": {"path": path, "verb": "get"},
+        }
+        allowed = await self._api.review("SubjectAccessReview", {k: v for k, v in subject.items() if v})
+        return OK if allowed.get("allowed") else NOT_ALLOWED
