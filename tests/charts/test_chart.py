@@ -54,6 +54,8 @@ EVERYTHING: dict[str, Any] = {
     "metrics.serviceMonitor.tlsConfig": {"insecureSkipVerify": True},
     "metrics.serviceMonitor.authorization": {"credentials": {"name": "metrics-token", "key": "token"}},
     "metrics.prometheusRule.enabled": True,
+    "metrics.dashboard.enabled": True,
+    "metrics.dashboard.annotations": {"grafana_folder": "TenSafe"},
 }
 WRONG: list[tuple[str, Any, str]] = [
     ("replicas", 0, "replicas"),
@@ -86,6 +88,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("metrics.perJob", "no", "perJob"),
     ("metrics.auth.readerRole", "Metrics Reader", "readerRole"),
     ("metrics.tls.secretName", "Metrics_TLS", "secretName"),
+    ("metrics.dashboard.labels", {"grafana_dashboard": 1}, "grafana_dashboard"),
     ("networkPolicy.apiServerPorts", [], "apiServerPorts"),
 ]
 
@@ -199,6 +202,7 @@ def test_metrics_are_open_and_not_encrypted_by_default() -> None:
     (endpoint,) = named(documents, "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint == {"port": "metrics", "interval": "30s", "honorLabels": True}
     assert not [each for each in documents if "metrics-" in each["metadata"]["name"] and "Role" in each["kind"]]
+    assert not [each for each in documents if each["kind"] == "ConfigMap"]
 
 
 def test_service_monitor_uses_tls_and_a_token() -> None:
@@ -218,6 +222,15 @@ def test_role_of_readers_has_one_right_and_may_be_left_out() -> None:
     without = [each["metadata"]["name"] for each in render_chart({**auth, "metrics.auth.readerRole": ""})]
     assert "tensafe-metrics-reader" not in without
     assert "tensafe-operator-tensafe-system-metrics-auth" in without
+
+
+def test_dashboard_is_the_file_of_the_chart_where_the_sidecar_finds_it() -> None:
+    found = named(render_chart({**EVERYTHING, "metrics.dashboard.namespace": "monitoring"}), "ConfigMap", "-dashboard")
+    assert found["data"] == {"tensafe.json": (CHART / "files" / "dashboard.json").read_text()}
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["metadata"]["annotations"] == {"grafana_folder": "TenSafe"}
+    assert found["metadata"]["namespace"] == "monitoring"
+    assert named(render_chart(EVERYTHING), "ConfigMap", "-dashboard")["metadata"]["namespace"] == "tensafe-system"
 
 
 @pytest.mark.parametrize("per_job", [True, False])
