@@ -61,6 +61,24 @@ def test_waiting_key_is_queued_once_and_running_key_runs_again() -> None:
     drive(handle, scenario)
 
 
+def test_depth_counts_each_waiting_key_once() -> None:
+    async def handle(key: Key) -> None:
+        running.set()
+        await resume.wait()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in (ONE, ONE, TWO):
+            queue.touch(key)
+        assert queue.depth == 2
+        await running.wait()
+        await asyncio.sleep(0)
+        assert queue.depth == 0, "keys that are being handled do not wait"
+        resume.set()
+
+    running, resume = asyncio.Event(), asyncio.Event()
+    drive(handle, scenario)
+
+
 def test_different_keys_are_handled_concurrently() -> None:
     both = asyncio.Barrier(2)
 
