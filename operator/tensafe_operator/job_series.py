@@ -222,7 +222,7 @@ JOB_SERIES: tuple[JobSeries, ...] = (
     JobSeries("checkpoint_step", "Steps done at the newest checkpoint.", lambda job: _number(job.checkpoint, "step")),
     JobSeries(
         "checkpoint_timestamp_seconds",
-        "When the newest checkpoint was written. Absent if the operator did not run then.",
+        "When the last step before the newest checkpoint ended. Absent if the operator did not run then.",
         lambda job: parse_time(job.checkpoint.get("time")),
         over_jobs=min,
     ),

@@ -25,8 +25,8 @@ def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> St
 def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, float | None]:
     """When the checkpoints were written, by their URI. The ledger has no times, so those in the status are kept.
 
-    The newest checkpoint was written directly after the last step, if that step has its number and no step was charged
-    since. An operator that was not running then never learns the time.
+    The newest checkpoint was written after the last step, and after its evaluation, if that step has its number and no
+    step was charged since. It gets the time of the step. An operator that was not running then never learns the time.
     """
     times = {each.uri: parse_time(each.time) for each in status.checkpoints}
     newest = ledger.releases[-1] if ledger.releases else None
