@@ -14,6 +14,7 @@ import pytest
 
 from e2e.platform.fakes.kuberay import install_kuberay_crds
 from e2e.platform.fixtures.operator_harness import FreezableProxy, OperatorHarness
+from e2e.platform.fixtures.operator_process import OperatorProcess
 from e2e.platform.fixtures.polling import TIMEOUT_SECONDS
 from e2e.platform.fixtures.rejected_manifests import REJECTED_BY_ACCOUNTING
 from e2e.platform.fixtures.roles import install_roles
@@ -282,8 +283,12 @@ def test_two_operators_by_mistake_create_everything_once(plane: OperatorHarness)
     for name in names:
         plane.apply(name)
     plane.wait_until(lambda: all(plane.started(name) for name in names))
-    starting = ('phase="Starting"', len(names))
-    plane.wait_until(lambda: all(each.metrics().count(starting[0]) == starting[1] for each in both))
+    starting = {f'tensafe_job_phase{{job="{name}",namespace="clinic",phase="Starting"}} 1.0' for name in names}
+
+    def phases(operator: OperatorProcess) -> set[str]:
+        return {line for line in operator.metrics().splitlines() if line.startswith("tensafe_job_phase{")}
+
+    plane.wait_until(lambda: all(phases(each) == starting for each in both))
     before = {name: plane.get("tsj", name) for name in names}
     assert plane.ray_jobs() == [f"{name}-a1" for name in names]
     ledgers = plane.plane.kubectl("-n", "clinic", "get", "pledger", "-o", "name").stdout.split()
