@@ -65,7 +65,7 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     resources, manager = KINDS.resources, names.OPERATOR
     election_api = ApiClient(await connect(), resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity)
+    election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity, settings.lease_durations)
     api = ApiClient(await connect(), resources, manager, metrics.count_request, lambda: election.leading)
     review_api = ApiClient(await connect(), resources, manager, metrics.count_request)  # also without the Lease
     health = Health(metrics, election)

@@ -14,13 +14,21 @@ from dataclasses import dataclass, field, fields
 
 from pydantic import ValidationError
 
-from tensafe_api.resources.strings import IMAGE, RAY_VERSION
+from tensafe_api.resources.strings import IMAGE, RAY_VERSION, SUBDOMAIN
 from tensafe_operator.job_network import JobNetwork
 from tensafe_operator.runtime.errors import ConfigurationError
+from tensafe_operator.runtime.leader_election import DEFAULT_DURATIONS, LeaseDurations
 
 _PREFIX = "TENSAFE_"
 _PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
-_RANGES = {"fs_group": range(2**31), "stall_seconds": range(1, 2**31), "port": range(2**16)}
+_RANGES = {
+    "fs_group": range(2**31),
+    "stall_seconds": range(1, 2**31),
+    "port": range(2**16),
+    "lease_seconds": range(1, 3601),
+    "renew_seconds": range(1, 3601),
+    "retry_seconds": range(1, 3601),
+}
 _FLAGS = ("read_only_root", "metrics_per_job", "metrics_auth")
 
 
@@ -32,11 +40,15 @@ class Settings:
     namespaces: namespaces to operate in, separated by commas; empty: all.
     own_namespace: namespace of the operator's Lease.
     lease: name of the Lease that the leader holds.
+    lease_seconds: another replica may lead so long after the leader's last renewal.
+    renew_seconds: the leader stops to write so long after its last renewal.
+    retry_seconds: time between two renewals, and limit of each of their requests.
     kuberay_namespace: namespace that may connect to the Ray dashboard.
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
     job_network: what else job pods may connect to, as JSON.
     fs_group: group id of the volumes of jobs; None leaves it to the cluster.
     read_only_root: true: containers of jobs write to volumes only.
+    pull_secrets: Secrets of jobs' namespaces to pull images with, separated by commas.
     stall_seconds: an attempt that charges no step for so many seconds has stalled.
     port: port of /healthz and /metrics; 0 serves neither.
     metrics_per_job: whether /metrics names jobs, true or false.
@@ -49,29 +61,38 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     own_namespace: str = "tensafe-system"
     lease: str = "tensafe-operator"
+    lease_seconds: int = DEFAULT_DURATIONS.lease
+    renew_seconds: int = int(DEFAULT_DURATIONS.renew_deadline)
+    retry_seconds: int = int(DEFAULT_DURATIONS.retry_period)
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
     job_network: JobNetwork = field(default_factory=JobNetwork)
     fs_group: int | None = 1000
     read_only_root: bool = True
+    pull_secrets: tuple[str, ...] = ()
     stall_seconds: int = 1800
     port: int = 8080
     metrics_per_job: bool = True
     metrics_auth: bool = False
     metrics_tls: str = ""
 
+    @property
+    def lease_durations(self) -> LeaseDurations:
+        return LeaseDurations(self.lease_seconds, self.renew_seconds, self.retry_seconds)
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
         """The settings in TENSAFE_IMAGE, TENSAFE_RAY_VERSION and so on. An empty variable counts as not set.
 
         Raises:
-            ConfigurationError: if a value does not have the form or range of its setting.
+            ConfigurationError: if a value does not have the form or range of its setting, or the durations of the Lease
+                do not fit together.
         """
         given = {
             name: environment[variable(name)] for name in cls.__dataclass_fields__ if environment.get(variable(name))
         }
         values: dict[str, object] = dict(given)
-        for name in ("namespaces", "egress_cidrs"):
+        for name in ("namespaces", "egress_cidrs", "pull_secrets"):
             if name in given:
                 values[name] = tuple(part.strip() for part in given[name].split(",") if part.strip())
         for name, allowed in _RANGES.items():
@@ -86,9 +107,13 @@ class Settings:
                 raise ConfigurationError(f"{variable(name)} is {given[name]!r}: set it to a value such as {example}.")
         for cidr in values.get("egress_cidrs", ()):  # type: ignore[attr-defined]
             _check_network(cidr)
+        for secret in values.get("pull_secrets", ()):  # type: ignore[attr-defined]
+            _check_secret_name(secret)
         if "job_network" in given:
             values["job_network"] = _job_network(given["job_network"])
-        return cls(**values)  # type: ignore[arg-type]
+        settings = cls(**values)  # type: ignore[arg-type]
+        _check_durations(settings.lease_durations)
+        return settings
 
 
 def variable(name: str) -> str:
@@ -113,6 +138,26 @@ def _check_network(cidr: str) -> None:
     except ValueError as error:
         fix = "set it to networks such as 10.1.0.0/16, separated by commas"
         raise ConfigurationError(f"{variable('egress_cidrs')} has {cidr!r}, which is not a network: {fix}.") from error
+
+
+def _check_secret_name(name: str) -> None:
+    if len(name) > 253 or not re.fullmatch(SUBDOMAIN, name):
+        fix = "set it to names of Secrets, separated by commas"
+        raise ConfigurationError(f"{variable('pull_secrets')} has {name!r}, which is no name of a Secret: {fix}.")
+
+
+def _check_durations(durations: LeaseDurations) -> None:
+    """Raises:
+    ConfigurationError: if two replicas could lead at a time, or one slow answer would end the leadership.
+    """
+    renew, retry = variable("renew_seconds"), variable("retry_seconds")
+    if durations.renew_deadline >= durations.lease:
+        limit = f"below {variable('lease_seconds')}, which is {durations.lease}"
+        why = "so that only one replica leads"
+        raise ConfigurationError(f"{renew} is {durations.renew_deadline}: set it {limit}, {why}.")
+    if durations.renew_deadline <= 3 * durations.retry_period:
+        limit = f"above three times {retry}, which is {durations.retry_period}"
+        raise ConfigurationError(f"{renew} is {durations.renew_deadline}: set it {limit}: a renewal may take so long.")
 
 
 def _job_network(text: str) -> JobNetwork:

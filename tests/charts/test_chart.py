@@ -22,6 +22,7 @@ from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.ledger_guard import guard_gauge
+from tensafe_operator.runtime.leader_election import LeaseDurations
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
 
@@ -44,6 +45,13 @@ EVERYTHING: dict[str, Any] = {
     "nodeSelector": {"disk": "ssd"},
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "affinity": {"podAntiAffinity": {}},
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "proxy.example:3128"}],
+    "extraVolumes": [{"name": "certificates", "configMap": {"name": "site"}}],
+    "extraVolumeMounts": [{"name": "certificates", "mountPath": "/etc/site", "readOnly": True}],
+    "jobs.imagePullSecrets": [{"name": "registry-key"}, {"name": "mirror"}],
+    "leaderElection.leaseDurationSeconds": 60,
+    "leaderElection.renewDeadlineSeconds": 40,
+    "leaderElection.retryPeriodSeconds": 10,
     "priorityClassName": "system-cluster-critical",
     "networkPolicy.metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
     "metrics.serviceMonitor.enabled": True,
@@ -62,6 +70,15 @@ WRONG: list[tuple[str, Any, str]] = [
     ("replicas", "two", "replicas"),
     ("image.pullPolicy", "Sometimes", "pullPolicy"),
     ("image.repository", "", "repository"),
+    ("image.digest", "sha256:12", "digest"),
+    ("trainer.image.digest", "md5:" + "0" * 64, "digest"),
+    ("nameOverride", "Guard", "nameOverride"),
+    ("fullnameOverride", "a" * 55, "fullnameOverride"),
+    ("leaderElection.retryPeriodSeconds", 0, "retryPeriodSeconds"),
+    ("leaderElection.renewSeconds", 7, "renewSeconds"),
+    ("extraEnv", [{"name": "TENSAFE_PORT", "value": "1"}], "extraEnv"),
+    ("extraVolumeMounts", [{"name": "certificates"}], "mountPath"),
+    ("jobs.imagePullSecrets", ["registry-key"], "imagePullSecrets"),
     ("trainer.rayVersion", "latest", "rayVersion"),
     ("trainer.rayVersion", "2.51.2", "rayVersion"),
     ("trainer.rayVersion", 2.6, "rayVersion"),
@@ -126,6 +143,7 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     pod = named(render_chart(EVERYTHING), "Deployment")["spec"]["template"]["spec"]
     container = pod["containers"][0]
     environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment.pop("HTTPS_PROXY") == "proxy.example:3128"
     known = {f"TENSAFE_{each.name.upper()}" for each in fields(Settings)}
     assert set(environment) == known
     settings = Settings.from_environment(environment)
@@ -138,6 +156,8 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
         metadata=(MetadataService.GKE_WORKLOAD_IDENTITY,),
         egress=(),
     )
+    assert settings.pull_secrets == ("registry-key", "mirror")
+    assert settings.lease_durations == LeaseDurations(60, 40, 10)
     assert settings.stall_seconds == Settings().stall_seconds
     assert settings.ray_version == Settings().ray_version
     assert (settings.metrics_per_job, settings.metrics_auth) == (False, True)

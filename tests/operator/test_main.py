@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensafe_operator.__main__ import main
+from tensafe_operator.runtime.leader_election import LeaseDurations
 from tensafe_operator.settings import ConfigurationError, Settings, variable
 
 KUBECONFIG = """\
@@ -138,9 +139,38 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("TENSAFE_METRICS_PER_JOB", "no", "set it to true or false"),
         ("TENSAFE_METRICS_AUTH", "True", "set it to true or false"),
         ("TENSAFE_RAY_VERSION", "2.1", "set it to a value such as 2.60.0"),
+        ("TENSAFE_PULL_SECRETS", "key, Big", "has 'Big', which is no name of a Secret"),
+        ("TENSAFE_RETRY_SECONDS", "0", "set it to a whole number from 1 to 3600"),
         ("TENSAFE_IMAGE", "bad image", "set it to a value such as registry.example/tensafe-trainer:0.1"),
     ],
 )
 def test_value_that_would_fail_in_every_job_is_refused_at_start(name: str, value: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} .*{message}"):
         Settings.from_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    ("lease", "renew", "retry", "message"),
+    [
+        (
+            "10",
+            "10",
+            "2",
+            "TENSAFE_RENEW_SECONDS is 10: set it below TENSAFE_LEASE_SECONDS, which is 10",
+        ),
+        ("10", "6", "2", "is 6: set it above three times TENSAFE_RETRY_SECONDS, which is 2"),
+        ("7", "", "", "TENSAFE_RENEW_SECONDS is 7: set it below TENSAFE_LEASE_SECONDS, which is 7"),
+    ],
+)
+def test_durations_of_the_lease_that_do_not_fit_together(lease: str, renew: str, retry: str, message: str) -> None:
+    values = {"LEASE": lease, "RENEW": renew, "RETRY": retry}
+    environment = {f"TENSAFE_{name}_SECONDS": value for name, value in values.items()}
+    with pytest.raises(ConfigurationError, match=message):
+        Settings.from_environment(environment)
+
+
+def test_durations_of_the_lease_that_fit_together() -> None:
+    values = {"LEASE": "60", "RENEW": "40", "RETRY": "10"}
+    settings = Settings.from_environment({f"TENSAFE_{name}_SECONDS": value for name, value in values.items()})
+    assert settings.lease_durations == LeaseDurations(60, 40, 10)
+    assert Settings().lease_durations == LeaseDurations()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 FAILOVER_SECONDS, HANDOVER_SECONDS, RECONNECT_SECONDS = 20, 8, 20
 REPORT_SECONDS = 10
-LONG_LEASE = "import tensafe_operator.runtime.leader_election as lease; lease.RENEW_SECONDS = 60.0"
+LONG_LEASE = {"TENSAFE_LEASE_SECONDS": "90", "TENSAFE_RENEW_SECONDS": "60"}
 """Keeps the Lease although a busy machine pauses the process for some seconds."""
 
 
@@ -180,8 +180,8 @@ def test_silently_frozen_streams_are_opened_again(plane: OperatorHarness) -> Non
     """A load balancer can drop a connection without closing it. New connections work."""
     with FreezableProxy(plane.plane.url) as proxy:
         kubeconfig = plane.kubeconfig_through(proxy)
-        short_timeout = "\nimport tensafe_operator.runtime.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
-        operator = plane.operator(kubeconfig, before=LONG_LEASE + short_timeout)
+        short_timeout = "import tensafe_operator.runtime.watch as watch; watch.INACTIVITY_SECONDS = 5.0"
+        operator = plane.operator(kubeconfig, before=short_timeout, **LONG_LEASE)
         plane.wait_until(lambda: operator.leading)
         plane.apply("before")
         plane.wait_until(lambda: plane.started("before"))
@@ -207,8 +207,8 @@ def test_missing_right_to_list_a_namespace_is_reported_with_its_setting(
 
 def test_deleted_namespace_is_skipped_and_taken_up_when_it_is_back(unstarted: OperatorHarness) -> None:
     unstarted.start(namespaces=["clinic", "lab"])
-    fast = LONG_LEASE + "\nimport tensafe_operator.runtime.namespaces as module; module.POLL_SECONDS = 0.5"
-    operator, kubectl = unstarted.operator(before=fast), unstarted.plane.kubectl
+    fast = "import tensafe_operator.runtime.namespaces as module; module.POLL_SECONDS = 0.5"
+    operator, kubectl = unstarted.operator(before=fast, **LONG_LEASE), unstarted.plane.kubectl
     unstarted.wait_until(lambda: served(operator.metrics()) == {"clinic": True, "lab": True})
     kubectl("delete", "namespace", "lab")
     unstarted.wait_until(lambda: served(operator.metrics()) == {"clinic": True, "lab": False})
@@ -299,7 +299,7 @@ def test_two_operators_by_mistake_create_everything_once(plane: OperatorHarness)
 
 
 def test_job_that_cannot_run_is_reported_within_ten_seconds(plane: OperatorHarness) -> None:
-    operator = plane.operator(before=LONG_LEASE)
+    operator = plane.operator(**LONG_LEASE)
     plane.wait_until(lambda: operator.leading)
     wrong = [
         *REJECTED_BY_ACCOUNTING,

@@ -1,19 +1,31 @@
-{{/* Name of the operator's objects: `tensafe-operator` in a release called tensafe. */}}
+{{/* Name of the program: `tensafe-operator`. */}}
+{{- define "tensafe.name" -}}
+{{- .Values.nameOverride | default "tensafe-operator" -}}
+{{- end -}}
+
+{{/* Name of the operator's objects: `tensafe-operator` in a release called tensafe. Names of Services have at most 63
+characters, and suffixes of up to nine follow. */}}
 {{- define "tensafe.operator" -}}
-{{- if contains "tensafe" .Release.Name -}}
-{{- printf "%s-operator" .Release.Name | trunc 63 -}}
+{{- $name := include "tensafe.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 54 | trimSuffix "-" -}}
+{{- else if and (not .Values.nameOverride) (contains "tensafe" .Release.Name) -}}
+{{- printf "%s-operator" .Release.Name | trunc 54 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-tensafe-operator" .Release.Name | trunc 63 -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 54 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Name of the operator's cluster-scoped objects, unique among releases in different namespaces. */}}
+{{/* Name of the operator's cluster-scoped objects, unique among releases in different namespaces. At most 118
+characters, of the 253 that Kubernetes allows. */}}
 {{- define "tensafe.clusterName" -}}
-{{- printf "%s-%s" (include "tensafe.operator" .) .Release.Namespace | trunc 63 -}}
+{{- printf "%s-%s" (include "tensafe.operator" .) .Release.Namespace -}}
 {{- end -}}
 
 {{- define "tensafe.selector" -}}
-app.kubernetes.io/name: tensafe-operator
+app.kubernetes.io/name: {{ include "tensafe.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
@@ -28,7 +40,50 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{/* Full name of an image, from (list image appVersion). */}}
 {{- define "tensafe.image" -}}
 {{- $image := index . 0 -}}
-{{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}
+{{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository -}}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default (index . 1) }}{{ end }}
+{{- end -}}
+
+{{/* The durations of the leader election. The operator checks the same, but only in its pod. */}}
+{{- define "tensafe.leaseDurations" -}}
+{{- $lease := int .Values.leaderElection.leaseDurationSeconds -}}
+{{- $renew := int .Values.leaderElection.renewDeadlineSeconds -}}
+{{- $retry := int .Values.leaderElection.retryPeriodSeconds -}}
+{{- if ge $renew $lease -}}
+{{- $fix := printf "set it below leaseDurationSeconds, which is %d" $lease -}}
+{{- printf "leaderElection.renewDeadlineSeconds is %d: %s" $renew $fix | fail -}}
+{{- else if le $renew (mul 3 $retry | int) -}}
+{{- $fix := printf "set it above three times retryPeriodSeconds, which is %d" $retry -}}
+{{- printf "leaderElection.renewDeadlineSeconds is %d: %s" $renew $fix | fail -}}
+{{- end -}}
+- {name: TENSAFE_LEASE_SECONDS, value: {{ $lease | quote }}}
+- {name: TENSAFE_RENEW_SECONDS, value: {{ $renew | quote }}}
+- {name: TENSAFE_RETRY_SECONDS, value: {{ $retry | quote }}}
+{{- end -}}
+
+{{/* Names of the pull secrets of jobs, separated by commas. */}}
+{{- define "tensafe.pullSecrets" -}}
+{{- range $index, $secret := .Values.jobs.imagePullSecrets }}{{ if $index }},{{ end }}{{ $secret.name }}{{ end -}}
+{{- end -}}
+
+{{/* Labels of the pod of `helm test`, which no selector of the operator matches. */}}
+{{- define "tensafe.testSelector" -}}
+app.kubernetes.io/name: {{ include "tensafe.name" . }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tensafe.testLabels" -}}
+{{ include "tensafe.testSelector" . }}
+app.kubernetes.io/part-of: tensafe
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Annotations of an object of `helm test`, from its weight: objects are created in this order. The pod of a failed
+test stays until the next one, and with it its log. */}}
+{{- define "tensafe.testHook" -}}
+helm.sh/hook: test
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
 {{/* What the pods of jobs may connect to, as JSON. */}}

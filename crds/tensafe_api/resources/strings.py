@@ -15,19 +15,20 @@ from tensafe_api.resources.base import Rule
 from tensafe_api.resources.string_form import StringForm
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+"""Form of the name of a Kubernetes object (DNS-1123 subdomain)."""
 _WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
 _OBJECT = "the name of a Kubernetes object, such as my-data or my-data.v1"
 
-ObjectName = Annotated[str, StringForm(_SUBDOMAIN, _OBJECT)]
+ObjectName = Annotated[str, StringForm(SUBDOMAIN, _OBJECT)]
 """Name of a Kubernetes object (DNS-1123 subdomain)."""
-OptionalName = Annotated[str, StringForm(f"({_SUBDOMAIN})?", _OBJECT)]
+OptionalName = Annotated[str, StringForm(f"({SUBDOMAIN})?", _OBJECT)]
 """Name of a Kubernetes object, or the empty string for the cluster's default."""
 QueueName = Annotated[
-    str, StringForm(f"({_SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
+    str, StringForm(f"({SUBDOMAIN})?", "the name of a queue: at most 63 lower-case letters, digits, - and .", 63)
 ]
 """Name of a Kueue queue, which becomes the value of a label; or the empty string for none."""
-QUALIFIED = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?"
+QUALIFIED = rf"({SUBDOMAIN}/)?[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?"
 """Form of the key of a label, an annotation or a taint."""
 QualifiedName = Annotated[str, StringForm(QUALIFIED, "a key such as zone or example.com/zone", 317)]
 """Key of a taint."""
@@ -93,7 +94,7 @@ EnvName = Annotated[str, StringForm(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an e
 ResourceName = Annotated[
     str,
     StringForm(
-        rf"{_SUBDOMAIN}/[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?",
+        rf"{SUBDOMAIN}/[A-Za-z0-9]([-_.A-Za-z0-9]{{0,61}}[A-Za-z0-9])?",
         "the name of a device such as nvidia.com/gpu",
         rules=(
             Rule(

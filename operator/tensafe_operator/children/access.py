@@ -14,21 +14,27 @@ import secrets
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, metadata, service_account
+from tensafe_operator.settings import Settings
 
 JOB_KEY = "job.key"
 _SEED = secrets.token_bytes(32)
 """Secret of this process. Keys and names are derived from it, so that a retry builds the same Secret."""
 
 
-def account(job: TenSafeTrainingJob) -> Manifest | None:
-    """The service account created for the job, or None if the job names an existing one."""
+def account(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
+    """The service account created for the job, or None if the job names an existing one, which is left as it is.
+
+    Kubernetes copies its pull secrets into the pods of the account that name none: the workers.
+    """
     if job.spec.cluster.service_account_name:
         return None
+    pull = [{"name": name} for name in settings.pull_secrets]
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": metadata(job, job.metadata.name),
         "automountServiceAccountToken": False,
+        **({"imagePullSecrets": pull} if pull else {}),
     }
 
 

@@ -127,6 +127,8 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
     }
     volumes = [_job_volume(parameters), *_writable_volumes(settings)]
     template = _template(job, attempt, settings, container, volumes)
+    if settings.pull_secrets and not cluster.image_pull_secrets:  # workers have them from their service account
+        template["spec"]["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     return _placed(template, cluster.head.node_selector, cluster.head.tolerations, cluster.head.affinity)
 
 

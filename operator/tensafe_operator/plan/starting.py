@@ -57,5 +57,6 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     parameters = configuration.config_map(job, attempt.number, name, uid, opened.key_digest)
     key = opened.key_secret_name
     ray_job = rayjob.ray_job(job, attempt.number, draft.settings, parameters=parameters, key_secret=key)
-    children = [access.account(job), access.role_binding(job), network.policy(job, draft.settings), parameters, ray_job]
+    account, isolation = access.account(job, draft.settings), network.policy(job, draft.settings)
+    children = [account, access.role_binding(job), isolation, parameters, ray_job]
     return [each for each in children if each is not None]

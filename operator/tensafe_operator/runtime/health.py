@@ -21,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import NOT_ALLOWED, OK, UNAUTHENTICATED, Authorizer
-from tensafe_operator.runtime.leader_election import LEASE_SECONDS, LeaderElection
+from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.runtime.serving_certificate import ServingCertificate
 
@@ -54,8 +54,8 @@ class Health:
         """What is wrong, in one sentence; empty if the process is healthy."""
         if self._lag > LAG_SECONDS:
             return f"the event loop lags by {self._lag:.1f} s (limit {LAG_SECONDS:.0f} s)"
-        if (unrenewed := self._election.unrenewed) > LEASE_SECONDS:
-            return f"the lease was last renewed {unrenewed:.0f} s ago (limit {LEASE_SECONDS} s)"
+        if (unrenewed := self._election.unrenewed) > (limit := self._election.durations.lease):
+            return f"the lease was last renewed {unrenewed:.0f} s ago (limit {limit} s)"
         silent = time.monotonic() - self._heard
         if silent > SILENT_SECONDS:
             return f"no answer and no event from the API server for {silent:.0f} s (limit {SILENT_SECONDS:.0f} s)"

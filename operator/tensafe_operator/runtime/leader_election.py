@@ -1,4 +1,5 @@
-"""Leader election by a Lease: renewed every 2 s, valid for 10 s, not relied on later than 7 s after a renewal.
+"""Leader election by a Lease. By default it is renewed every 2 s, valid for 10 s, and not relied on later than 7 s
+after a renewal.
 
 The election of the `kubernetes` package is not used, for three reasons (tried with version 37.0). It cannot create a
 missing Lease, since it passes an argument that its own client refuses. It ends with an exception while the API server
@@ -16,17 +17,37 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from tensafe_operator.runtime.api_client import CONFLICT, NOT_FOUND, ApiClient, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
-LEASE_SECONDS = 10
-RENEW_SECONDS = 7.0
-RETRY_SECONDS = 2.0
 T = TypeVar("T")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True)
+class LeaseDurations:
+    """Durations of a leader election, in seconds.
+
+    `renew_deadline` must be below `lease`: a leader must stop to write before another process may lead. A renewal
+    waits for `retry_period` and sends two requests, each of which may take as long. So `renew_deadline` must be above
+    three of them, or one slow answer would end the leadership.
+
+    Attributes:
+        lease: another process may lead so long after the last renewal.
+        renew_deadline: the leader stops so long after its last renewal.
+        retry_period: between two attempts to renew or to acquire, and the longest duration of one request.
+    """
+
+    lease: int = 10
+    renew_deadline: float = 7
+    retry_period: float = 2
+
+
+DEFAULT_DURATIONS = LeaseDurations()
 
 
 class LeaderElection:
@@ -37,13 +58,17 @@ class LeaderElection:
         namespace: namespace of the Lease.
         name: name of the Lease.
         identity: name of this process, unique among the candidates.
+        durations: those of this process. It respects the duration in the Lease of another holder.
     """
 
-    def __init__(self, api: ApiClient, namespace: str, name: str, identity: str) -> None:
+    def __init__(
+        self, api: ApiClient, namespace: str, name: str, identity: str, durations: LeaseDurations = DEFAULT_DURATIONS
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
         self._identity = identity
+        self.durations = durations
         self._until = 0.0
         self._observed: tuple[str, float] | None = None
         """Version of another holder's Lease, and when it was first read, by the clock of this process. The renew time
@@ -58,7 +83,7 @@ class LeaderElection:
     @property
     def unrenewed(self) -> float:
         """Seconds since the last renewal by this process; 0 if it never led, or has given up the Lease."""
-        return _now() - (self._until - RENEW_SECONDS) if self._until else 0.0
+        return _now() - (self._until - self.durations.renew_deadline) if self._until else 0.0
 
     async def acquire(self) -> None:
         """Return when this process is the leader."""
@@ -67,13 +92,13 @@ class LeaderElection:
             if not waiting:
                 log.info("waiting for the lease, which another operator holds", extra={"identity": self._identity})
             waiting = True
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self.durations.retry_period)
         log.info("leading", extra={"identity": self._identity})
 
     async def keep(self) -> None:
         """Renew the Lease until it is lost, and return then. The process must end after that."""
         while self.leading:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self.durations.retry_period)
             await self._try()
         log.error("the lease is lost")
 
@@ -87,7 +112,7 @@ class LeaderElection:
             if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
                 await self._answer(self._api.replace(self._document(lease, holder="", seconds=1)))
         except (ApiUnavailable, ApiError, TimeoutError) as error:
-            log.warning("the lease could not be given up: %s", _describe(error))
+            log.warning("the lease could not be given up: %s", self._describe(error))
 
     async def read(self) -> Mapping[str, Any] | None:
         """The Lease, or None if there is none."""
@@ -106,18 +131,18 @@ class LeaderElection:
                 return False
         except (ApiUnavailable, ApiError, TimeoutError) as error:
             if not (isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)):
-                log.warning("the lease could not be renewed: %s", _describe(error))
+                log.warning("the lease could not be renewed: %s", self._describe(error))
             return False
-        self._until = requested + RENEW_SECONDS
+        self._until = requested + self.durations.renew_deadline
         return True
 
     async def _answer(self, request: Awaitable[T]) -> T:
-        """The answer to a request, within RETRY_SECONDS.
+        """The answer to a request, within the retry period.
 
         `asyncio.wait_for` of Python 3.11 can swallow a cancellation that arrives with the answer. A process that no
         longer leads would then renew its Lease for ever.
         """
-        async with asyncio.timeout(RETRY_SECONDS):
+        async with asyncio.timeout(self.durations.retry_period):
             return await request
 
     def _is_free(self, lease: Mapping[str, Any]) -> bool:
@@ -128,17 +153,17 @@ class LeaderElection:
         version, now = str(lease["metadata"]["resourceVersion"]), _now()
         if self._observed is None or self._observed[0] != version:
             self._observed = (version, now)
-        return now - self._observed[1] > float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+        return now - self._observed[1] > float(spec.get("leaseDurationSeconds") or self.durations.lease)
 
     def _document(
-        self, lease: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int = LEASE_SECONDS
+        self, lease: Mapping[str, Any] | None, *, holder: str | None = None, seconds: int | None = None
     ) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = dict(lease["spec"]) if lease else {}
         mine = before.get("holderIdentity") == self._identity
         spec = {
             "holderIdentity": self._identity if holder is None else holder,
-            "leaseDurationSeconds": seconds,
+            "leaseDurationSeconds": self.durations.lease if seconds is None else seconds,
             "acquireTime": before.get("acquireTime") if mine else now,
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if mine or not lease else 1),
@@ -146,11 +171,10 @@ class LeaderElection:
         metadata = dict(lease["metadata"]) if lease else {"name": self._name, "namespace": self._namespace}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
+    def _describe(self, error: Exception) -> str:
+        return str(error) or f"no answer for {self.durations.retry_period:g} s"
+
 
 def _now() -> float:
     """Seconds on a monotonic clock that also counts while the machine is suspended, if the system has one."""
     return time.clock_gettime(_CLOCK)
-
-
-def _describe(error: Exception) -> str:
-    return str(error) or f"no answer for {RETRY_SECONDS:.0f} s"

@@ -89,7 +89,7 @@ def parameters_of(job: TenSafeTrainingJob) -> Manifest:
 
 def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Manifest]:
     built = [
-        access.account(job),
+        access.account(job, settings),
         access.role_binding(job),
         access.job_key(job),
         network.policy(job, settings),
@@ -170,6 +170,26 @@ def test_volume_of_a_job_may_be_its_temporary_directory() -> None:
     _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": own}}))
     mounted = [each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == "/tmp"]
     assert mounted == ["scratch"]
+
+
+def test_pull_secrets_of_the_chart_reach_every_pod_that_names_none() -> None:
+    """The head runs under the namespace's account `default`, so its template has them. Workers have them from the
+    account that is created for the job, and an account that the job names keeps its own.
+    """
+    settings = replace(SETTINGS, pull_secrets=("mirror", "other"))
+    expected = [{"name": "mirror"}, {"name": "other"}]
+    account = access.account(admitted(FEW_FIELDS), settings)
+    head, worker = pods(admitted(FEW_FIELDS), settings)
+    assert account is not None
+    assert (account["imagePullSecrets"], head["spec"]["imagePullSecrets"]) == (expected, expected)
+    assert "imagePullSecrets" not in worker["spec"], "Kubernetes copies those of the account"
+    assert access.account(admitted(EVERY_FIELD), settings) is None
+    for pod in pods(admitted(EVERY_FIELD), settings):
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}], "the job's own come first"
+    named = admitted({"spec.cluster.serviceAccountName": "federated"})
+    head, worker = pods(named, settings)
+    assert head["spec"]["imagePullSecrets"] == expected
+    assert "imagePullSecrets" not in worker["spec"], "an account that the job names has its own"
 
 
 def test_processes_can_read_the_key_and_write_to_pvcs() -> None:

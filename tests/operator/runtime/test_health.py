@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.health import Health
-from tensafe_operator.runtime.leader_election import LEASE_SECONDS, LeaderElection
+from tensafe_operator.runtime.leader_election import DEFAULT_DURATIONS, LeaderElection
 from tensafe_operator.runtime.metrics import OperatorMetrics
 
 
@@ -63,7 +63,7 @@ def test_leader_that_no_longer_renews_is_unhealthy_until_it_gives_the_lease_up(c
     clock.ahead = 60.0
     assert health.problem() == "", "a process that never led has nothing to renew"
     asyncio.run(election.acquire())
-    clock.ahead += LEASE_SECONDS - 1
+    clock.ahead += DEFAULT_DURATIONS.lease - 1
     assert health.problem() == ""
     clock.ahead += 2
     assert not election.leading
