@@ -193,6 +193,21 @@ def test_silently_frozen_streams_are_opened_again(plane: OperatorHarness) -> Non
         assert plane.lease()[0] == lease[0], "the process that missed the events has found the job, not a restarted one"
 
 
+def test_pods_of_a_jobs_account_have_the_pull_secrets_of_the_chart(plane: OperatorHarness) -> None:
+    plane.operator(**LONG_LEASE, TENSAFE_PULL_SECRETS="mirror,other")
+    plane.apply("one", changes={"spec.cluster.serviceAccountName": ""})
+    plane.wait_until(lambda: plane.started("one"))
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "worker"},
+        "spec": {"serviceAccountName": "one", "containers": [{"name": "ray", "image": "localhost/none"}]},
+    }
+    arguments = ("-n", "clinic", "create", "--dry-run=server", "-o", "json", "-f", "-")
+    created = json.loads(plane.plane.kubectl(*arguments, text=json.dumps(pod)).stdout)
+    assert created["spec"]["imagePullSecrets"] == [{"name": "mirror"}, {"name": "other"}]
+
+
 @pytest.mark.parametrize(
     ("namespaces", "found"), [("nowhere,gone", "is nowhere,gone"), ("", "is not set (all namespaces)")]
 )
