@@ -42,8 +42,14 @@ def set_arguments(values: dict[str, Any]) -> list[str]:
 
 
 def render_chart(
-    values: dict[str, Any] | None = None, *, release: str = "tensafe", namespace: str = "tensafe-system"
+    values: dict[str, Any] | None = None,
+    *,
+    release: str = "tensafe",
+    namespace: str = "tensafe-system",
+    chart: Path = CHART,
+    tests: bool = False,
 ) -> list[dict[str, Any]]:
-    """Render the chart with these values; return its documents."""
-    text = helm("template", release, str(CHART), "--namespace", namespace, *set_arguments(values or {})).stdout
+    """Render a chart with these values; return its documents, with those of `helm test` only if `tests`."""
+    options = ("--namespace", namespace, *([] if tests else ["--skip-tests"]))
+    text = helm("template", release, str(chart), *options, *set_arguments(values or {})).stdout
     return [document for document in yaml.safe_load_all(text) if document]

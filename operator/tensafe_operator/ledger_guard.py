@@ -57,8 +57,7 @@ class LedgerGuard:
 
     async def check(self) -> None:
         """Read the policies from the API server."""
-        policies = sorted({each["metadata"]["name"] for each in admission_policies()})
-        missing = [name for name in policies if not await self._is_enforced(name)]
+        missing = await missing_policies(self._api)
         self._present = not missing
         self._gauge.set(self._present)
         if missing:
@@ -70,9 +69,16 @@ class LedgerGuard:
             )
         self._until = self._clock() + (PRESENT_SECONDS if self._present else ABSENT_SECONDS)
 
-    async def _is_enforced(self, name: str) -> bool:
-        try:
-            policy, binding = [await self._api.get(kind, None, name) for kind in (POLICY_KIND, BINDING_KIND)]
-        except ApiError:
-            return False
-        return policy is not None and binding is not None and is_enforced(policy, binding)
+
+async def missing_policies(api: ApiClient) -> list[str]:
+    """Names of the admission policies that are not in force, or that this client may not read."""
+    policies = sorted({each["metadata"]["name"] for each in admission_policies()})
+    return [name for name in policies if not await _is_enforced(api, name)]
+
+
+async def _is_enforced(api: ApiClient, name: str) -> bool:
+    try:
+        policy, binding = [await api.get(kind, None, name) for kind in (POLICY_KIND, BINDING_KIND)]
+    except ApiError:
+        return False
+    return policy is not None and binding is not None and is_enforced(policy, binding)

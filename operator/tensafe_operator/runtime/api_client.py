@@ -156,9 +156,10 @@ class ApiClient:
             self._known_until[kind] = time.monotonic() + KIND_CACHE_SECONDS
         return exists
 
-    async def create(self, manifest: Manifest) -> Manifest:
+    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
+        """Create an object; with `dry_run`, ask only whether the API server would."""
         kind, metadata = str(manifest["kind"]), manifest["metadata"]
-        query = urlencode({"fieldManager": self._field_manager})
+        query = urlencode({"fieldManager": self._field_manager, **({"dryRun": "All"} if dry_run else {})})
         return await self._request("POST", f"{self._resources[kind].path(metadata['namespace'])}?{query}", manifest)
 
     async def review(self, kind: str, spec: Mapping[str, Any]) -> Manifest:
