@@ -3,8 +3,8 @@
 
 VENV  := .venv/bin
 PY    := $(VENV)/python
-# `make crash SHORT=1`, and so for quickstart, mutants-generated, bench and gpu: the same command in a minute or two,
-# which shows that it runs. Its figures mean nothing.
+# `make crash SHORT=1`, and so for quickstart, mutants-generated, bench, gpu and package: the same command in a minute or
+# two, which shows that it runs. Its figures mean nothing, and a package has no images.
 SHORT ?=
 MODULES ?= $(if $(SHORT),aggregation/reduce.py)
 KILLS ?= $(if $(SHORT),3,200)
@@ -39,7 +39,7 @@ RAY += $(MEASURED) --cov-append
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-all test-cluster e2e images lint format crds docs docs-site \
+.PHONY: help setup quickstart test test-fast test-all test-cluster e2e images package lint format crds docs docs-site \
   crash mutants mutants-generated bench gpu
 
 help: ## list these verbs
@@ -84,6 +84,9 @@ e2e: setup ## the scenarios on real pods: in a cluster on this machine (as root)
 images: ## build the images of operator and trainer, with docker, podman or buildah
 	scripts/images
 
+package: setup ## write a release into out/package: chart, wheel, CRDs, images, bills of materials, checksums
+	SHORT=$(SHORT) scripts/package
+
 lint: setup ## check style, spelling, types, layers, and that the generated CRDs are current
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
@@ -99,8 +102,9 @@ format: setup ## format the code
 crds: setup ## write crds/*.yaml from the models in tensafe_api
 	$(PY) -m tensafe_api.crd
 
-docs: setup ## write the reference pages that are generated from the code
+docs: setup ## write the reference pages that are generated from the code, and the chart's README
 	$(PY) docs/generate.py
+	$(PY) -m e2e.platform.chart_readme
 
 docs-site: setup ## build the documentation site into out/site; a dead link fails
 	@scripts/setup docs
