@@ -6,6 +6,8 @@ PLD the distribution of one step is cached: an ε takes a tenth of a second, and
 second. The memory of PLD grows with the privacy loss, and the number of steps comes from the pod that writes charges.
 Beyond bounds that no sensible job reaches, RDP replaces PLD; it is valid as well, and rarely below PLD.
 
+`dp_library`, which imports dp-accounting and SciPy, is imported with the first figure that is computed.
+
 >>> round(epsilon(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5), 5)
 7.32935
 """
@@ -18,16 +20,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import Literal
-
-import absl.logging
-import dp_accounting
-import numpy as np
-from dp_accounting import rdp
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
-from scipy.optimize import brentq
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
+from tensafe_api.root_search import first_at_most_zero
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 AccountantName = Literal["RDP", "PLD"]
 
@@ -69,12 +70,16 @@ SIGMA_DIGITS = 6
 _SIGMA_PLACES = 10**SIGMA_DIGITS
 EPSILON_DIGITS = 3
 
-# The optimisers of PLD and RDP warn "failed to converge" for orders that do not affect the result.
-absl.logging.set_verbosity(absl.logging.ERROR)
-
 
 class CalibrationError(ValueError):
     """No noise multiplier that fits the integer grid reaches the target."""
+
+
+def load() -> ModuleType:
+    """Import dp-accounting now, and not with the first figure. It takes up to a second."""
+    from tensafe_api import dp_library
+
+    return dp_library
 
 
 def epsilon(
@@ -121,8 +126,8 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     if not charged:
         return 0.0
     curves = [_one_step_curve(*kind) for kind in _kinds(charged)]
-    total = sum(curve * event.steps for (_, curve), event in zip(curves, charged))
-    by_rdp = _rdp_epsilon(curves[0][0], np.asarray(total), delta)
+    total: Any = sum(curve * event.steps for (_, curve), event in zip(curves, charged))
+    by_rdp = _rdp_epsilon(curves[0][0], total, delta)
     if accountant == "RDP" or _exceeds_pld_limits(sum(event.steps for event in charged), by_rdp):
         return by_rdp
     kinds, steps = _kinds(charged), sum(event.steps for event in charged)
@@ -133,7 +138,7 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     # Those before the last one are the same for each number of steps of a job.
     earlier = [_composed_pld(tuple(before.items()), interval)] if before else []
     own = _one_step_pld(*kinds[-1], interval).self_compose(charged[-1].steps)
-    composed = functools.reduce(PrivacyLossDistribution.compose, earlier, own)
+    composed = functools.reduce(_compose, earlier, own)
     return _pld_at(composed, steps, delta)
 
 
@@ -270,18 +275,13 @@ def _accounted_sigma(noise_multiplier: float) -> float:
 
 
 def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
-    value, _ = rdp.compute_epsilon(orders, curve, delta)
-    return float(value)
+    return float(load().rdp_epsilon(orders, curve, delta))
 
 
 @functools.lru_cache(maxsize=256)
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
-    accountant = rdp.RdpAccountant()  # its default is add-or-remove-one adjacency
-    gaussian = dp_accounting.GaussianDpEvent(_accounted_sigma(noise_multiplier))
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(sample_rate, gaussian))
-    # With a huge σ or a tiny q, cancellation makes some orders negative; with a tiny σ some are not a number.
-    # dp-accounting would return ε = 0 for them, so they are excluded.
-    return accountant.orders, np.where(accountant.rdp >= 0, accountant.rdp, np.inf)
+    orders, curve = load().rdp_curve(sample_rate, _accounted_sigma(noise_multiplier))
+    return orders, curve
 
 
 @functools.lru_cache(maxsize=1024)
@@ -298,12 +298,7 @@ def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta:
 
 @functools.lru_cache(maxsize=8)
 def _one_step_pld(sample_rate: float, noise_multiplier: float, interval: float) -> PrivacyLossDistribution:
-    """The privacy losses of one charged step, rounded up, as `dp_accounting.pld.PLDAccountant` computes them."""
-    return from_gaussian_mechanism(
-        standard_deviation=_accounted_sigma(noise_multiplier),
-        sampling_prob=sample_rate,
-        value_discretization_interval=interval,
-    )
+    return load().step_pld(sample_rate, _accounted_sigma(noise_multiplier), interval)
 
 
 @functools.lru_cache(maxsize=8)
@@ -312,7 +307,11 @@ def _composed_pld(
 ) -> PrivacyLossDistribution:
     """The privacy losses of all steps, of which there are so many of each kind (q, σ)."""
     composed = (_one_step_pld(*kind, interval).self_compose(steps) for kind, steps in steps_of_kinds)
-    return functools.reduce(PrivacyLossDistribution.compose, composed)
+    return functools.reduce(_compose, composed)
+
+
+def _compose(one: PrivacyLossDistribution, other: PrivacyLossDistribution) -> PrivacyLossDistribution:
+    return one.compose(other)
 
 
 def _kinds(events: Sequence[PrivacyEvent]) -> list[tuple[float, float]]:
@@ -367,10 +366,11 @@ def _calibrate(
     def fits(places: int, by: AccountantName = accountant) -> bool:
         return spent(places, by) <= target_epsilon
 
-    def excess(places: float) -> float:
+    def excess(places: int) -> float:
         """ln(ε / target), at most 0 where σ meets the target. It is close to a straight line, so few steps suffice."""
-        value = min(max(spent(round(places)), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
-        return math.log(value) - math.log(target_epsilon)
+        value = min(max(spent(places), math.ulp(0.0)), sys.float_info.max)  # has a finite logarithm
+        distance = math.log(value) - math.log(target_epsilon)
+        return min(distance, 0.0) if value <= target_epsilon else max(distance, math.ulp(1.0))
 
     if fits(least, "RDP"):
         return _sigma(least)
@@ -391,8 +391,7 @@ def _calibrate(
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
-    near = math.floor(brentq(excess, low, high, xtol=0.5, maxiter=1000))  # high fits, low does not
-    smallest = next(places for places in range(near - 1, high + 1) if fits(places))
+    smallest = first_at_most_zero(excess, low, high)
     return _sigma(smallest)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tensafe_api import accounting
+from tensafe_api import accounting, dp_library
 from tensafe_api.accounting import (
     MAX_CALIBRATED_SIGMA,
     MIN_CALIBRATED_SIGMA,
@@ -162,6 +162,6 @@ def test_orders_without_a_usable_figure_bound_nothing(monkeypatch: pytest.Monkey
 
         def compose(self, event: object) -> None: ...
 
-    monkeypatch.setattr(accounting.rdp, "RdpAccountant", Accountant)
+    monkeypatch.setattr(dp_library.rdp, "RdpAccountant", Accountant)
     orders, curve = accounting._one_step_curve(0.123456789, 9.87654321)
     assert orders is Accountant.orders and curve.tolist() == [0.0, math.inf, math.inf, 0.5]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api import accounting
+from tensafe_api import accounting, dp_library
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
@@ -84,9 +84,9 @@ def test_target_that_only_pld_can_keep_is_kept() -> None:
 def test_distributions_of_earlier_trainings_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status needs an ε for each number of charged steps. Composing 64 trainings for each would take seconds."""
     made = []
-    mechanism = accounting.from_gaussian_mechanism
+    mechanism = dp_library.from_gaussian_mechanism
     monkeypatch.setattr(
-        accounting, "from_gaussian_mechanism", lambda **figures: made.append(figures) or mechanism(**figures)
+        dp_library, "from_gaussian_mechanism", lambda **figures: made.append(figures) or mechanism(**figures)
     )
     earlier = tuple(
         PrivacyEvent(sample_rate="0.013", noise_multiplier=f"{1.7 + number / 100:.2f}", steps=20)
