@@ -63,11 +63,11 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
     """
     metrics, tasks, stop = OperatorMetrics(names.METRICS_PREFIX), TaskSupervisor(), asyncio.Event()
     resources, manager = KINDS.resources, names.OPERATOR
-    election_api = ApiClient(await connect(), resources, manager, metrics.count_request)
+    election_api = ApiClient(connect(), resources, manager, metrics.count_request)
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     election = LeaderElection(election_api, settings.own_namespace, settings.lease, identity, settings.lease_durations)
-    api = ApiClient(await connect(), resources, manager, metrics.count_request, lambda: election.leading)
-    review_api = ApiClient(await connect(), resources, manager, metrics.count_request)  # also without the Lease
+    api = ApiClient(connect(), resources, manager, metrics.count_request, lambda: election.leading)
+    review_api = ApiClient(connect(), resources, manager, metrics.count_request)  # also without the Lease
     health = Health(metrics, election)
 
     def handle_signals() -> None:

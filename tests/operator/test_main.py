@@ -29,6 +29,7 @@ BROKEN = {
     "no context": KUBECONFIG.replace("current-context: here", ""),
     "no such user": KUBECONFIG.replace("user: me}", "user: you}"),
     "no server": KUBECONFIG.replace("server:", "sesame:"),
+    "no credentials": KUBECONFIG.replace("token: sesame", ""),
     "no such certificate": KUBECONFIG.replace("server:", "certificate-authority: /none/sesame.crt, server:"),
 }
 

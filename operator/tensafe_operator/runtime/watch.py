@@ -10,16 +10,14 @@ the queue belong to the event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import kopf
 
 from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
-from tensafe_operator.runtime.connection import KUBECONFIG
+from tensafe_operator.runtime.connection import login
 from tensafe_operator.runtime.objects import Key, Kinds, Manifest
 
 NEW_KINDS_SECONDS = 10.0
@@ -29,21 +27,6 @@ INACTIVITY_SECONDS = 70.0
 IDLE_SECONDS = 0.5
 """For how long kopf keeps the body of an object, and a task for it, after the object's last event."""
 W = TypeVar("W")
-
-
-def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """Where kopf's streams connect to: the same API server, by the same address, as the requests of `ApiClient`.
-
-    In a pod, kopf by default resolves the API server's name by DNS. During a DNS outage it would receive no events.
-    """
-    if os.environ.get(KUBECONFIG):
-        return kopf.login_with_kubeconfig(**arguments)
-    account = kopf.login_with_service_account(**arguments)
-    host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
-    if account is None or not host:
-        return account
-    host = f"[{host}]" if ":" in host else host
-    return replace(account, server=f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
 
 
 def handlers(
