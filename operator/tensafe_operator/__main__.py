@@ -21,13 +21,14 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tensafe_operator import names
+from tensafe_operator import lean_scipy, names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.ledger_guard import LedgerGuard
 from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.reconcile import Reconciler
+from tensafe_operator.runtime.allocator import return_freed_memory
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.authorization import Authorizer
 from tensafe_operator.runtime.cache import Cache
@@ -302,4 +303,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    lean_scipy.install()
+    return_freed_memory()
     sys.exit(main())

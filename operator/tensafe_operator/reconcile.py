@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
+from tensafe_api import accounting
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import RetryLater, apply, write_status
@@ -57,6 +58,7 @@ class Reconciler:
         self._learn = learn
         self._guarded = guarded
         self._calibration, self._accounting = asyncio.Lock(), asyncio.Lock()
+        self._loaded = False
 
     async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
         """Take a job as far as possible now.
@@ -116,7 +118,12 @@ class Reconciler:
 
         Calibrating the noise of a new job takes up to ten seconds, and with PLD, the default accountant, an ε takes a
         tenth of a second up to three seconds. One job at a time does each; jobs with RDP wait for calibrations only.
+        dp-accounting is imported with the first job, so that an operator is ready sooner.
         """
+        if not self._loaded:
+            async with self._calibration:
+                await asyncio.to_thread(accounting.load)
+            self._loaded = True
         if observed.ledger is None:
             async with self._calibration:
                 await asyncio.to_thread(admit, observed.job)  # the result is cached for `decide`
