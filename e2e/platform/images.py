@@ -158,6 +158,12 @@ def image_id(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def image_bytes(name: str) -> int:
+    """The size of an image's layers, uncompressed."""
+    manifest = json.loads(_run("buildah", "inspect", "--type", "image", "--format", "{{.Manifest}}", name))
+    return sum(layer["size"] for layer in manifest["layers"])
+
+
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
