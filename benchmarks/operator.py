@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.operator                      # everything, at 1,000 jobs (20 minutes)
     .venv/bin/python -m benchmarks.operator --jobs 50 --parts burst kuberay
+    .venv/bin/python -m benchmarks.operator --jobs 10 --parts start memory --python /tmp/operator/bin/python
 
 All parts use one control plane on this machine. There are no nodes: while the operator is measured,
 `e2e.platform.fakes.simulator` writes what KubeRay, the kubelet and the trainer write. KubeRay's operator is measured
@@ -67,6 +68,11 @@ def main() -> int:
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default all)")
     parser.add_argument("--keep", type=Path, help="folder for the logs of all servers (default: logs are deleted)")
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="interpreter that runs the operator, such as one with only its packages",
+    )
     options = parser.parse_args()
     if options.keep is not None and options.keep.is_dir() and any(options.keep.iterdir()):
         parser.error(
@@ -75,7 +81,7 @@ def main() -> int:
         )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` stops the servers
     with tempfile.TemporaryDirectory() as scratch:
-        testbed = Testbed(options.keep or Path(scratch))
+        testbed = Testbed(options.keep or Path(scratch), options.python)
         try:
             testbed.start()
             measured = asyncio.run(measure(testbed, options.jobs, options.parts))

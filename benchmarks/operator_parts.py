@@ -20,7 +20,7 @@ from benchmarks.watch_times import WatchTimes, quantile
 from e2e.platform.api_server import ApiServer, Condition, Key, Object, holds, key_of, run_concurrently, wait_for
 from e2e.platform.fakes.simulator import RayJobSimulator
 
-PARTS = ("memory", "rate", "burst", "ledger", "idle", "restart", "failover", "kuberay")
+PARTS = ("start", "memory", "rate", "burst", "ledger", "idle", "restart", "failover", "kuberay")
 _NEED_JOBS = {"ledger", "idle", "restart", "failover"}
 FEW = 10
 JOBS_A_SECOND, RATE_SECONDS = 5, 20
@@ -33,7 +33,9 @@ AFTERMATH_SECONDS = 1.0
 CREATE_CONCURRENCY = 32
 
 RATE_P99, LEDGER_P99, RESTART, FAILOVER = 5.0, 2.0, 20.0, 20.0
-FEW_MB, MANY_MB = 180.0, 250.0
+FEW_MB, MANY_MB = 110.0, 250.0
+STARTS, READY_SECONDS = 5, 3.0
+CHARGES = 5
 
 
 class Unfinished(Exception):
@@ -97,11 +99,33 @@ class Parts:
                     self.unfinished = f"{part}: {reason}"
                     return
 
+    async def _start(self) -> None:
+        """The time from the start of the process until it is ready, several times; its memory without a job."""
+        elapsed, cpu = [], []
+        for _ in range(STARTS):
+            self._leader.stop()
+            self._operator = self._testbed.start_operator()
+            await self._until("the operator is ready", self._leader.is_ready)
+            elapsed.append(time.monotonic() - self._leader.started)
+            cpu.append(self._leader.cpu_seconds())
+        self._figure("start", "CPU until it is ready", quantile(cpu, 0.5), "s")
+        self._figure("start", f"process to ready, median of {STARTS}", quantile(elapsed, 0.5), "s", READY_SECONDS)
+        self._figure("start", "process to ready, longest", max(elapsed), "s")
+        await self._until("the operator leads", self._leader.leads)
+        await self._settled()
+        self._figure("start", "resident without a job", self._leader.resident_mb(), "MB")
+
     async def _memory(self) -> None:
-        """The operator's memory while ten jobs run."""
+        """The operator's memory while ten jobs run, and after their ledgers were charged some more times."""
         await self._apply("few", FEW)
         await self._run_all()
         self._figure("memory", f"resident with {FEW} jobs", self._leader.resident_mb(), "MB", FEW_MB)
+        for _ in range(CHARGES):
+            await run_concurrently(FEW, [partial(each.charge, 1) for each in self._simulator.trainers.values()])
+            await self._settled()
+        what = f"resident after {CHARGES} more charges of each"
+        self._figure("memory", what, self._leader.resident_mb(), "MB", FEW_MB)
+        self._figure("memory", "resident at its highest", self._leader.peak_mb(), "MB")
 
     async def _rate(self) -> None:
         """Jobs that are applied at a constant rate."""

@@ -148,14 +148,18 @@ class MeasuredProcess:
 class MeasuredOperator(MeasuredProcess):
     """`python -m tensafe_operator` with the chart's roles."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, python: str) -> None:
         (self._port,) = free_ports(1)
         environment = {"KUBECONFIG": str(kubeconfig), "TENSAFE_PORT": str(self._port)}
-        super().__init__([sys.executable, "-m", "tensafe_operator"], log, environment)
+        super().__init__([python, "-m", "tensafe_operator"], log, environment)
 
     async def metrics(self) -> str:
         """The metrics page; empty where the operator does not answer."""
         return await asyncio.to_thread(get_page, self._port, "metrics")
+
+    async def is_ready(self) -> bool:
+        """Whether the readiness probe succeeds."""
+        return await asyncio.to_thread(get_page, self._port, "healthz") == "ok"
 
     async def leads(self) -> bool:
         return "tensafe_leading 1.0" in await self.metrics()
@@ -174,6 +178,8 @@ class Testbed:
     """The control plane and all measured processes, in one folder."""
 
     folder: Path
+    python: str = sys.executable
+    """The interpreter that runs the operator."""
     plane: ControlPlane = field(init=False)
     kubeconfig: Path = field(init=False)
     processes: list[MeasuredProcess] = field(default_factory=list)
@@ -196,7 +202,7 @@ class Testbed:
         self.plane.stop()
 
     def start_operator(self) -> MeasuredOperator:
-        started = MeasuredOperator(self.kubeconfig, self.folder / f"operator-{len(self.processes)}.log")
+        started = MeasuredOperator(self.kubeconfig, self.folder / f"operator-{len(self.processes)}.log", self.python)
         self.processes.append(started)
         return started
 
