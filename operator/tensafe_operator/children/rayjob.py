@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from tensafe_api.resources.cluster import Cluster, EnvFrom, EnvVar, Toleration, Volume
+from tensafe_api.resources.cluster import Cluster
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
+from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration, Volume
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, configuration, metadata, service_account
 from tensafe_operator.settings import Settings
