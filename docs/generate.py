@@ -22,10 +22,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tensafe_api.crd import JOBS, LEDGERS, ResourceKind, open_api_schema
+from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_kubectl.main import command_parser as plugin_parser
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.ledger_guard import guard_gauge
@@ -53,6 +54,15 @@ LEDGER_PAGE = f"""\
 The privacy budget that one job has spent. The operator creates the ledger before the first attempt and freezes
 everything that ε depends on in `spec`. Only the service account of the workers writes `status`, from the pod that
 acquired the ledger. The ledger has no owner reference: it stays when the job is deleted. Users never write a ledger.
+"""
+PROFILE_PAGE = f"""\
+# {PROFILE_KIND}
+
+`{API_VERSION}`, cluster-scoped. {WRITTEN} `crds/tensafe_api/resources`; do not edit.
+
+Settings of a cluster that its administrator keeps. A job takes them with `cluster.profileRef`; a value that the job
+gives takes precedence. [Keep settings in a profile](../how-to/profiles.md) has the rules. "Default" below is what
+applies where neither the job nor the profile gives a value.
 """
 REASONS_PAGE = f"""\
 # Phases, conditions and reasons
@@ -140,7 +150,8 @@ def tables(path: str, schema: Schema) -> Iterator[str]:
 def resource_page(introduction: str, kind: ResourceKind) -> str:
     """The page of a resource."""
     properties = open_api_schema(kind)["properties"]
-    return introduction + "".join(part for block in ("spec", "status") for part in tables(block, properties[block]))
+    blocks = [block for block in ("spec", "status") if block in properties]
+    return introduction + "".join(part for block in blocks for part in tables(block, properties[block]))
 
 
 def reasons() -> str:
@@ -234,6 +245,7 @@ def pages() -> dict[str, str]:
     return {
         "tensafetrainingjob.md": resource_page(JOB_PAGE, JOBS),
         "privacyledger.md": resource_page(LEDGER_PAGE, LEDGERS),
+        "tensafeclusterprofile.md": resource_page(PROFILE_PAGE, PROFILES),
         "conditions-and-reasons.md": reasons(),
         "cli.md": commands(COMMANDS_PAGE, command_parser()),
         "kubectl.md": commands(PLUGIN_PAGE, plugin_parser()),

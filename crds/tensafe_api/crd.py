@@ -23,7 +23,8 @@ from tensafe_api.admission_policy import KEEP_ANNOTATIONS, admission_policies
 from tensafe_api.resources.base import Block
 from tensafe_api.resources.job import GROUP, KIND, VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedger
-from tensafe_api.schema import schema_of, with_patterns
+from tensafe_api.resources.profile import PROFILE_KIND, TenSafeClusterProfile
+from tensafe_api.schema import schema_of, with_patterns, without_defaults
 
 DIRECTORIES = (Path("crds"), Path("charts/tensafe/files/crds"))
 _HEADER = "# Written by `python -m tensafe_api.crd` from crds/tensafe_api; do not edit.\n"
@@ -52,6 +53,9 @@ class ResourceKind:
         model: the whole resource.
         status_default: the status that the API server shows before one is written. With a default, `has(self.status)`
             is always true, so ledgers have none.
+        scope: Namespaced or Cluster.
+        defaults: whether the API server fills in the defaults of absent fields. In a profile, absent means that the
+            profile gives no value.
     """
 
     model: type[Block]
@@ -60,6 +64,8 @@ class ResourceKind:
     short_name: str
     columns: tuple[Column, ...]
     status_default: Mapping[str, Any] = field(default_factory=dict)
+    scope: str = "Namespaced"
+    defaults: bool = True
 
     @property
     def file_name(self) -> str:
@@ -101,7 +107,20 @@ LEDGERS = ResourceKind(
         Column("Charged", "string", ".status.charges[*].steps", "Steps charged to the first attempt", 1),
     ),
 )
-KINDS = (JOBS, LEDGERS)
+PROFILES = ResourceKind(
+    model=TenSafeClusterProfile,
+    name=PROFILE_KIND,
+    plural="tensafeclusterprofiles",
+    short_name="tsprofile",
+    columns=(
+        Column("Image", "string", ".spec.image", "Image of workers and head"),
+        Column("Queue", "string", ".spec.queueName", "Kueue queue in which the jobs wait"),
+        Column("Age", "date", ".metadata.creationTimestamp", "Time since the profile was created"),
+    ),
+    scope="Cluster",
+    defaults=False,
+)
+KINDS = (JOBS, LEDGERS, PROFILES)
 
 
 def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
@@ -120,13 +139,13 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
                 "shortNames": [kind.short_name],
                 "categories": ["tensafe"],
             },
-            "scope": "Namespaced",
+            "scope": kind.scope,
             "versions": [
                 {
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if "status" in kind.model.model_fields else {}),
                     "additionalPrinterColumns": [column.to_dict() for column in kind.columns],
                     "schema": {"openAPIV3Schema": open_api_schema(kind)},
                 }
@@ -144,11 +163,12 @@ def open_api_schema(kind: ResourceKind) -> dict[str, Any]:
     # A CRD may only restrict the name in the metadata, and only by its form.
     name_schema = properties["metadata"]["properties"]["name"]
     properties["metadata"] = {"type": "object", "properties": {"name": name_schema}}
-    properties["status"] = with_patterns(properties["status"])
+    if "status" in properties:
+        properties["status"] = with_patterns(properties["status"])
     if kind.status_default:
         properties["status"]["default"] = dict(kind.status_default)
     schema["required"] = ["metadata", "spec"]
-    return schema
+    return schema if kind.defaults else without_defaults(schema)
 
 
 def generated_files() -> dict[str, str]:

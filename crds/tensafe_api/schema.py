@@ -93,6 +93,17 @@ def with_patterns(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: written[key] for key in KEYS if written.get(key, []) != []}
 
 
+def without_defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A structural schema without its defaults."""
+    written = {key: value for key, value in schema.items() if key != "default"}
+    if "properties" in written:
+        written["properties"] = {name: without_defaults(inner) for name, inner in written["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if key in written:
+            written[key] = without_defaults(written[key])
+    return written
+
+
 def _merged(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with a reference, an alternative to null, and a constant replaced by their meaning."""
     merged = dict(schema)

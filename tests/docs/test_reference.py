@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tensafe_api.crd import JOBS, LEDGERS, open_api_schema
+from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,16 +37,17 @@ def test_check_reports_a_stale_page(generate: ModuleType, monkeypatch: pytest.Mo
         (tmp_path / name).write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["tensafetrainingjob.md", "privacyledger.md"])
-def test_every_field_of_a_resource_is_a_row(generate: ModuleType, page: str) -> None:
+@pytest.mark.parametrize("kind", [JOBS, LEDGERS, PROFILES], ids=lambda kind: kind.plural)
+def test_every_field_of_a_resource_is_a_row(generate: ModuleType, kind: ResourceKind) -> None:
+    page = f"{kind.name.lower()}.md"
     rows = re.findall(r"^\| `(\w+)` \|", generate.pages()[page], re.MULTILINE)
 
     def names(schema: dict) -> list[str]:
         inner = generate.fields_of(schema)
         return list(inner) + [deep for field in inner.values() for deep in names(field)]
 
-    properties = open_api_schema(JOBS if page.startswith("tensafe") else LEDGERS)["properties"]
-    expected = names(properties["spec"]) + names(properties["status"])
+    properties = open_api_schema(kind)["properties"]
+    expected = [name for block in ("spec", "status") for name in names(properties.get(block, {}))]
     assert sorted(rows) == sorted(expected)
 
 

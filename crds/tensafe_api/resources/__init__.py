@@ -1,1 +1,3 @@
-"""The resources of the API group tensafe.io as pydantic models: `job` and `ledger`, and the blocks they consist of."""
+"""The resources of the API group tensafe.io as pydantic models: `job`, `ledger` and `profile`, and the blocks
+they consist of.
+"""
