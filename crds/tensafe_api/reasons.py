@@ -250,6 +250,18 @@ class Reason(StrEnum):
         "KubeRay is not installed in this cluster.",
         "Install KubeRay 1.6 or newer; the job then continues without further action.",
     )
+    PROFILE_MISSING = (
+        "ProfileMissing",
+        "The TenSafeClusterProfile that cluster.profileRef names does not exist, or the operator may not read it.",
+        "A cluster administrator creates the profile, or you suspend the job, correct cluster.profileRef, and set "
+        "spec.suspend to false. The job then continues without further action.",
+    )
+    PROFILE_INVALID = (
+        "ProfileInvalid",
+        "The job cannot be run with the values of its TenSafeClusterProfile.",
+        "A cluster administrator corrects the profile, or you suspend the job, correct spec.cluster, and set "
+        "spec.suspend to false. The job then continues without further action.",
+    )
     VALIDATION_FAILED = (
         "ValidationFailed",
         "KubeRay refuses the RayJob.",

@@ -1,7 +1,8 @@
 """The kinds of objects that the operator works with, as the generic runtime needs them.
 
 The parent is the TenSafeTrainingJob. Its children that are watched are the PrivacyLedger, the RayJobs and their pods,
-and the NetworkPolicy and RoleBinding, which are corrected while the job runs. The other kinds are only created.
+and the NetworkPolicy and RoleBinding, which are corrected while the job runs. Profiles and admission policies are
+read when they are needed. The other kinds are only created.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from tensafe_api.admission_policy import BINDING_KIND, POLICY_KIND
 from tensafe_api.resources.job import GROUP, KIND, VERSION
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, LEDGER_KIND
+from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.runtime.objects import Kinds, Manifest, Resource
 
@@ -55,6 +57,7 @@ KINDS = Kinds(
     resources={
         KIND: Resource(GROUP, VERSION, "tensafetrainingjobs"),
         LEDGER_KIND: Resource(GROUP, VERSION, "privacyledgers"),
+        PROFILE_KIND: Resource(GROUP, VERSION, "tensafeclusterprofiles"),
         "RayJob": Resource("ray.io", "v1", "rayjobs"),
         "Pod": Resource("", "v1", "pods"),
         "ConfigMap": Resource("", "v1", "configmaps"),

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
-from tensafe_operator.runtime.api_client import ApiClient, ApiUnavailable
+from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Key
 
@@ -25,7 +26,7 @@ _TRIES = 5
 def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
     """A job and its children as the cache has them, or None if the job is unknown or being deleted.
 
-    Whether KubeRay is installed is not in the cache and is assumed; `observe` checks it.
+    Whether KubeRay is installed is not in the cache and is assumed; `observe` checks it, and reads the job's profile.
     """
     snapshot = cache.snapshot(key)
     if snapshot is None:
@@ -64,6 +65,19 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Observed | N
     raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
 
 
+async def observe_profile(api: ApiClient, job: Object) -> Object | None:
+    """The profile that a job names; None if it names none, if it does not exist, or if the operator may not read it."""
+    name = (job["spec"].get("cluster") or {}).get("profileRef")
+    if name is None:
+        return None
+    try:
+        return await api.get(PROFILE_KIND, None, name)
+    except ApiError as error:
+        if error.status == FORBIDDEN:
+            return None
+        raise
+
+
 def parse_warning(event: Manifest) -> ClusterWarning:
     """The fields of a warning Event that decisions depend on."""
     about = event.get("involvedObject") or {}
@@ -74,11 +88,12 @@ def parse_warning(event: Manifest) -> ClusterWarning:
 
 async def _observe_children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
     uid = job["metadata"]["uid"]
-    ray_jobs, pods, ledger, kuberay = await asyncio.gather(
+    ray_jobs, pods, ledger, kuberay, profile = await asyncio.gather(
         _owned_ray_jobs(api, namespace, job),
         api.find("Pod", namespace, {names.JOB_UID: uid}),
         api.get(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
         api.knows("RayJob"),
+        observe_profile(api, job),
     )
     pending = {pod["metadata"]["uid"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"}
     about: list[dict[str, str]] = [{"uid": each["metadata"]["uid"]} for each in ray_jobs]
@@ -91,7 +106,7 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
         for event in itertools.chain.from_iterable(events)
         if event["involvedObject"].get("kind") != "Pod" or event["involvedObject"].get("uid") in pending
     ]
-    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay)
+    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay, profile=profile)
 
 
 async def _corrected(api: ApiClient, namespace: str, job: Object) -> tuple[Object, ...]:

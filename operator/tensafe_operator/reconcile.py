@@ -20,7 +20,7 @@ from tensafe_api.resources.status import Status
 from tensafe_operator.apply import RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import job_fields
-from tensafe_operator.observe import observe
+from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.admission import admit
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
@@ -96,7 +96,9 @@ class Reconciler:
                     if ledger := created.get(LEDGER_KIND):
                         if ledger.get("status"):
                             return self._clock()  # it existed and was acquired: observe again
-                        observed = replace(observed, ledger=ledger, kuberay=await self._api.knows("RayJob"))
+                        kuberay = await self._api.knows("RayJob")
+                        profile = await observe_profile(self._api, observed.job)
+                        observed = replace(observed, ledger=ledger, kuberay=kuberay, profile=profile)
                         decision = await self._decide(observed)
                         continue  # the status of this decision records the ledger's UID
                     stored = await self._write_status(observed.job, decision.status)

@@ -17,6 +17,7 @@ from e2e.platform.fixtures.ledger_objects import LedgerObject, charged_status, m
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.helm import CHART, helm, render_chart
+from tensafe_api import crd
 from tensafe_api.admission_policy import admission_policies
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
@@ -203,10 +204,12 @@ def test_lease_has_the_name_of_the_release() -> None:
 
 def test_operator_with_namespaces_has_no_rights_in_others() -> None:
     documents = render_chart({"namespaces": ["clinic", "lab"]})
-    (guard,) = [each for each in documents if each["kind"] == "ClusterRoleBinding"]
-    (rule,) = named(documents, "ClusterRole", guard["roleRef"]["name"])["rules"]
+    guard, profiles = [each["roleRef"]["name"] for each in documents if each["kind"] == "ClusterRoleBinding"]
+    (rule,) = named(documents, "ClusterRole", guard)["rules"]
     assert rule["verbs"] == ["get"]
     assert set(rule["resourceNames"]) == {each["metadata"]["name"] for each in admission_policies()}
+    (rule,) = named(documents, "ClusterRole", profiles)["rules"]
+    assert rule == {"apiGroups": ["tensafe.io"], "resources": [crd.PROFILES.plural], "verbs": ["get"]}
     bindings = [each["metadata"]["namespace"] for each in documents if each["kind"] == "RoleBinding"]
     assert sorted(bindings) == ["clinic", "lab", "tensafe-system"]
 

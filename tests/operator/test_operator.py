@@ -159,6 +159,19 @@ def test_crds_installed_after_the_operator_are_noticed(unstarted: OperatorHarnes
     assert unstarted.refused() == []
 
 
+def test_job_starts_by_itself_once_its_profile_exists(unstarted: OperatorHarness) -> None:
+    unstarted.start(namespaces=["clinic"])
+    unstarted.operator()
+    unstarted.apply("early", changes={"spec.cluster.profileRef": "gpu-a"})
+    unstarted.wait_until(lambda: "ProfileMissing" in json.dumps(unstarted.get("tsj", "early")))
+    spec = {"image": "site:1", "rayVersion": "2.60.0"}
+    profile = {"apiVersion": "tensafe.io/v1alpha1", "kind": "TenSafeClusterProfile", "metadata": {"name": "gpu-a"}}
+    unstarted.plane.kubectl("apply", "-f", "-", text=json.dumps({**profile, "spec": spec}))
+    unstarted.wait_until(lambda: unstarted.started("early"))
+    assert '"image": "site:1"' in json.dumps(unstarted.get("rayjob", "early-a1"))
+    assert unstarted.refused() == []
+
+
 def test_restarted_api_server_finds_all_objects_unchanged(plane: OperatorHarness) -> None:
     operator = plane.operator()
     plane.wait_until(lambda: operator.leading)

@@ -39,7 +39,7 @@ from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, parse_ledger_spec, parse_ledger_status
 from tensafe_operator.plan.resolved import resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
-from tensafe_operator.plan.starting import correct_children, start_attempt
+from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
 from tensafe_operator.settings import Settings
 
@@ -153,8 +153,12 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         message = f"a ledger records at most {MAX_ATTEMPTS} attempts, with the suspended ones: create a new job"
         draft.set_state(JobState(Phase.FAILED, Reason.ATTEMPTS_EXHAUSTED, message))
         return  # the author creates a new job
+    taken = with_profile(draft, admitted)
+    if taken is None:
+        return  # the cluster administrator creates or corrects the profile
     draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
-    draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, draft.settings)
+    cluster = taken.job.spec.cluster
+    draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, cluster, draft.settings)
     draft.record(attempt)
     # The next decision starts it, once this status is stored.
 

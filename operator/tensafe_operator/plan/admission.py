@@ -80,15 +80,19 @@ def _admit_text(text: str) -> Admitted | Rejected:
             # The API server has kept these fields, so its CRD has them.
             return Rejected(Reason.NEWER_MANIFEST, message)
         return Rejected(Reason.INVALID_MANIFEST, message)
-    if problem := _local_path(completed):
+    # A profile may add volumes, so these are checked when an attempt takes it.
+    if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
         return Rejected(Reason.INVALID_MANIFEST, problem)
     return Admitted(asked, plan)
 
 
-def _local_path(job: TenSafeTrainingJob) -> str:
+def find_local_path(job: TenSafeTrainingJob, *, with_volumes: bool = True) -> str:
     """Return what is wrong with a path that only a local run can use; empty where all paths suit pods.
 
     Relative paths are relative to the manifest, which pods cannot read. Paths on volumes are absolute.
+
+    Args:
+        with_volumes: whether the job has all of its volumes, so that a path that is on none of them is wrong.
     """
     spec = job.spec
     uris = spec.uris().items()
@@ -101,7 +105,7 @@ def _local_path(job: TenSafeTrainingJob) -> str:
         return f"spec.model.name: {spec.model.name}: is relative to the manifest, which pods cannot read: {fix}"
     checkpoint = spec.checkpoint.uri
     path = checkpoint.removeprefix("file://")
-    if not path.startswith("/") or _is_on_pvc(path, spec):
+    if not with_volumes or not path.startswith("/") or _is_on_pvc(path, spec):
         return ""
     fix = "write s3://bucket/path/ or pvc://NAME/path, or mount a pvc there in spec.cluster.volumes, without readOnly"
     return f"spec.checkpoint.uri: {checkpoint}: would be lost with its pod: {fix}"

@@ -56,8 +56,11 @@ def find_blocker(observed: Observed) -> Blocker | None:
 def starting_state(observed: Observed, phase: Phase) -> JobState:
     """Return the state of a job that starts: stalled where a blocker was found."""
     blocker = find_blocker(observed)
-    if blocker is None:
-        return JobState(phase, Reason.STARTING)
+    return JobState(phase, Reason.STARTING) if blocker is None else blocked_state(blocker, phase)
+
+
+def blocked_state(blocker: Blocker, phase: Phase) -> JobState:
+    """Return the state of a job that this blocker stalls."""
     message = f"{blocker.message.rstrip('.')}: {blocker.reason.fix}"
     return JobState(phase, blocker.reason, message, stalled=True)
 

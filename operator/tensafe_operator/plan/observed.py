@@ -43,6 +43,8 @@ class Observed:
         corrected: the NetworkPolicy and the RoleBinding of the job. A correction can be taken twice, so they may be
             from the cache in an observation that is otherwise the API server's own.
         guarded: whether the admission policies that protect ledgers are in force.
+        profile: the TenSafeClusterProfile that the job names. None if it names none, if there is none of that name,
+            and in an observation from a cache, which has no profiles.
     """
 
     job: Object
@@ -53,6 +55,7 @@ class Observed:
     kuberay: bool = True
     corrected: tuple[Object, ...] = ()
     guarded: bool = True
+    profile: Object | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A tag can be moved to another image, a branch to another commit, and another rel
 image. `status.resolved` holds what the first attempt had, and every later attempt gets the same. The image is recorded
 with the attempt, and its digest as soon as the workers run. The trainer records the commit in the ledger.
 
-While a job is suspended its author may write another image. The next attempt has that one.
+While a job is suspended its author may write another image. The next attempt has that one. An image of a profile is
+resolved like one that the operator chose: the job keeps it when the profile is edited.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 _LONGEST_IMAGE = 512
 
 
-def resolve_image(before: Resolved, cluster: Cluster, settings: Settings) -> Resolved:
-    """Return the names for the next attempt of a job whose `cluster` is as its author wrote it."""
-    if _is_kept(before, cluster):
+def resolve_image(before: Resolved, asked: Cluster, cluster: Cluster, settings: Settings) -> Resolved:
+    """Return the names for the next attempt of a job.
+
+    Args:
+        asked: its cluster as its author wrote it.
+        cluster: the same with the values of the job's profile.
+    """
+    if _is_kept(before, asked):
         return before
     image, ray_version = cluster.image or settings.image, cluster.ray_version or settings.ray_version
     return before.model_copy(update={"image": image, "ray_version": ray_version})
@@ -56,7 +62,7 @@ def with_resolved(admitted: Admitted, resolved: Resolved) -> Admitted:
 
 
 def _is_kept(resolved: Resolved, cluster: Cluster) -> bool:
-    """Return whether the resolved image is that of `cluster`, or one that the operator chose."""
+    """Return whether the resolved image is that of `cluster`, or one that the operator or a profile chose."""
     image = resolved.image
     return image is not None and (cluster.image in (None, image) or image.startswith(f"{cluster.image}@"))
 

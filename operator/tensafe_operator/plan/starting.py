@@ -9,12 +9,13 @@ from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
 from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob
 from tensafe_operator.plan.admission import Admitted
-from tensafe_operator.plan.blockers import POLL_SECONDS, starting_state
+from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors
+from tensafe_operator.plan.profile import take_profile
 
 
 def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
@@ -33,10 +34,27 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         draft.set_state(starting_state(draft.observed, Phase.PENDING))
         draft.wake_at(draft.now + POLL_SECONDS)
         return  # the cluster administrator installs KubeRay or the policies
-    for manifest in children_of(draft, admitted, attempt):
+    taken = with_profile(draft, admitted)
+    if taken is None:
+        return  # the cluster administrator creates or corrects the profile
+    for manifest in children_of(draft, taken, attempt):
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
     # KubeRay creates the RayCluster.
+
+
+def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
+    """Return the job with the values of its profile. None where they cannot be taken: the job is then stalled.
+
+    A cache has no profiles, so the decision is made on the API server's own answer.
+    """
+    draft.irreversible = True
+    taken = take_profile(admitted, draft.observed.profile)
+    if isinstance(taken, Blocker):
+        draft.set_state(blocked_state(taken, Phase.PENDING))
+        draft.wake_at(draft.now + POLL_SECONDS)
+        return None
+    return taken
 
 
 def correct_children(draft: Draft, admitted: Admitted) -> None:

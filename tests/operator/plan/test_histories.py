@@ -24,6 +24,7 @@ from tensafe_operator.plan.privacy_status import fold_ledger
 
 HISTORIES = int(os.environ.get("TENSAFE_HISTORIES", "150"))
 STEPS = 45
+PROFILE = {"metadata": {"name": "gpu-a"}, "spec": {"image": "site:1", "rayVersion": "2.60.0", "queueName": "team"}}
 
 
 def blocks(count: int, quick: int) -> list[Any]:
@@ -85,8 +86,18 @@ def random_event(random_: random.Random, cluster: FakeCluster) -> Callable[[], o
             cluster.evict,
             cluster.readmit,
             lambda: setattr(cluster, "kuberay", random_.random() < 0.9),
+            *([lambda: change_profile(random_, cluster)] if names_profile(cluster) else []),
         ]
     )
+
+
+def names_profile(cluster: FakeCluster) -> bool:
+    return "profileRef" in cluster.job["spec"]["cluster"]
+
+
+def change_profile(random_: random.Random, cluster: FakeCluster) -> None:
+    """An administrator deletes, breaks or corrects the profile."""
+    cluster.profile = random_.choice([None, {**PROFILE, "spec": {"image": "x:1"}}, PROFILE, PROFILE])
 
 
 def delete_first(cluster: FakeCluster) -> None:
@@ -98,10 +109,10 @@ def advance(cluster: FakeCluster, seconds: float) -> None:
     cluster.now += seconds
 
 
-def run_history(seed: int) -> None:
-    """Run one history. Raises AssertionError where an invariant breaks."""
+def run_history(seed: int, **changes: Any) -> FakeCluster:
+    """Run one history of a job with these changes. Raises AssertionError where an invariant breaks."""
     random_ = random.Random(seed)
-    cluster = FakeCluster.with_job(spec__retry={"maxAttempts": 4})
+    cluster = FakeCluster.with_job(spec__retry={"maxAttempts": 4}, **changes)
     operator, invariants = FakeOperator(cluster), Invariants(cluster)
     for _ in range(STEPS):
         if random_.random() < 0.5:
@@ -119,12 +130,28 @@ def run_history(seed: int) -> None:
             invariants.check()
         except AssertionError as broken:
             raise AssertionError(f"history {seed}: {broken}") from broken
+    return cluster
 
 
 @pytest.mark.parametrize("block", blocks(10, quick=4))
 def test_invariants_hold_in_random_histories(block: int) -> None:
     for seed in range(block * HISTORIES // 10, (block + 1) * HISTORIES // 10):
         run_history(seed)
+
+
+@pytest.mark.parametrize("block", blocks(4, quick=1))
+def test_invariants_hold_while_a_profile_comes_and_goes(block: int) -> None:
+    started = 0
+    for seed in range(block * HISTORIES // 4, (block + 1) * HISTORIES // 4):
+        cluster = run_history(seed, spec__cluster__profileRef="gpu-a")
+        started += len(cluster.created)
+        assert all(image_of(each) == "site:1" for each in cluster.ray_jobs.values())
+    assert started, "no history has an attempt"
+
+
+def image_of(ray_job: dict[str, Any]) -> str:
+    pod = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    return str(pod["containers"][0]["image"])
 
 
 @pytest.mark.parametrize("block", blocks(4, quick=1))
