@@ -67,6 +67,7 @@ class JobNetwork(_Part):
 
     Attributes:
         enabled: whether jobs get a NetworkPolicy.
+        kuberay_pods: labels of KubeRay's pods, which may reach the head's HTTP port; empty: all pods of its namespace.
         dns: the cluster's DNS. By default that of most clusters, of OpenShift, and NodeLocal DNSCache.
         api_server_ports: TCP ports of the API server.
         api_server_cidrs: networks of the API server; empty: any host.
@@ -75,6 +76,7 @@ class JobNetwork(_Part):
     """
 
     enabled: bool = True
+    kuberay_pods: dict[str, str] = Field(default={"app.kubernetes.io/component": "kuberay-operator"})
     dns: Dns = Dns()
     api_server_ports: tuple[Port, ...] = (443, 6443)
     api_server_cidrs: tuple[Annotated[str, AfterValidator(_network)], ...] = Field(default=(), alias="apiServerCIDRs")

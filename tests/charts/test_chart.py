@@ -189,6 +189,13 @@ def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role()
                     assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])
 
 
+def test_administrator_can_admit_all_pods_of_kuberays_namespace() -> None:
+    values = {"jobs.networkPolicy.kuberayPods": {"app.kubernetes.io/component": None}}
+    container = named(render_chart(values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    settings = Settings.from_environment({each["name"]: each["value"] for each in container["env"]})
+    assert settings.job_network.kuberay_pods == {}
+
+
 def test_lease_has_the_name_of_the_release() -> None:
     """Two releases in one namespace elect a leader each."""
     documents = render_chart(release="second")

@@ -1,7 +1,7 @@
 """Builds the NetworkPolicy of a job's pods.
 
-Ingress: from the job's own pods, and from KubeRay to the head's dashboard, through which it submits the job. Egress: to
-the job's own pods, and to what the administrator allows (`job_network`).
+Ingress: from KubeRay to the head's HTTP port, through which it submits the job, and from the job's own pods to all
+other ports. Egress: to the job's own pods, and to what the administrator allows (`job_network`).
 
 If the cluster's network plugin does not enforce NetworkPolicies, the policy isolates nothing. The documentation warns
 of that.
@@ -27,7 +27,11 @@ def policy(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
         return None
     pods = {"matchLabels": {names.JOB_UID: job.metadata.uid}}
     own: list[dict[str, Any]] = [{"podSelector": pods}]
-    kuberay = {"matchLabels": {"kubernetes.io/metadata.name": settings.kuberay_namespace}}
+    kuberay: dict[str, Any] = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.kuberay_namespace}}
+    }
+    if labels := settings.job_network.kuberay_pods:
+        kuberay["podSelector"] = {"matchLabels": dict(labels)}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -36,8 +40,8 @@ def policy(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
             "podSelector": pods,
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
-                {"from": own},
-                {"from": [{"namespaceSelector": kuberay}], "ports": _ports(DASHBOARD_PORT)},
+                {"from": own, "ports": _all_ports_but(DASHBOARD_PORT)},
+                {"from": [kuberay], "ports": _ports(DASHBOARD_PORT)},
             ],
             "egress": [{"to": own}, *_egress(settings)],
         },
@@ -70,3 +74,10 @@ def _block(cidr: str) -> dict[str, Any]:
 
 def _ports(*ports: int, protocol: str = "TCP") -> list[dict[str, Any]]:
     return [{"protocol": protocol, "port": port} for port in ports]
+
+
+def _all_ports_but(port: int) -> list[dict[str, Any]]:
+    """All UDP ports, and all TCP ports but this one."""
+    tcp = ((1, port - 1), (port + 1, 65535))
+    ranges = [{"protocol": "TCP", "port": first, "endPort": last} for first, last in tcp]
+    return [*ranges, {"protocol": "UDP"}]

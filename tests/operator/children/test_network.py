@@ -64,7 +64,8 @@ OTHER = pods_of(NEIGHBOUR, "10.85.2")[1]
 FOREIGN = pods_of(ELSEWHERE, "10.85.3")[1]
 STRANGER = pod("clinic", {"app": "shell"}, "10.85.4.1")
 IMPOSTOR = pod("insurer", WORKER["Internal"]["PodLabels"], "10.85.4.2")
-KUBERAY = pod("kuberay-system", {"app.kubernetes.io/name": "kuberay-operator"}, "10.85.5.1")
+KUBERAY = pod("kuberay-system", {"app.kubernetes.io/component": "kuberay-operator"}, "10.85.5.1")
+BESIDE_KUBERAY = pod("kuberay-system", {"app.kubernetes.io/component": "other"}, "10.85.5.2")
 KUBE_DNS = pod("kube-system", {"k8s-app": "kube-dns"}, "10.85.6.1")
 OPENSHIFT_DNS = pod("openshift-dns", {"dns": "default"}, "10.85.6.2")
 INTERNET, BUCKET, METADATA = {"IP": "203.0.113.9"}, {"IP": "10.1.2.3"}, {"IP": "169.254.169.254"}
@@ -79,6 +80,8 @@ def test_pods_accept_connections_of_their_job_only_and_open_only_needed_ones(tmp
         (WORKER, WORKER, GLOO, True),
         (KUBERAY, HEAD, DASHBOARD, True),
         (KUBERAY, HEAD, GCS, False),
+        *((other, HEAD, DASHBOARD, False) for other in (BESIDE_KUBERAY, WORKER, HEAD)),
+        *((WORKER, HEAD, port, True) for port in (DASHBOARD - 1, DASHBOARD + 1)),
         *(
             (source, target, port, False)
             for source in (OTHER, FOREIGN, STRANGER, IMPOSTOR, INTERNET)
