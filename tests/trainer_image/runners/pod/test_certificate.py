@@ -1,0 +1,187 @@
+"""The certificates of an attempt: its pods accept each other, and no other client or server, over real TLS."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import secrets
+import socket
+import ssl
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from tensorguard.runners.pod import certificate
+from tensorguard.runners.pod.certificate import Authority, main
+
+SECRET = secrets.token_hex(32)
+HEAD = "triage-a1-x-head-svc.clinic.svc.cluster.local"
+
+
+def issued(folder: Path, secret: str = SECRET, **more: str) -> Path:
+    """The folder of a pod's certificate."""
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    variables = {"TENSAFE_AUTHORITY_KEY": secret, "TENSAFE_AUTHORITY_DIGEST": digest, "TENSAFE_POD_IPS": "127.0.0.1"}
+    assert main({**variables, **more}, folder) == 0
+    return folder
+
+
+def certificate_in(folder: Path, name: str = "tls.crt") -> x509.Certificate:
+    return x509.load_pem_x509_certificate((folder / name).read_bytes())
+
+
+def handshake(server: Path, client: Path | None, name: str = "127.0.0.1", trusted: Path | None = None) -> str:
+    """Connect a client to a server that asks for a certificate, as Ray's does; return "" or the error of either."""
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(server / "tls.crt", server / "tls.key")
+    accepting.load_verify_locations(server / "ca.crt")
+    accepting.verify_mode = ssl.CERT_REQUIRED
+    connecting = ssl.create_default_context(cafile=str((trusted or client or server) / "ca.crt"))
+    if client is not None:
+        connecting.load_cert_chain(client / "tls.crt", client / "tls.key")
+    failures: list[str] = []
+
+    def serve() -> None:
+        try:
+            with listener.accept()[0] as plain, accepting.wrap_socket(plain, server_side=True) as encrypted:
+                encrypted.sendall(b"hello")
+        except OSError as error:
+            failures.append(f"server: {error}")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with (
+                socket.create_connection(listener.getsockname()) as plain,
+                connecting.wrap_socket(plain, server_hostname=name) as encrypted,
+            ):
+                assert encrypted.recv(5) == b"hello" or failures or not thread.is_alive()
+        except OSError as error:
+            failures.append(f"client: {error}")
+        thread.join()
+    return "; ".join(sorted(failures))
+
+
+def test_pods_of_an_attempt_accept_each_other(tmp_path: Path) -> None:
+    head, worker = issued(tmp_path / "head", FQ_RAY_IP=HEAD), issued(tmp_path / "worker")
+    assert handshake(head, worker) == ""
+    assert handshake(head, worker, HEAD) == ""
+    assert handshake(worker, head, "localhost") == ""
+    assert (head / "ca.crt").read_bytes() != (worker / "ca.crt").read_bytes(), "each pod signs its own"
+
+
+def test_pod_of_another_attempt_is_refused_as_client_and_as_server(tmp_path: Path) -> None:
+    ours, other = issued(tmp_path / "ours"), issued(tmp_path / "other", secrets.token_hex(32))
+    assert "server: " in handshake(ours, other, trusted=ours)
+    assert "client: " in handshake(other, ours)
+
+
+def test_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    assert "server: " in handshake(issued(tmp_path / "ours"), None)
+
+
+def test_pod_cannot_answer_for_the_address_or_the_name_of_another(tmp_path: Path) -> None:
+    elsewhere = issued(tmp_path / "a", TENSAFE_POD_IPS="10.85.0.7")
+    worker = issued(tmp_path / "b")
+    assert "client: " in handshake(worker, elsewhere, HEAD)
+    names = certificate_in(elsewhere).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.85.0.7"]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+
+
+def test_certificate_names_all_addresses_of_a_pod(tmp_path: Path) -> None:
+    both = issued(tmp_path / "pod", TENSAFE_POD_IPS="10.85.0.7,fd00::7", FQ_RAY_IP=HEAD)
+    names = certificate_in(both).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.85.0.7", "fd00::7"]
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", HEAD]
+
+
+def test_certificates_are_for_servers_and_clients_and_issue_no_others(tmp_path: Path) -> None:
+    folder = issued(tmp_path / "pod")
+    own, authority = certificate_in(folder), certificate_in(folder, "ca.crt")
+    usage = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert set(usage) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert own.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
+    keys = own.extensions.get_extension_for_class(x509.KeyUsage).value
+    assert keys.digital_signature and not keys.key_cert_sign
+    of_authority = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert (of_authority.ca, of_authority.path_length) == (True, 0)
+    assert authority.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    for each in (own, authority):
+        assert isinstance(each.public_key(), ec.EllipticCurvePublicKey)
+        lifetime = each.not_valid_after_utc - each.not_valid_before_utc
+        assert lifetime == datetime.timedelta(days=365, hours=1)
+        assert each.not_valid_before_utc < datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=59)
+
+
+def test_key_is_new_in_each_pod_and_only_its_user_reads_it(tmp_path: Path) -> None:
+    one, two = issued(tmp_path / "one"), issued(tmp_path / "two")
+    assert (one / "tls.key").read_bytes() != (two / "tls.key").read_bytes()
+    assert SECRET not in (one / "tls.key").read_text()
+    assert stat.S_IMODE((one / "tls.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(one.stat().st_mode) == 0o700
+    assert issued(one).joinpath("tls.key").exists(), "an init container that runs again replaces it"
+
+
+def test_authority_is_the_same_in_each_pod_and_its_order_is_that_of_the_curve() -> None:
+    assert Authority.derive(SECRET).certificate.public_key() == Authority.derive(SECRET).certificate.public_key()
+    other = Authority.derive(secrets.token_hex(32))
+    assert other.certificate.public_key() != Authority.derive(SECRET).certificate.public_key()
+    with pytest.raises(ValueError):
+        ec.derive_private_key(certificate._ORDER, ec.SECP256R1())  # the first number that is no key
+    ec.derive_private_key(certificate._ORDER - 1, ec.SECP256R1())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"TENSAFE_AUTHORITY_KEY": secrets.token_hex(32)}, "is not the one that the operator created"),
+        ({"TENSAFE_AUTHORITY_KEY": ""}, "is not the one that the operator created"),
+        ({"TENSAFE_POD_IPS": ""}, "TENSAFE_POD_IPS is empty"),
+        ({"TENSAFE_AUTHORITY_CERTIFICATE": "x"}, "the Secret of cert-manager"),
+    ],
+)
+def test_pod_without_the_right_authority_does_not_start(
+    change: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    right = {"TENSAFE_AUTHORITY_KEY": SECRET, "TENSAFE_AUTHORITY_DIGEST": digest, "TENSAFE_POD_IPS": "10.85.0.7"}
+    assert main({**right, **change}, tmp_path / "tls") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "tls").exists()
+
+
+def pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> str:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
+    return key.private_bytes(encoding, form, serialization.NoEncryption()).decode()
+
+
+def test_authority_of_cert_manager_issues_certificates(tmp_path: Path) -> None:
+    """In its Secret, `tls.crt` begins with the certificate of the authority; those of its issuers follow."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = Authority(key).certificate
+    chain = own.public_bytes(serialization.Encoding.PEM) * 2
+    variables = {"TENSAFE_AUTHORITY_KEY": pem(key), "TENSAFE_AUTHORITY_CERTIFICATE": chain.decode()}
+    pods = [tmp_path / "head", tmp_path / "worker"]
+    for pod in pods:
+        assert main({**variables, "TENSAFE_POD_IPS": "127.0.0.1"}, pod) == 0
+        assert certificate_in(pod, "ca.crt") == own
+    assert handshake(*pods) == ""
+
+
+def test_key_that_is_not_that_of_the_certificate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = Authority(ec.generate_private_key(ec.SECP256R1())).certificate
+    variables = {
+        "TENSAFE_AUTHORITY_KEY": pem(ec.generate_private_key(ec.SECP256R1())),
+        "TENSAFE_AUTHORITY_CERTIFICATE": own.public_bytes(serialization.Encoding.PEM).decode(),
+        "TENSAFE_POD_IPS": "127.0.0.1",
+    }
+    assert main(variables, tmp_path) == 1
+    assert "do not match" in capsys.readouterr().err
