@@ -17,8 +17,10 @@ from typing import Any, Literal
 from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent
 
-Place = Literal["OneMachine", "Nodes", "Pods"]
-"""Where the workers of a job run: all on one machine, on nodes of a Ray cluster, or each in its own pod."""
+Place = Literal["OneMachine", "Nodes", "Pods", "PodsWithTLS"]
+"""Where the workers of a job run: all on one machine, on nodes of a Ray cluster, or each in its own pod. Between pods,
+Ray's messages are encrypted with TLS, or not.
+"""
 SCHEMA = "tensafe.io/statement/v1alpha1"
 STATEMENT_FILE = "statement.json"
 """Name of the statement in the directory of a checkpoint."""
@@ -47,6 +49,11 @@ _NOT_AGAINST_WORKERS = (
     "Every worker can read the whole data set, and trains on its own shard of it. So the claim holds against readers "
     "who are not workers, and hides no record from a worker."
 )
+_PODS = (
+    f"Workers: they run this code, each in its own pod. {_NOT_AGAINST_WORKERS}",
+    "The Ray head and driver: honest but curious. They hold no record and no key. A party that can run code on the "
+    "workers can read everything that they hold.",
+)
 _ASSUMED_OF_WORKERS: dict[Place, tuple[str, ...]] = {
     "OneMachine": (
         "Workers, driver and Ray: they run this code, as processes on one machine. The owner of the machine can read "
@@ -59,9 +66,17 @@ _ASSUMED_OF_WORKERS: dict[Place, tuple[str, ...]] = {
         "on a node can read everything that its workers hold.",
     ),
     "Pods": (
-        f"Workers: they run this code, each in its own pod. {_NOT_AGAINST_WORKERS}",
-        "The Ray head and driver: honest but curious. They hold no record and no key. A party that can run code on the "
-        "workers can read everything that they hold.",
+        *_PODS,
+        "Ray's messages between the pods of this attempt are not encrypted. So a party that reads the network does not "
+        "reach the head: with the token in these messages it could run code on the workers.",
+    ),
+    "PodsWithTLS": (
+        *_PODS,
+        "The network between the pods of this attempt may read everything that passes. Ray's messages are encrypted "
+        "(TLS). Not encrypted are the workers' messages to each other (public keys, masked vectors, revealed sums, "
+        "tags, parts of a sharded base model) and KubeRay's requests to the head, with the job's state and the last "
+        "lines of the driver's log. These requests carry no token. A party that reaches the head's port for them can "
+        "read this state and start the job's driver again, and can run no other code.",
     ),
 }
 _NOT_COVERED = (

@@ -40,7 +40,7 @@ INPUTS = StatementInputs(
     job_name="claims-triage",
     job_uid="3f2a91c0",
     attempt=2,
-    place="Pods",
+    place="PodsWithTLS",
     mechanism=MECHANISM,
     unit_at_least=5000,
     planned_steps=2250,
@@ -171,6 +171,10 @@ def test_statement_on_workers_is_true_for_the_place_where_they_run() -> None:
     assert "Every worker can read the whole data set" in pods
     assert "hides no record from a worker" in pods
     assert "one machine" not in pods
+    assert "Ray's messages are encrypted (TLS)" in pods and "may read everything that passes" in pods
+    plain = " ".join(build_statement(replace(INPUTS, place="Pods"))["assumed"])
+    assert "hides no record from a worker" in plain
+    assert "Ray's messages between the pods of this attempt are not encrypted" in plain and "TLS" not in plain
     local = " ".join(build_statement(replace(INPUTS, place="OneMachine"))["assumed"])
     assert "The owner of the machine can read the data set" in local
     assert "Masks do not protect against the owner" in local

@@ -90,6 +90,16 @@ def test_root_folder_can_be_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert PodFiles.here() == PodFiles(tmp_path, "digest of what the operator wrote")
 
 
+@pytest.mark.parametrize(("value", "place"), [("1", "PodsWithTLS"), ("0", "Pods"), (None, "Pods")])
+def test_statement_states_whether_ray_encrypts_its_messages(
+    value: str | None, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("RAY_USE_TLS", value)
+    assert PodFiles().place == place
+
+
 @pytest.mark.parametrize("name", ["job.json", "place.json"])
 def test_job_that_the_operator_did_not_write_is_not_run(pod_files: PodFiles, name: str) -> None:
     path = pod_files.root / JOB_PATH.removeprefix("/") / name

@@ -29,6 +29,8 @@ ROOT_VARIABLE = "TENSAFE_ROOT"
 """Environment variable: the folder that replaces / in all paths of this module. Pods leave it unset."""
 DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable: SHA-256 of job.json followed by place.json, in hexadecimal."""
+TLS_VARIABLE = "RAY_USE_TLS"
+"""Environment variable: 1 if Ray encrypts its messages. The operator sets it, and Ray reads it."""
 _FILES = ("job.json", "place.json")
 _PLACE_FIELDS: dict[str, type] = {
     "namespace": str,
@@ -68,8 +70,9 @@ class PodFiles:
         return cls(Path(os.environ.get(ROOT_VARIABLE) or "/"), os.environ.get(DIGEST_VARIABLE, ""))
 
     @property
-    def place(self) -> Literal["Pods"]:
-        return "Pods"
+    def place(self) -> Literal["Pods", "PodsWithTLS"]:
+        """Where the workers run, for the statement: it depends on whether Ray encrypts its messages here."""
+        return "PodsWithTLS" if os.environ.get(TLS_VARIABLE) == "1" else "Pods"
 
     @property
     def run(self) -> Path:
