@@ -36,6 +36,8 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
             if kept := {name: annotations[name] for name in _JOB_ANNOTATIONS if name in annotations}:
                 metadata["annotations"] = kept
         case "RayJob":
+            if secret := (body["metadata"].get("annotations") or {}).get(names.TLS_SECRET):
+                metadata["annotations"] = {names.TLS_SECRET: secret}
             trimmed["spec"] = {"suspend": (body.get("spec") or {}).get("suspend")}
         case "Pod":
             trimmed.pop("spec", None)
@@ -66,6 +68,7 @@ KINDS = Kinds(
         "RoleBinding": Resource("rbac.authorization.k8s.io", "v1", "rolebindings"),
         POLICY_KIND: Resource(*_ADMISSION, "validatingadmissionpolicies"),
         BINDING_KIND: Resource(*_ADMISSION, "validatingadmissionpolicybindings"),
+        "Certificate": Resource("cert-manager.io", "v1", "certificates"),
         "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     },
     parent=KIND,

@@ -19,6 +19,8 @@ JOB_UID = f"{GROUP}/job-uid"
 ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
+TLS_SECRET = f"{GROUP}/tls-secret"
+"""Annotation of a RayJob: the name of the Secret of its attempt."""
 OPERATOR = "tensafe-operator"
 """Field manager, source of Events, and value of the label managed-by."""
 METRICS_PREFIX = "tensafe"
@@ -42,6 +44,16 @@ def key_prefix(job: str, uid: str) -> str:
 def ray_job_name(job: str, attempt: int) -> str:
     """Name of an attempt's RayJob: at most 44 characters; KubeRay accepts 47."""
     return f"{job}-a{attempt}"
+
+
+def tls_prefix(ray_job: str) -> str:
+    """How the name of the Secret of an attempt starts. The rest cannot be guessed."""
+    return f"{ray_job}-tls-"
+
+
+def authority_name(tls_secret: str) -> str:
+    """Name of the Certificate, and of the Secret, with the authority that cert-manager issues for an attempt."""
+    return f"{tls_secret}-ca"
 
 
 def role_binding_name(job: str) -> str:

@@ -12,15 +12,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tensafe_api.resources.strings import IMAGE, RAY_VERSION, SUBDOMAIN
 from tensafe_operator.job_network import JobNetwork
+from tensafe_operator.job_tls import JobTls
 from tensafe_operator.runtime.errors import ConfigurationError
 from tensafe_operator.runtime.leader_election import DEFAULT_DURATIONS, LeaseDurations
 
 _PREFIX = "TENSAFE_"
 _PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}
+_BY_CHART: dict[str, tuple[type[BaseModel], str]] = {
+    "job_network": (JobNetwork, "jobs.networkPolicy"),
+    "job_tls": (JobTls, "jobs.tls"),
+}
 _RANGES = {
     "fs_group": range(2**31),
     "stall_seconds": range(1, 2**31),
@@ -46,6 +51,7 @@ class Settings:
     kuberay_namespace: namespace that may connect to the Ray dashboard.
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.
     job_network: what else job pods may connect to, as JSON.
+    job_tls: TLS between the Ray nodes of a job, as JSON.
     fs_group: group id of the volumes of jobs; None leaves it to the cluster.
     read_only_root: true: containers of jobs write to volumes only.
     pull_secrets: Secrets of jobs' namespaces to pull images with, separated by commas.
@@ -67,6 +73,7 @@ class Settings:
     kuberay_namespace: str = "kuberay-system"
     egress_cidrs: tuple[str, ...] = ()
     job_network: JobNetwork = field(default_factory=JobNetwork)
+    job_tls: JobTls = field(default_factory=JobTls)
     fs_group: int | None = 1000
     read_only_root: bool = True
     pull_secrets: tuple[str, ...] = ()
@@ -109,8 +116,9 @@ class Settings:
             _check_network(cidr)
         for secret in values.get("pull_secrets", ()):  # type: ignore[attr-defined]
             _check_secret_name(secret)
-        if "job_network" in given:
-            values["job_network"] = _job_network(given["job_network"])
+        for name, (model, value) in _BY_CHART.items():
+            if name in given:
+                values[name] = _of_chart(name, model, value, given[name])
         settings = cls(**values)  # type: ignore[arg-type]
         _check_durations(settings.lease_durations)
         return settings
@@ -160,14 +168,15 @@ def _check_durations(durations: LeaseDurations) -> None:
         raise ConfigurationError(f"{renew} is {durations.renew_deadline}: set it {limit}: a renewal may take so long.")
 
 
-def _job_network(text: str) -> JobNetwork:
+def _of_chart(name: str, model: type[BaseModel], value: str, text: str) -> BaseModel:
+    """A setting that the chart writes as JSON, from one of its values."""
     try:
-        return JobNetwork.model_validate_json(text, by_alias=True, by_name=False)
+        return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
         found = error.errors()[0]
         place = ".".join(map(str, found["loc"])) or "the whole"
-        fix = "set it as the chart does from `jobs.networkPolicy`"
-        raise ConfigurationError(f"{variable('job_network')} is wrong in {place} ({found['msg']}): {fix}.") from error
+        fix = f"set it as the chart does from `{value}`"
+        raise ConfigurationError(f"{variable(name)} is wrong in {place} ({found['msg']}): {fix}.") from error
 
 
 def _flag(name: str, text: str) -> bool:

@@ -22,6 +22,7 @@ from tensafe_api.admission_policy import admission_policies
 from tensafe_operator import names
 from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
+from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.runtime.leader_election import LeaseDurations
 from tensafe_operator.runtime.metrics import OperatorMetrics
@@ -36,6 +37,7 @@ EVERYTHING: dict[str, Any] = {
     "trainer.image.tag": "mine",
     "jobs.egressCIDRs": ["10.20.0.0/16", "fd00::/8"],
     "jobs.fsGroup": None,
+    "jobs.tls": {"mode": "CertManager", "issuerRef": {"name": "clinic"}},
     "jobs.networkPolicy.dns.ports": [5353],
     "jobs.networkPolicy.apiServerCIDRs": ["10.0.0.1/32"],
     "jobs.networkPolicy.metadata": ["GKEWorkloadIdentity"],
@@ -90,6 +92,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("jobs.egressCIDRs", ["10.0.0.1"], "egressCIDRs"),
     ("jobs.egressCIDRs", ["10.0.0.0/99"], "egressCIDRs"),
     ("jobs.fsGroup", "None", "fsGroup"),
+    ("jobs.tls.mode", "On", "mode"),
+    ("jobs.tls.mode", "CertManager", "name"),
     ("jobs.networkPolicy.metadata", ["AWS"], "metadata"),
     ("jobs.networkPolicy.dns.ports", [], "ports"),
     ("jobs.networkPolicy.apiServerCIDRs", ["10.0.0.1"], "apiServerCIDRs"),
@@ -159,6 +163,7 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     )
     assert settings.pull_secrets == ("registry-key", "mirror")
     assert settings.lease_durations == LeaseDurations(60, 40, 10)
+    assert settings.job_tls == JobTls(mode=TlsMode.CERT_MANAGER, issuer_ref=IssuerRef(name="clinic"))
     assert settings.stall_seconds == Settings().stall_seconds
     assert settings.ray_version == Settings().ray_version
     assert (settings.metrics_per_job, settings.metrics_auth) == (False, True)
@@ -187,6 +192,17 @@ def test_operator_reads_no_secret_runs_no_command_in_a_pod_and_creates_no_role()
                 assert not {"pods/exec", "roles", "nodes"} & set(rule["resources"])
                 if "clusterroles" in rule["resources"]:
                     assert (rule["verbs"], rule["resourceNames"]) == (["bind"], [names.TRAINER_ROLE])
+
+
+def test_operator_may_create_certificates_only_if_cert_manager_issues_them() -> None:
+    def verbs(values: dict[str, Any]) -> list[list[str]]:
+        roles = [each for each in render_chart(values) if each["kind"] in ("Role", "ClusterRole")]
+        return [rule["verbs"] for each in roles for rule in each["rules"] if "certificates" in rule["resources"]]
+
+    assert verbs({}) == []
+    assert verbs({"jobs.tls": {"mode": "CertManager", "issuerRef": {"name": "clinic"}}}) == [
+        ["get", "create", "delete"]
+    ]
 
 
 def test_administrator_can_admit_all_pods_of_kuberays_namespace() -> None:

@@ -12,6 +12,7 @@ import pytest
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import FINAL, JobHarness
 from e2e.platform.fixtures.polling import wait_until
+from tensafe_operator import names
 from tensafe_operator.children import Manifest
 from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
 
@@ -86,6 +87,8 @@ def assert_started_once(cluster: JobHarness) -> None:
         "rolebinding": ["claims-triage-trainer"],
     }
     assert cluster.ledger()["spec"]["keySecretName"] in found["secret"]
+    ray_job = cluster.get("rayjob", "claims-triage-a1") or {}
+    assert ray_job["metadata"]["annotations"][names.TLS_SECRET] in found["secret"]
     assert [each["number"] for each in status["attempts"]] == [1]
     assert status["ledgerUID"] == (cluster.get("privacyledger", ledger) or {})["metadata"]["uid"]
     assert status["phase"] == "Starting"
@@ -106,7 +109,7 @@ def test_job_starts_once_although_the_operator_is_killed_after_any_write(cluster
         uid = cluster.status()["ledgerUID"]
         cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
         # A garbage collector that has just started discovers new kinds every half minute.
-        wait_until(lambda: not any(names for kind, names in objects_of(cluster).items() if kind != "privacyledger"))
+        wait_until(lambda: not any(left for kind, left in objects_of(cluster).items() if kind != "privacyledger"))
         forget(cluster, uid)
         if survived:
             break
@@ -267,7 +270,7 @@ def test_job_can_be_deleted_in_each_phase_and_its_ledger_stays(cluster: JobHarne
     before = cluster.get("privacyledger", ledger) if ledger else None
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "tsj", cluster.name)
     cluster.reconcile()
-    wait_until(lambda: not any(names for kind, names in objects_of(cluster).items() if kind != "privacyledger"))
+    wait_until(lambda: not any(left for kind, left in objects_of(cluster).items() if kind != "privacyledger"))
     assert objects_of(cluster)["privacyledger"] == ([ledger] if before else [])
     if before:
         assert cluster.get("privacyledger", ledger) == before

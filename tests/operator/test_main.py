@@ -135,6 +135,8 @@ def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ("TENSAFE_JOB_NETWORK", '{"metadata": ["AWS"]}', "is wrong in metadata.0 .*set it as the chart does"),
         ("TENSAFE_JOB_NETWORK", '{"apiServerCIDRs": ["10.0.0.1/8"]}', "is wrong in apiServerCIDRs.0 .*host bits"),
         ("TENSAFE_JOB_NETWORK", "{", "is wrong in the whole .*JSON"),
+        ("TENSAFE_JOB_TLS", '{"mode": "On"}', "is wrong in mode .*set it as the chart does from `jobs.tls`"),
+        ("TENSAFE_JOB_TLS", '{"mode": "CertManager"}', "issuerRef.name"),
         ("TENSAFE_FS_GROUP", "none", "set it to a whole number"),
         ("TENSAFE_READ_ONLY_ROOT", "yes", "set it to true or false"),
         ("TENSAFE_METRICS_PER_JOB", "no", "set it to true or false"),

@@ -33,8 +33,10 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     ray_job = cluster.get("rayjob", "claims-triage-a1")
     assert ray_job is not None and ray_job["spec"]["submissionMode"] == "HTTPMode"
     volumes = ray_job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    tls_secret = ray_job["metadata"]["annotations"][names.TLS_SECRET]
     for kind, name in (
         ("secret", cluster.ledger()["spec"]["keySecretName"]),
+        ("secret", tls_secret),
         ("configmap", next(each["configMap"]["name"] for each in volumes if each["name"] == "job")),
         ("networkpolicy", "claims-triage"),
         ("rolebinding", "claims-triage-trainer"),
@@ -59,6 +61,8 @@ def test_job_from_apply_to_its_model_and_its_deletion(cluster: JobHarness) -> No
     assert cluster.status()["finalModel"]["uri"] == "s3://models/final"
     assert cluster.status()["keyDeleted"] is True
     assert cluster.get("secret", cluster.ledger()["spec"]["keySecretName"]) is None
+    assert cluster.get("secret", tls_secret) is None
+    assert cluster.get("rayjob", "claims-triage-a1"), "it is kept for its logs"
     where = ("-n", cluster.namespace)
     assert cluster.get("rolebinding", "claims-triage-trainer"), "a pod of the job is left"
     cluster.plane.kubectl(*where, "delete", "pod", pod.name, "--force", "--grace-period=0")

@@ -120,8 +120,13 @@ role. */}}
   resources: [configmaps, serviceaccounts]
   verbs: [get, create]
 - apiGroups: [""]
-  resources: [secrets]                # the keys of jobs: created with a job, deleted when it has ended
+  resources: [secrets]                # the keys of jobs and attempts: created with them, deleted at their end
   verbs: [create, delete]
+{{- if eq .Values.jobs.tls.mode "CertManager" }}
+- apiGroups: [cert-manager.io]
+  resources: [certificates]           # one for each attempt, deleted when it has ended
+  verbs: [get, create, delete]
+{{- end }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]         # made with a job, and brought back while it runs
   verbs: [get, list, watch, create, patch]

@@ -59,14 +59,14 @@ def job_key(job: TenSafeTrainingJob) -> Manifest:
     job.
     """
     uid = job.metadata.uid or ""
-    name = names.key_prefix(job.metadata.name, uid) + _derived("name", uid).hex()[:8]
+    name = names.key_prefix(job.metadata.name, uid) + derived("name", uid).hex()[:8]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(job, name),
         "type": "Opaque",
         "immutable": True,
-        "data": {JOB_KEY: base64.b64encode(_derived("key", uid)).decode()},
+        "data": {JOB_KEY: base64.b64encode(derived("key", uid)).decode()},
     }
 
 
@@ -75,5 +75,6 @@ def key_digest(key: Manifest) -> str:
     return hashlib.sha256(base64.b64decode(key["data"][JOB_KEY])).hexdigest()
 
 
-def _derived(purpose: str, uid: str) -> bytes:
+def derived(purpose: str, uid: str) -> bytes:
+    """32 bytes for one purpose of one job, the same at each call. Only this process can derive them."""
     return hmac.digest(_SEED, f"{purpose} of {uid}".encode(), "sha256")

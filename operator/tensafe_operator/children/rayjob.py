@@ -18,7 +18,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration, Volume
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, configuration, metadata, service_account
+from tensafe_operator.children import Manifest, configuration, metadata, service_account, tls
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -70,6 +70,8 @@ def ray_job(
     if cluster.queue_name:
         head["labels"] = {**head["labels"], names.QUEUE: cluster.queue_name}
     head["labels"] = {**cluster.ray_job_labels, **head["labels"]}
+    if settings.job_tls.enabled:
+        head["annotations"] = {names.TLS_SECRET: tls.secret_name(job, attempt)}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -84,14 +86,14 @@ def ray_job(
             "suspend": bool(cluster.queue_name),  # Kueue resumes it
             "rayClusterSpec": {
                 "rayVersion": cluster.ray_version or settings.ray_version,
-                "authOptions": {"mode": "token"},
+                "authOptions": tls.auth_options(settings),
                 "enableInTreeAutoscaling": False,
                 "headGroupSpec": {
                     "rayStartParams": {
                         "num-cpus": "0",
                         "num-gpus": "0",
                         "object-store-memory": _object_store_bytes(cluster.head.memory),
-                        "dashboard-host": "0.0.0.0",
+                        **tls.dashboard(settings),
                     },
                     "template": _head_template(job, attempt, settings, parameters),
                 },
@@ -123,6 +125,7 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
             *_home(settings),
             *_common_environment(parameters),
             {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)},
+            *tls.environment(job, attempt, settings),
         ],
         "volumeMounts": [_mount("job", JOB_PATH), *_writable_mounts(settings)],
     }
@@ -130,6 +133,8 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
     template = _template(job, attempt, settings, container, volumes)
     if settings.pull_secrets and not cluster.image_pull_secrets:  # workers have them from their service account
         template["spec"]["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    if own := tls.init_containers(job, attempt, settings, container, head=True):
+        template["spec"]["initContainers"] = own
     return _placed(template, cluster.head.node_selector, cluster.head.tolerations, cluster.head.affinity)
 
 
@@ -144,7 +149,11 @@ def _worker_template(
     volumes = [*cluster.volumes, *_pvc_volumes(job)]
     container = {
         **_container(WORKER_CONTAINER, cluster, settings, size),
-        "env": [*_home(settings, cluster.env), *_worker_environment(job, parameters)],
+        "env": [
+            *_home(settings, cluster.env),
+            *_worker_environment(job, parameters),
+            *tls.environment(job, attempt, settings),
+        ],
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
             _mount("job", JOB_PATH),
@@ -167,7 +176,10 @@ def _worker_template(
             {"labelSelector": _workers_of(job), **each} for each in cluster.topology_spread_constraints
         ]
     template["spec"] |= {
-        "initContainers": [_check_container(container)],
+        "initContainers": [
+            _check_container(container),
+            *tls.init_containers(job, attempt, settings, container, head=False),
+        ],
         "serviceAccountName": service_account(job),
         "automountServiceAccountToken": True,
     }

@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field
 
 from tensafe_api.resources.status import Attempt, Status
+from tensafe_operator import names
 from tensafe_operator.children import Manifest
+from tensafe_operator.job_tls import TlsMode
 from tensafe_operator.plan.conditions import JobState, set_conditions
 from tensafe_operator.plan.observed import Action, Create, Decision, Delete, Object, Observed
 from tensafe_operator.settings import Settings
@@ -49,11 +51,28 @@ class Draft:
         self.actions.append(Create(manifest))
 
     def delete(self, found: Object) -> None:
-        """Delete an object, unless its deletion has started."""
+        """Delete an object, unless its deletion has started; with a RayJob, the Secret of its attempt."""
         metadata = found["metadata"]
         if metadata.get("deletionTimestamp") is None:
             self.irreversible = True
             self.actions.append(Delete(found["kind"], metadata["name"], metadata["uid"]))
+            if found["kind"] == "RayJob":
+                self.delete_tls_secret(found)
+
+    def delete_tls_secret(self, ray_job: Object) -> None:
+        """Delete the Secret of an attempt that has ended, and what cert-manager made of its Certificate.
+
+        The RayJob names the Secret. Any user may edit that: a name that the operator does not give is not followed.
+        """
+        metadata = ray_job["metadata"]
+        name = (metadata.get("annotations") or {}).get(names.TLS_SECRET, "")
+        if not name.startswith(names.tls_prefix(metadata["name"])):
+            return
+        self.irreversible = True
+        deletions = [Delete("Secret", name)]
+        if self.settings.job_tls.mode is TlsMode.CERT_MANAGER:
+            deletions += [Delete(kind, names.authority_name(name)) for kind in ("Certificate", "Secret")]
+        self.actions += [each for each in deletions if each not in self.actions]
 
     def wake_at(self, *times: float) -> None:
         """Reconcile again at the earliest of these times, in seconds since the epoch."""

@@ -77,7 +77,7 @@ class Delete:
     """Delete an object, and after it what it owns.
 
     Attributes:
-        uid: its UID; None only for the Secret with the job's key, which the operator may not read.
+        uid: its UID; None only for Secrets, which the operator may not read, and for what cert-manager needs.
     """
 
     kind: str

@@ -71,12 +71,14 @@ def state_after(
 def end_attempt(
     draft: Draft, spec: Spec, attempt: Attempt, assessment: Assessment, record: LedgerStatus | None
 ) -> None:
-    """Record the end of an attempt, delete a RayJob that still runs, and set what the end means for the job."""
+    """Record the end of an attempt, delete its Secret and a RayJob that still runs, and set what that means."""
     draft.irreversible = True
     draft.record(close(attempt, assessment, draft.now))
     ray_job = draft.ray_job_of(attempt)
-    if ray_job is not None and not is_terminal(ray_job):
-        draft.delete(ray_job)
+    if ray_job is not None:
+        draft.delete_tls_secret(ray_job)
+        if not is_terminal(ray_job):  # one that has ended is kept for its logs
+            draft.delete(ray_job)
     acquired = [charge.attempt for charge in record.charges] if record is not None else []
     most = spec.retry.max_attempts
     draft.set_state(state_after(assessment, draft.status.attempts, acquired, most, suspend=spec.suspend))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob
+from tensafe_operator.children import Manifest, access, configuration, matches, network, rayjob, tls
 from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
 from tensafe_operator.plan.conditions import JobState
@@ -75,6 +75,8 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     parameters = configuration.config_map(job, attempt.number, name, uid, opened.key_digest)
     key = opened.key_secret_name
     ray_job = rayjob.ray_job(job, attempt.number, draft.settings, parameters=parameters, key_secret=key)
-    account, isolation = access.account(job, draft.settings), network.policy(job, draft.settings)
-    children = [account, access.role_binding(job), isolation, parameters, ray_job]
+    secret = tls.attempt_secret(job, attempt.number, draft.settings)
+    authority = tls.certificate(job, attempt.number, draft.settings)
+    rights = access.account(job, draft.settings), access.role_binding(job), network.policy(job, draft.settings)
+    children = [*rights, parameters, secret, authority, ray_job]
     return [each for each in children if each is not None]

@@ -19,7 +19,7 @@ from e2e.platform.fixtures.polling import wait_until
 from tensafe_api.manifest import ManifestError, load_manifest, parse_job
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network, rayjob
+from tensafe_operator.children import Manifest, access, configuration, ledger, matches, network, rayjob, tls
 from tensafe_operator.settings import Settings
 
 SETTINGS = Settings(image="registry.example/tensafe-trainer:0.1", egress_cidrs=("10.1.0.0/16",))
@@ -94,6 +94,7 @@ def children(job: TenSafeTrainingJob, settings: Settings = SETTINGS) -> list[Man
         access.job_key(job),
         network.policy(job, settings),
         parameters_of(job),
+        tls.attempt_secret(job, 1, settings),
         ray_job_of(job, settings),
     ]
     return [each for each in built if each is not None]
@@ -205,7 +206,7 @@ def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
 def test_missing_secret_is_reported_before_the_worker_waits_for_the_head() -> None:
     """KubeRay appends its own init container, which waits for the head, to those in the template."""
     worker = pods(admitted(EVERY_FIELD))[1]
-    (first,), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
+    (first, *_), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
     for field in ("image", "env", "envFrom", "resources"):
         assert first[field] == main[field]
     assert first["securityContext"] == {**main["securityContext"], "readOnlyRootFilesystem": True}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeOperator, Killed, running_job
+from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.cleanup import KEPT_SECONDS
 from tensafe_operator.plan.observed import Delete
@@ -157,6 +160,86 @@ def test_key_is_deleted_after_the_end_is_stored() -> None:
     assert not cluster.keys()
     FakeOperator(cluster).settle()
     assert cluster.status["keyDeleted"] is True
+
+
+@pytest.mark.parametrize(("outcome", "ray_job"), [("Completed", "SUCCEEDED"), (None, "FAILED")])
+def test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended(outcome: str | None, ray_job: str) -> None:
+    cluster, operator = running_job()
+    operator.settle()
+    assert len(cluster.tls_secrets()) == 1
+    if outcome:
+        cluster.record_outcome(outcome)
+    cluster.end_ray_job(ray_job)
+    operator.settle()
+    assert cluster.ray_jobs, "it is kept for its logs"
+    assert not cluster.tls_secrets()
+
+
+def test_each_attempt_has_a_secret_of_its_own() -> None:
+    cluster, operator = running_job()
+    (first,) = cluster.tls_secrets()
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    cluster.remove_terminating_pods()
+    cluster.now += 600
+    operator.settle()
+    (second,) = cluster.tls_secrets()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
+    assert second.startswith("claims-triage-a2-tls-") and first.startswith("claims-triage-a1-tls-")
+
+
+def test_secret_of_an_attempt_is_deleted_again_if_the_operator_died_before_it_stored_the_end() -> None:
+    cluster, operator = running_job()
+    cluster.end_ray_job("FAILED")
+    cluster.take_snapshot()
+    with pytest.raises(Killed):
+        operator.reconcile(dies_after=0)
+    assert cluster.tls_secrets()
+    FakeOperator(cluster).settle()
+    assert not cluster.tls_secrets()
+
+
+def test_secret_of_an_attempt_is_deleted_with_its_ray_job_when_the_job_is_suspended() -> None:
+    cluster, operator = running_job()
+    cluster.suspend(True)
+    operator.settle()
+    cluster.now += 1000
+    operator.settle()
+    assert cluster.ray_jobs == {}
+    assert not cluster.tls_secrets()
+
+
+def test_secret_of_an_attempt_is_deleted_when_a_user_has_deleted_its_ray_job() -> None:
+    """KubeRay's finalizer may hold the RayJob for some time."""
+    cluster, operator = running_job()
+    cluster.ray_jobs["claims-triage-a1"]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    cluster.end_ray_job("STOPPED")
+    operator.settle()
+    assert cluster.status["attempts"][0]["endTime"]
+    assert not [each for each in cluster.tls_secrets() if each.startswith("claims-triage-a1-")]
+
+
+def test_certificate_and_secret_of_cert_manager_are_deleted_with_the_attempt() -> None:
+    cluster, _ = running_job()
+    cluster.end_ray_job("FAILED")
+    tls = JobTls(mode=TlsMode.CERT_MANAGER, issuer_ref=IssuerRef(name="clinic"))
+    actions = decide(cluster.observe(), cluster.now, replace(SETTINGS, job_tls=tls)).actions
+    (secret,) = cluster.tls_secrets()
+    assert [(each.kind, each.name) for each in actions if isinstance(each, Delete)] == [
+        ("Secret", secret),
+        ("Certificate", f"{secret}-ca"),
+        ("Secret", f"{secret}-ca"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["database-password", "other-a1-tls-01234567", "claims-triage-a2-tls-01234567"])
+def test_annotation_that_a_user_has_edited_deletes_no_other_secret(name: str) -> None:
+    cluster, operator = running_job()
+    cluster.others.add(("Secret", name))
+    cluster.ray_jobs["claims-triage-a1"]["metadata"]["annotations"]["tensafe.io/tls-secret"] = name
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    assert ("Secret", name) in cluster.others
 
 
 @pytest.mark.parametrize("name", ["database-password", "claims-triage-22222222-key-01234567"])
