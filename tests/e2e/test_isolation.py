@@ -1,7 +1,11 @@
-"""Isolation of a job: the network, the head and an unrelated pod get no records, no secrets and no access."""
+"""Isolation of a job: the network, the head and an unrelated pod get no records, no secrets and no access.
+
+The scenario gives the unrelated pod even Ray's token, which the network does not show.
+"""
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 import json
 import signal
@@ -15,25 +19,28 @@ import pytest
 from transformers import AutoTokenizer
 
 from e2e.platform.cluster import Cluster
-from e2e.platform.fixtures.packet_capture import check_masked, tcp_streams
+from e2e.platform.fixtures.packet_capture import check_encrypted, check_masked, tcp_streams
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.node import BRIDGE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 
-STEPS = 30
+STEPS = 120
+"""The job trains while the scenario tries to get in."""
 CANARY = "zq9canary7kx"
 """A word that is in every record and nowhere else."""
 TRAINED = 2 * 2 * 2 * 8 * 384 + len(LABELS) * (384 + 1)
 """Number of trained parameters: the query and value adapters of two layers (rank 8, two factors each), and the new
 classifier.
 """
+PROBED = {8265, 52365}
+"""Ports of Ray and of the gate that take requests over HTTP. Pods of this scenario try them, and are refused."""
 SUBMIT_RAY_JOB = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(
-    f"http://{sys.argv[1]}:8265/api/jobs/",
-    data=b'{"entrypoint": "touch /tmp/stranger"}',
+    f"http://{sys.argv[1]}/",
+    data=b'{"entrypoint": "touch /tmp/stranger", "submission_id": "stranger"}',
     headers={"Content-Type": "application/json", **eval(sys.argv[2])},
 )
 try:
@@ -89,7 +96,7 @@ def test_network_head_and_unrelated_pod_get_no_secrets(
         team.submit(spec__training__steps=STEPS)
         team.wait_for_step(1)
         (head,), workers = team.pod_names("head"), team.pod_names("worker")
-        addresses = [address_of(team, worker) for worker in workers]
+        addresses, stranger = [address_of(team, worker) for worker in workers], address_of(team, "stranger")
 
         # The head has neither the job's key, nor a token of the API server, nor the bucket's keys. A worker has them.
         assert not team.exec_in_pod(head, "ls", "/etc/tensafe/job").returncode
@@ -104,10 +111,20 @@ def test_network_head_and_unrelated_pod_get_no_secrets(
         # A network that enforces policies does not let the unrelated pod connect.
         address = address_of(team, head)
         without = ("env", "-u", "RAY_AUTH_TOKEN", "-u", "RAY_AUTH_MODE")
+        secret = secret_of_attempt(team)
+        submission, agent = f"{address}:8265/api/jobs", f"{addresses[0]}:52365/api/job_agent/jobs"
         for pod, expected in ((workers[0], {"401", "403"}), ("stranger", {"401", "403", "unreachable"})):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
-                answer = team.exec_in_pod(pod, *without, "python", "-c", SUBMIT_RAY_JOB, address, repr(headers))
-                assert answer.stdout.strip() in expected, answer
+                for path in (submission, agent):
+                    answer = team.exec_in_pod(pod, *without, "python", "-c", SUBMIT_RAY_JOB, path, repr(headers))
+                    assert answer.stdout.strip() in expected, answer
+
+        # Without a certificate of the attempt, not even Ray's token opens a connection to its nodes.
+        soon = ("RAY_gcs_rpc_server_connect_timeout_s=1", "RAY_py_gcs_connect_timeout_s=5")  # it would try for 50 s
+        with_token = ("env", "RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={secret['ray.token']}", *soon)
+        health = ("ray", "health-check", "--address", f"{address}:6379")
+        assert team.exec_in_pod("stranger", *with_token, *health).returncode
+        assert not team.exec_in_pod(workers[0], *health).returncode
         status = team.exec_in_pod(workers[0], *without, "ray", "status", "--address", f"{address}:6379")
         assert status.returncode and "uthenticat" in status.stdout + status.stderr, status
         assert team.exec_in_pod(head, "ls", "/tmp/stranger").returncode, "a Ray job without the token was run"
@@ -120,6 +137,15 @@ def test_network_head_and_unrelated_pod_get_no_secrets(
         if local_cluster is not None:  # its network lets every pod connect
             assert all("did not prove that it belongs to this attempt" in answer for answer in refused), refused
 
+        # The processes of Ray do not have the key of the attempt's authority, and cannot issue certificates.
+        for pod in (head, workers[0]):
+            assert "TENSAFE_AUTHORITY_KEY" not in team.exec_in_pod(pod, "env").stdout
+            assert team.exec_in_pod(pod, "ls", "/var/run/tensafe/tls").stdout.split() == [
+                "ca.crt",
+                "tls.crt",
+                "tls.key",
+            ]
+
         # The head's disk and shared memory contain no record.
         found = team.exec_in_pod(head, "grep", "-rlaF", CANARY, "/tmp", "/dev/shm", "/var/run/tensafe", "/home/tensafe")
         assert found.returncode == 1 and not found.stdout, found
@@ -130,10 +156,25 @@ def test_network_head_and_unrelated_pod_get_no_secrets(
         return  # capturing packets needs access to the node
 
     captured_streams = tcp_streams(capture)
-    assert any(b"tensorguard" in stream for stream in captured_streams.values()), "no unencrypted stream was captured"
-    for form in forms(CANARY):
+    for form in (*forms(CANARY), secret["ray.token"].encode(), secret["authority.key"].encode()):
         assert not any(form in stream for stream in captured_streams.values())
     check_masked(captured_streams, (addresses[0], addresses[1]), STEPS, TRAINED * 4)
+    check_encrypted(captured_streams, address, set(addresses), PROBED)
+    requests = [stream for each, stream in captured_streams.items() if each.target_port == 8265]
+    assert any(b"python -m tensorguard.cluster" in stream for stream in requests), (
+        "KubeRay's requests were not captured"
+    )
+    callers = {each.source for each in captured_streams if (each.target, each.target_port) == (address, 8265)}
+    assert len(callers - {stranger, *addresses}) == 1, f"others than KubeRay call the head: {callers}"
+
+
+def secret_of_attempt(team: TeamNamespace) -> dict[str, str]:
+    """The Secret of the first attempt, which its RayJob names."""
+    ray_job = team.get("rayjob", "triage-a1")
+    assert ray_job is not None
+    secret = team.get("secret", ray_job["metadata"]["annotations"]["tensafe.io/tls-secret"])
+    assert secret is not None
+    return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
 
 
 def joined(team: TeamNamespace, address: str, *members: tuple[str, str]) -> list[str]:

@@ -11,7 +11,14 @@ import dpkt
 import numpy as np
 import pytest
 
-from e2e.platform.fixtures.packet_capture import Direction, check_masked, gloo_messages, looks_random, tcp_streams
+from e2e.platform.fixtures.packet_capture import (
+    Direction,
+    check_encrypted,
+    check_masked,
+    gloo_messages,
+    looks_random,
+    tcp_streams,
+)
 
 WORKERS = ("10.85.0.2", "10.85.0.3")
 STEPS, SIZE = 6, 27_000
@@ -111,3 +118,41 @@ def test_leaks_are_found(leak: Callable[[int, np.ndarray, np.ndarray], list[np.n
 def test_other_streams_are_not_parsed_as_gloo() -> None:
     assert gloo_messages(b"GET /healthz HTTP/1.1\r\nHost: head\r\nAccept: everything\r\n" * 20) is None
     assert gloo_messages(Ring().sent[0][8:]) == gloo_messages(Ring().sent[0])
+
+
+HEAD = "10.85.0.4"
+TLS = b"\x16\x03\x01\x02\x00\x01"
+
+
+def streams_with_the_head(content: bytes = TLS) -> dict[Direction, bytes]:
+    """One connection of each worker with the head, in both directions; `content` is what the first worker sends."""
+    streams = {Direction(HEAD, 6379, worker, 2000): TLS for worker in WORKERS}
+    return {**streams, **{Direction(worker, 2000, HEAD, 6379): TLS for worker in WORKERS}} | {
+        Direction(WORKERS[0], 2000, HEAD, 6379): content
+    }
+
+
+def test_messages_that_are_not_encrypted_are_found() -> None:
+    workers = set(WORKERS)
+    plain = {DIRECTION: b"masked", Direction("10.85.0.9", 3000, HEAD, 6379): b"PRI * HTTP/2.0"}
+    check_encrypted(streams_with_the_head() | plain, HEAD, workers, set())
+    with pytest.raises(AssertionError, match="not encrypted"):
+        check_encrypted(
+            streams_with_the_head(b"PRI * HTTP/2.0") | plain | {Direction(WORKERS[0], 2001, HEAD, 6379): TLS},
+            HEAD,
+            workers,
+            set(),
+        )
+    with pytest.raises(AssertionError, match="not encrypted"):
+        check_encrypted(streams_with_the_head() | {DIRECTION: b"PRI * HTTP/2.0"}, HEAD, workers, set())
+    probe = {Direction(WORKERS[0], 2002, HEAD, 8265): b"POST /api/jobs/"}
+    check_encrypted(streams_with_the_head() | probe, HEAD, workers, {8265})
+    with pytest.raises(AssertionError, match="not encrypted"):
+        check_encrypted(streams_with_the_head() | probe, HEAD, workers, set())
+
+
+def test_capture_without_streams_of_a_pod_is_refused() -> None:
+    with pytest.raises(AssertionError, match="no encrypted stream from each pod"):
+        check_encrypted({}, HEAD, set(WORKERS), set())
+    with pytest.raises(AssertionError, match="no encrypted stream from each pod"):
+        check_encrypted(streams_with_the_head(), HEAD, {*WORKERS, "10.85.0.5"}, set())
