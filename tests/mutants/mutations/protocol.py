@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mutations.mutation import AGGREGATION_TESTS, LEDGER_TESTS, TRAINER, TRAINING_TESTS, Edit, Mutation
+from mutations.mutation import AGGREGATION_TESTS, LEDGER_TESTS, OPERATOR, TRAINER, TRAINING_TESTS, Edit, Mutation
 
 _STEP = TRAINER + "training/step.py"
 _FOLD = TRAINER + "ledger/fold.py"
 _MASKS = TRAINER + "aggregation/masks.py"
 _NEIGHBOURS = TRAINER + "aggregation/neighbours.py"
 _FILE = TRAINER + "ledger/file.py"
+_POD_TESTS = "tests/trainer_image/runners/pod/"
 _NODES = TRAINER + "runners/nodes/"
 _NODE_TESTS = "tests/trainer_image/runners/nodes/"
 _KEY_TESTS = "tests/trainer_image/runners/local/test_job_key.py::"
@@ -171,6 +172,58 @@ PROTOCOL: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
+    ),
+    Mutation(
+        "the Secret of an attempt outlives the attempt",
+        (Edit(OPERATOR + "plan/retry.py", "        draft.delete_tls_secret(ray_job)\n", ""),),
+        ("tests/operator/plan/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),
+    ),
+    Mutation(
+        "Ray's processes can issue certificates",
+        (
+            Edit(
+                OPERATOR + "children/tls.py",
+                '        _secret_variable("RAY_AUTH_TOKEN", secret_name(job, attempt), RAY_TOKEN),\n',
+                '        _secret_variable("RAY_AUTH_TOKEN", secret_name(job, attempt), RAY_TOKEN),\n'
+                "        *_authority_variables(job, attempt, settings),\n",
+            ),
+        ),
+        (
+            "tests/operator/children/test_tls.py"
+            "::test_only_the_container_that_issues_certificates_gets_the_key_of_the_authority",
+        ),
+    ),
+    Mutation(
+        "KubeRay sends the token of Ray's nodes",
+        (Edit(OPERATOR + "children/tls.py", '"disabled" if settings.job_tls.enabled else "token"', '"token"'),),
+        ("tests/operator/children/test_tls.py::test_kuberay_needs_no_token_and_reaches_only_the_gate",),
+    ),
+    Mutation(
+        "pods accept any key of an authority",
+        (
+            Edit(
+                TRAINER + "runners/pod/certificate.py",
+                " or hashlib.sha256(secret.encode()).hexdigest() != expected",
+                "",
+            ),
+        ),
+        (_POD_TESTS + "test_certificate.py::test_pod_without_the_right_authority_does_not_start",),
+    ),
+    Mutation(
+        "the gate submits any entrypoint",
+        (
+            Edit(
+                TRAINER + "runners/pod/gate.py",
+                ' or request.get("entrypoint") != ENTRYPOINT',
+                "",
+            ),
+        ),
+        (_POD_TESTS + "test_gate.py::test_no_other_submission_reaches_ray",),
+    ),
+    Mutation(
+        "the statement claims TLS that is disabled",
+        (Edit(TRAINER + "runners/pod/pod_files.py", 'os.environ.get(TLS_VARIABLE) == "1"', "TLS_VARIABLE"),),
+        (_POD_TESTS + "test_pod_files.py::test_statement_states_whether_ray_encrypts_its_messages",),
     ),
     Mutation(
         "a NetworkPolicy that was opened while a job trains stays open",
