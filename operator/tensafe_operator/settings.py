@@ -18,7 +18,7 @@ from tensafe_api.resources.strings import IMAGE, RAY_VERSION, SUBDOMAIN
 from tensafe_operator.job_network import JobNetwork
 from tensafe_operator.job_tls import JobTls
 from tensafe_operator.runtime.errors import ConfigurationError
-from tensafe_operator.runtime.leader_election import DEFAULT_DURATIONS, LeaseDurations
+from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS, LeaseDurations
 
 _PREFIX = "TENSAFE_"
 _PATTERNS = {"image": (IMAGE, "registry.example/tensafe-trainer:0.1"), "ray_version": (RAY_VERSION, "2.60.0")}

@@ -24,7 +24,7 @@ from tensafe_operator.job_metrics import JobMetrics
 from tensafe_operator.job_network import Dns, JobNetwork, MetadataService
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.ledger_guard import guard_gauge
-from tensafe_operator.runtime.leader_election import LeaseDurations
+from tensafe_operator.runtime.lease_durations import LeaseDurations
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensafe_operator.settings import Settings
 

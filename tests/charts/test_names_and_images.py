@@ -10,7 +10,7 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.helm import CHART, helm, render_chart, set_arguments
-from tensafe_operator.runtime.leader_election import LeaseDurations
+from tensafe_operator.runtime.lease_durations import LeaseDurations
 from tensafe_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster

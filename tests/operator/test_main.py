@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensafe_operator.__main__ import main
-from tensafe_operator.runtime.leader_election import LeaseDurations
+from tensafe_operator.runtime.lease_durations import LeaseDurations
 from tensafe_operator.settings import ConfigurationError, Settings, variable
 
 KUBECONFIG = """\

@@ -118,6 +118,6 @@ class Observability(Block):
         "Hidden",
         description="Training loss, gradient norms and batch sizes: exact functions of private data, which the log "
         "and the status never contain. Hidden: they are kept nowhere. Internal: each worker keeps them in "
-        "private-metrics-rankN.jsonl in the run's private folder (in a cluster in /var/run/tensafe of its pod), and "
-        "the privacy statement records that.",
+        "private-metrics-rankN.jsonl in the run's private folder (in a cluster in /var/run/tensafe of its pod, lost "
+        "with the pod), and the privacy statement records that.",
     )

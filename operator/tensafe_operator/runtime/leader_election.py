@@ -17,37 +17,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from tensafe_operator.runtime.api_client import CONFLICT, NOT_FOUND, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS, LeaseDurations
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-@dataclass(frozen=True)
-class LeaseDurations:
-    """Durations of a leader election, in seconds.
-
-    `renew_deadline` must be below `lease`: a leader must stop to write before another process may lead. A renewal
-    waits for `retry_period` and sends two requests, each of which may take as long. So `renew_deadline` must be above
-    three of them, or one slow answer would end the leadership.
-
-    Attributes:
-        lease: another process may lead so long after the last renewal.
-        renew_deadline: the leader stops so long after its last renewal.
-        retry_period: between two attempts to renew or to acquire, and the longest duration of one request.
-    """
-
-    lease: int = 10
-    renew_deadline: float = 7
-    retry_period: float = 2
-
-
-DEFAULT_DURATIONS = LeaseDurations()
 
 
 class LeaderElection:

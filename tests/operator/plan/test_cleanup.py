@@ -108,7 +108,7 @@ def test_job_without_a_ttl_is_never_deleted() -> None:
     cluster.end_ray_job("SUCCEEDED")
     operator.settle()
     deleted = {each.kind for each in decide(cluster.observe(), cluster.now + 1e9, SETTINGS).actions}
-    assert deleted == {"RayJob"}
+    assert deleted == {"RayJob", "Secret"}
 
 
 @pytest.mark.parametrize(

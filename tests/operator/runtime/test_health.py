@@ -13,7 +13,8 @@ from prometheus_client import generate_latest
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
 from tensafe_operator.runtime.health import Health
-from tensafe_operator.runtime.leader_election import DEFAULT_DURATIONS, LeaderElection
+from tensafe_operator.runtime.leader_election import LeaderElection
+from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS
 from tensafe_operator.runtime.metrics import OperatorMetrics
 
 

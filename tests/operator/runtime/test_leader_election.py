@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tensafe_operator.runtime import leader_election
-from tensafe_operator.runtime.leader_election import LeaderElection, LeaseDurations
+from tensafe_operator.runtime.leader_election import LeaderElection
+from tensafe_operator.runtime.lease_durations import LeaseDurations
 
 TURNS = range(8)
 """Numbers of turns of the event loop between the answer and the cancellation."""
