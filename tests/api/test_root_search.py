@@ -58,3 +58,9 @@ def test_few_evaluations_suffice_for_curves_like_those_of_epsilon() -> None:
         assert found == math.ceil(root)
         counts.append(len(tried))
     assert sum(counts) / len(counts) <= 8 and max(counts) <= 14
+
+
+@pytest.mark.parametrize("wrong", [range(50, 60), range(1, 70), range(400, 999)])
+def test_value_that_is_not_a_number_does_not_meet_the_target(wrong: range) -> None:
+    found, _ = evaluated(lambda number: math.nan if number in wrong else step(50, 1.0, -1.0, number), 0, 1000)
+    assert found not in wrong and found >= 50

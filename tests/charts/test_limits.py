@@ -23,6 +23,7 @@ LIMITS: dict[str, Any] = {
     "limits.serviceAccounts": ["training"],
     "limits.annotationPrefixes": ["team.example/"],
     "limits.priorityClasses": ["batch"],
+    "limits.profiles": ["small"],
     "limits.trustRemoteCode": False,
     "limits.maxEpsilon": "8",
     "limits.minUnits": 1000,
@@ -37,6 +38,8 @@ WITHIN: dict[str, Any] = {
         "serviceAccountName": "training",
         "podAnnotations": {"team.example/cost": "1"},
         "priorityClassName": "batch",
+        "profileRef": "small",
+        "rayJobLabels": {"ray.io/priority-class-name": "batch"},
     },
     "spec.privacy.targetEpsilon": "8.00",
     "spec.dataset.unit.atLeast": 1000,
@@ -67,6 +70,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"spec.cluster.podAnnotations": {"team.example/a": "1", "other/b": "2"}}, "start with team.example/"),
     ({"spec.cluster.priorityClassName": "system-node-critical"}, "spec.cluster.priorityClassName"),
+    ({"spec.cluster.rayJobLabels": {"ray.io/priority-class-name": "system-node-critical"}}, "rayJobLabels"),
+    ({"spec.cluster.rayJobLabels": {"kueue.x-k8s.io/priority-class": "urgent"}}, "allows only batch"),
+    ({"spec.cluster.profileRef": "urgent"}, "spec.cluster.profileRef: the administrator allows only small"),
     ({"spec.model.trustRemoteCode": True}, "spec.model.trustRemoteCode"),
     ({"spec.privacy.targetEpsilon": "8.000001"}, "spec.privacy.targetEpsilon: the administrator allows at most 8"),
     ({"spec.privacy.targetEpsilon": "9e0"}, "spec.privacy.targetEpsilon"),
@@ -120,6 +126,45 @@ def test_jobs_within_the_limits_are_accepted(limited: Limited) -> None:
 def test_jobs_beyond_the_limits_are_refused_with_the_field_and_the_limit(limited: Limited) -> None:
     for changes, message in REFUSED:
         assert message in limited.refusal(changes), changes
+
+
+def test_suspended_job_cannot_be_changed_beyond_the_limits(limited: Limited) -> None:
+    """Most fields of `cluster` may change while a job is suspended."""
+    where = ("-n", limited.namespace)
+    job = changed(MINIMAL, {**WITHIN, "metadata.namespace": limited.namespace, "spec.suspend": True})
+    limited.plane.kubectl("create", "-f", "-", text=json.dumps(job))
+
+    def patch(body: dict[str, Any]) -> str:
+        command = (*where, "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
+        return limited.plane.kubectl(*command, check=False).stderr
+
+    cluster = [
+        (path.removeprefix("spec.cluster."), value, why)
+        for (changes, why) in REFUSED
+        for path, value in changes.items()
+        if path.startswith("spec.cluster.") and "Account" not in path
+    ]
+    assert len(cluster) > 5
+    for field, value, message in cluster:
+        assert message in patch({"spec": {"cluster": {field: value}}}), field
+    assert patch({"spec": {"cluster": {"nodeSelector": {"pool": "gpu"}}}}) == "", "what is not limited"
+    assert patch({"spec": {"suspend": False}}) == ""
+
+
+def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
+    """Otherwise no one could suspend, resume or label them."""
+    job = changed(MINIMAL, {**WITHIN, "metadata.namespace": "default", "spec.cluster.priorityClassName": "high"})
+    job = changed(job, {"spec.privacy.targetEpsilon": "20"})
+    limited.plane.kubectl("create", "-f", "-", text=json.dumps(job))
+    limited.plane.kubectl("label", "namespace", "default", "limited=yes")
+    try:
+        wait_until(lambda: limited.refusal(REFUSED[-1][0], "default"), 60)
+        for body in ({"spec": {"suspend": True}}, {"metadata": {"labels": {"a": "b"}}}):
+            command = ("-n", "default", "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
+            limited.plane.kubectl(*command)
+    finally:
+        limited.plane.kubectl("label", "namespace", "default", "limited-")
+        limited.plane.kubectl("-n", "default", "delete", "tsj", "claims-triage")
 
 
 def test_jobs_of_other_namespaces_are_not_limited(limited: Limited) -> None:

@@ -28,16 +28,18 @@ from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ledger import (
     adopt_ledger,
+    count_last_charges,
     end_by_ledger,
     fail_for_lost_ledger,
     find_conflict,
     is_lost,
     keep_counting,
     open_ledger,
+    unreadable_record,
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
-from tensafe_operator.plan.parsing import has_final_outcome, parse_ledger_spec, parse_ledger_status
-from tensafe_operator.plan.resolved import resolve_image, with_digest, with_resolved
+from tensafe_operator.plan.parsing import has_final_outcome, is_partial, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
 from tensafe_operator.plan.suspension import SUSPENDED, excuse, suspend_attempt
@@ -65,6 +67,7 @@ def is_final(status: Status) -> bool:
 def _decide(draft: Draft) -> None:
     status, found = draft.status, draft.observed.ledger
     if is_final(status):
+        count_last_charges(draft)
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
         delete_rights(draft)
@@ -86,6 +89,9 @@ def _decide(draft: Draft) -> None:
         draft.set_state(conflict)
         return  # a user removes the ledger, or the cluster administrator installs the release that created it
     admitted, record = adopt_ledger(draft, admitted, found), parse_ledger_status(found)
+    if is_partial(record):
+        draft.set_state(unreadable_record(draft))
+        return  # the cluster administrator installs the release whose trainer wrote the ledger
     asked, admitted = admitted, with_resolved(admitted, draft.status.resolved)
     delete_old_ray_jobs(draft, final=False)
     last = draft.status.attempts[-1] if draft.status.attempts else None
@@ -102,6 +108,13 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         if suspend:
             draft.set_state(SUSPENDED)
             return  # the author resumes the job
+        if not has_resolved_image(draft.status.resolved, admitted):
+            # Its author has written another image since the attempt was recorded.
+            own = admitted.job.spec.cluster
+            draft.status.resolved = resolve_image(draft.status.resolved, own, own, draft.settings)
+            draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
+            draft.irreversible = True
+            return  # the next decision, once this status is stored
         start_attempt(draft, admitted, attempt)
         return  # KubeRay creates the RayCluster
     if ray_job is None:

@@ -60,8 +60,8 @@ def delete_job(draft: Draft) -> None:
         for each in draft.status.conditions
         if each.type in _ENDS and each.status == "True"
     ]
-    if ttl is None or not ended:
-        return
+    if ttl is None or not ended or draft.observed.pods:
+        return  # a pod that is left may still write to its ledger, with rights that go with the job
     due = max(each or draft.now for each in ended) + ttl
     if due <= draft.now:
         draft.delete(draft.observed.job)

@@ -42,14 +42,13 @@ def keep_counting(draft: Draft, rejected: Rejected) -> None:
     """Start nothing for a rejected manifest, but count what its ledger has been charged: the job may have started under
     an older release of the operator, which accepted the manifest.
     """
-    phase = Phase.PENDING
+    phase = Phase(draft.status.phase or Phase.PENDING)
     opened, record = parse_ledger_spec(draft.observed.ledger), parse_ledger_status(draft.observed.ledger)
     if draft.status.ledger_uid is not None and opened is not None:
         draft.status = fold_ledger(draft.status, Claim.of(opened), record)
         if record is not None and has_final_outcome(record):
             end_by_ledger(draft, record)
             return
-        phase = Phase(draft.status.phase or phase)
     draft.set_state(JobState(phase, rejected.reason, rejected.message, accepted=False, stalled=True))
 
 
@@ -92,6 +91,23 @@ def find_conflict(admitted: Admitted, found: Object, status: Status) -> JobState
         )
         return JobState(Phase.PENDING, Reason.NAME_TAKEN, message, stalled=True)
     return None
+
+
+def unreadable_record(draft: Draft) -> JobState:
+    """Return the state of a job whose ledger has a record that this release cannot read as a whole. Its charges are
+    counted. Nothing is started or ended, because the rest of the record may say otherwise.
+    """
+    status = draft.status
+    message = f"PrivacyLedger {status.ledger_name} was written by another release: run an operator of that release"
+    return JobState(Phase(status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
+
+
+def count_last_charges(draft: Draft) -> None:
+    """Count what the pods of an ended job still charge until they have terminated. The phase stays."""
+    found = draft.observed.ledger
+    spec, known = parse_ledger_spec(found), draft.status.ledger_uid
+    if found is not None and spec is not None and known is not None and found["metadata"]["uid"] == known:
+        draft.status = fold_ledger(draft.status, Claim.of(spec), parse_ledger_status(found))
 
 
 def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:

@@ -32,6 +32,11 @@ def parse_ledger_spec(ledger: Object | None) -> PrivacyLedgerSpec | None:
         return None
 
 
+def is_partial(record: LedgerStatus | None) -> bool:
+    """Return whether a record holds only the charges of a ledger, because another release wrote the rest."""
+    return record is not None and record.head == _UNREADABLE
+
+
 def parse_ledger_status(ledger: Object | None) -> LedgerStatus | None:
     """Return what a ledger records; None before the first acquisition. If the record cannot be read as a whole, return
     its charges alone, because those must still be counted.
@@ -42,7 +47,8 @@ def parse_ledger_status(ledger: Object | None) -> LedgerStatus | None:
     try:
         return LedgerStatus.model_validate(status, by_alias=True, by_name=False)
     except ValueError:
-        charges = [{**charge, "podUID": _UNREADABLE} for charge in status["charges"]]
+        known = ("attempt", "steps", "incarnation")
+        charges = [{name: charge[name] for name in known} | {"podUID": _UNREADABLE} for charge in status["charges"]]
         counts = {name: status[name] for name in ("chargedThrough", "length")}
         counts["attempt"] = max(charge["attempt"] for charge in charges)
         return LedgerStatus.model_validate(

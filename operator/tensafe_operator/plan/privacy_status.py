@@ -12,14 +12,21 @@ from tensafe_api.resources.ledger import LedgerStatus
 from tensafe_api.resources.status import Status
 from tensafe_api.status_fold import JobRecords, KeptCheckpoint, fold_records
 from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.parsing import is_partial
 
 _MAX_CHECKPOINTS = 128
 """How many checkpoints a status can hold."""
 
 
 def fold_ledger(status: Status, claim: Claim, ledger: LedgerStatus | None) -> Status:
-    """A copy of `status` with what `ledger` records (None: nothing yet). No figure falls below the one in `status`."""
-    return fold_records(status, claim, None if ledger is None else _records(ledger, _checkpoint_times(status, ledger)))
+    """A copy of `status` with what `ledger` records (None: nothing yet). No figure falls below the one in `status`.
+
+    Of a record that holds only charges, only the privacy figures are taken.
+    """
+    if ledger is None:
+        return fold_records(status, claim, None)
+    folded = fold_records(status, claim, _records(ledger, _checkpoint_times(status, ledger)))
+    return status.model_copy(update={"privacy": folded.privacy}) if is_partial(ledger) else folded
 
 
 def _checkpoint_times(status: Status, ledger: LedgerStatus) -> Mapping[str, float | None]:

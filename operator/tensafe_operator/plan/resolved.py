@@ -22,8 +22,10 @@ from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.observed import Object
 from tensafe_operator.settings import Settings
 
-_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
-"""How a container runtime ends the name of an image that it has pulled. One that was loaded has no such name."""
+_PULLED = re.compile(r"(?:docker-pullable://)?(?P<repository>.+)@(?P<digest>sha256:[0-9a-f]{64})")
+"""How a container runtime names an image that it has pulled. One that was loaded from a file has a name of another
+repository or none, and could not be pulled by its digest.
+"""
 _LONGEST_IMAGE = 512
 
 
@@ -40,13 +42,18 @@ def resolve_image(before: Resolved, asked: Cluster, cluster: Cluster, settings: 
     return before.model_copy(update={"image": image, "ray_version": ray_version})
 
 
+def has_resolved_image(resolved: Resolved, admitted: Admitted) -> bool:
+    """Return whether the job that `with_resolved` returned has the image in `resolved`."""
+    return admitted.job.spec.cluster.image in (None, resolved.image) or resolved.image is None
+
+
 def with_digest(before: Resolved, pods: Iterable[Object], attempt: int) -> Resolved:
     """Return the names with the digest of the image, once all workers of the attempt that run agree on it."""
     image = before.image
     if image is None or "@" in image:
         return before
-    found = {_DIGEST.search(each) for pod in pods if names.attempt_of(pod) == attempt for each in _image_ids(pod)}
-    digests = {match[1] if match else None for match in found}
+    ids = [each for pod in pods if names.attempt_of(pod) == attempt for each in _image_ids(pod)]
+    digests = {_digest_of(each, image) for each in ids}
     if len(digests) != 1 or (digest := digests.pop()) is None or len(f"{image}@{digest}") > _LONGEST_IMAGE:
         return before
     return before.model_copy(update={"image": f"{image}@{digest}"})
@@ -65,6 +72,22 @@ def _is_kept(resolved: Resolved, cluster: Cluster) -> bool:
     """Return whether the resolved image is that of `cluster`, or one that the operator or a profile chose."""
     image = resolved.image
     return image is not None and (cluster.image in (None, image) or image.startswith(f"{cluster.image}@"))
+
+
+def _digest_of(image_id: str, image: str) -> str | None:
+    """The digest in the name that a runtime gives an image, if it is of the repository of `image`."""
+    pulled = _PULLED.fullmatch(image_id)
+    return pulled["digest"] if pulled and _repository(pulled["repository"]) == _repository(image) else None
+
+
+def _repository(image: str) -> str:
+    """The repository of an image without its tag, with the parts that runtimes add to a short name."""
+    path, _, last = image.rpartition("/")
+    name = f"{path}/{last.partition(':')[0]}".lstrip("/")
+    first = name.partition("/")[0]
+    if "/" not in name:
+        return f"docker.io/library/{name}"
+    return name if "." in first or ":" in first or first == "localhost" else f"docker.io/{name}"
 
 
 def _image_ids(pod: Object) -> list[str]:

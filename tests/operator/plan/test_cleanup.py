@@ -95,6 +95,10 @@ def test_ended_job_is_deleted_after_its_ttl_and_not_before(ray_job: str, message
         cluster.record_outcome("Completed")
     cluster.end_ray_job(ray_job, message)
     operator.settle()
+    assert own not in decide(cluster.observe(), cluster.now + 50, SETTINGS).actions, "pods are left"
+    cluster.remove_terminating_pods()
+    cluster.pods = {}
+    operator.settle()
     assert operator.wake == cluster.now + 50
     assert own not in decide(cluster.observe(), cluster.now + 49, SETTINGS).actions
     decision = decide(cluster.observe(), cluster.now + 50, SETTINGS)

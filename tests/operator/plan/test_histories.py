@@ -47,7 +47,9 @@ class Invariants:
         epsilon = float((status.get("privacy") or {}).get("epsilonSpent") or 0.0)
         assert epsilon >= self.epsilon, "ε fell"
         self.epsilon = epsilon
-        status.pop("keyDeleted", None)  # the one field that a later decision adds
+        # What a later decision adds: that the key was deleted, and what the last pods have charged and written.
+        for field in ("keyDeleted", "privacy", "progress", "checkpoints", "finalModel", "resolved"):
+            status.pop(field, None)
         if self.final is not None:
             assert status == self.final, "a final status changed"
             assert len(self.cluster.created) == self.created, "a job that had ended was run again"

@@ -98,6 +98,51 @@ def test_charges_of_an_unreadable_record_are_counted() -> None:
     assert cluster.status["privacy"]["stepsCharged"] == 10
 
 
+@pytest.mark.parametrize("part", ["charge", "checkpoint", "outcome"])
+def test_record_of_a_newer_release_neither_ends_nor_starts_anything(part: str) -> None:
+    """A completed job would be run again, if the part that says so were read as missing."""
+    cluster, operator = running_job()
+    cluster.charge(5)
+    cluster.record_outcome("Completed")
+    cluster.end_ray_job("SUCCEEDED")
+    assert cluster.ledger is not None
+    written = cluster.ledger["status"]
+    match part:
+        case "charge":
+            written["charges"][0]["newField"] = 1
+        case "checkpoint":
+            written["releases"][0]["newField"] = 1
+        case "outcome":
+            written["outcome"] = "NewOutcome"
+    before = cluster.status
+    operator.settle()
+    assert cluster.status["privacy"]["stepsCharged"] == 10
+    assert "was written by another release" in condition(cluster, "Stalled")["message"]
+    assert (cluster.status["phase"], cluster.status["attempts"]) == ("Running", before["attempts"])
+    assert cluster.status["resolved"] == before["resolved"]
+    assert cluster.created == ["claims-triage-a1"]
+    for body in (*written["charges"], *written["releases"]):
+        body.pop("newField", None)
+    written["outcome"] = "Completed"
+    operator.settle()
+    assert cluster.status["phase"] == "Succeeded", "the operator was upgraded"
+
+
+def test_charges_after_the_end_of_the_job_are_counted() -> None:
+    """Its pods have two minutes to save a checkpoint."""
+    cluster, operator = running_job(spec__activeDeadlineSeconds=100)
+    cluster.now += 100
+    operator.settle()
+    ended = cluster.status
+    assert (ended["phase"], ended["privacy"]["stepsCharged"]) == ("Failed", 5)
+    cluster.charge(10)
+    operator.settle()
+    after = cluster.status
+    assert after["privacy"]["stepsCharged"] == 15
+    assert float(after["privacy"]["epsilonSpent"]) > float(ended["privacy"]["epsilonSpent"])
+    assert (after["phase"], after["conditions"]) == (ended["phase"], ended["conditions"])
+
+
 def test_record_without_a_charge_of_its_attempt_does_not_stop_the_operator() -> None:
     """An earlier release let such a record through. Its charges count, and no later attempt is fenced by it."""
     cluster, operator = running_job()

@@ -13,7 +13,7 @@ from tensafe_operator.plan import decide
 from tensafe_operator.settings import Settings
 
 DIGEST = "sha256:" + "ab" * 32
-PULLED = f"registry.example/mirror/trainer@{DIGEST}"
+PULLED = f"docker.io/library/trainer@{DIGEST}"
 NEWER = Settings(image="trainer:2", ray_version="2.99.0")
 
 
@@ -54,18 +54,34 @@ def test_job_without_an_image_keeps_that_of_the_release_which_started_it(monkeyp
     assert ray_job["spec"]["rayClusterSpec"]["rayVersion"] == "2.60.0"
 
 
-def test_moved_tag_does_not_change_the_image_of_a_job_that_has_run() -> None:
-    cluster, operator = running_job(spec__cluster={"workers": 2, "image": "own:latest", "rayVersion": "2.60.0"})
-    report_images(cluster, PULLED, PULLED)
+@pytest.mark.parametrize(
+    ("image", "pulled"),
+    [
+        ("own:latest", f"docker.io/library/own@{DIGEST}"),
+        ("team/own", f"docker-pullable://docker.io/team/own@{DIGEST}"),
+        ("registry.example:5000/a/own:1", f"registry.example:5000/a/own@{DIGEST}"),
+        ("localhost/own:1", f"localhost/own@{DIGEST}"),
+    ],
+)
+def test_moved_tag_does_not_change_the_image_of_a_job_that_has_run(image: str, pulled: str) -> None:
+    cluster, operator = running_job(spec__cluster={"workers": 2, "image": image, "rayVersion": "2.60.0"})
+    report_images(cluster, pulled, pulled)
     operator.settle()
-    assert cluster.status["resolved"]["image"] == f"own:latest@{DIGEST}"
-    assert images_of(start_next_attempt(cluster, operator)) == {f"own:latest@{DIGEST}"}
+    assert cluster.status["resolved"]["image"] == f"{image}@{DIGEST}"
+    assert images_of(start_next_attempt(cluster, operator)) == {f"{image}@{DIGEST}"}
 
 
 @pytest.mark.parametrize(
     "image_ids",
-    [("",), (DIGEST,), (PULLED, ""), (PULLED, f"trainer@sha256:{'cd' * 32}")],
-    ids=["not pulled yet", "loaded from a file", "one of two pulled", "two images under one tag"],
+    [
+        ("",),
+        (DIGEST,),
+        (f"docker.io/library/import-2026-11-25@{DIGEST}",),
+        (f"registry.example/mirror/trainer@{DIGEST}",),
+        (PULLED, ""),
+        (PULLED, f"docker.io/library/trainer@sha256:{'cd' * 32}"),
+    ],
+    ids=["not pulled yet", "loaded", "loaded by kind", "another registry", "one of two pulled", "two under one tag"],
 )
 def test_image_has_no_digest_until_all_workers_agree_on_it(image_ids: tuple[str, ...]) -> None:
     cluster, operator = running_job()
@@ -142,3 +158,21 @@ def test_files_of_a_model_outside_a_hub_have_no_commit() -> None:
     cluster.ledger["status"]["modelWeights"] = "sha256:1a2b"
     operator.settle()
     assert "modelCommit" not in cluster.status["resolved"]
+
+
+def test_image_that_is_written_before_a_recorded_attempt_starts_is_the_one_in_the_status() -> None:
+    """Otherwise the statement would name the earlier image, with the digest of the later one."""
+    cluster, operator = running_job(spec__cluster={"workers": 2, "image": "own:1", "rayVersion": "2.60.0"})
+    cluster.end_ray_job("FAILED")
+    operator.settle()
+    cluster.now += 15
+    operator.settle()
+    assert len(cluster.status["attempts"]) == 2 and cluster.created == ["claims-triage-a1"], "it waits for the pods"
+    cluster.suspend(True)
+    operator.settle()
+    cluster.job["spec"]["cluster"]["image"] = "own:2"
+    cluster.suspend(False)
+    cluster.remove_terminating_pods()
+    operator.settle()
+    assert images_of(cluster.ray_jobs["claims-triage-a2"]) == {"own:2"}
+    assert cluster.status["resolved"]["image"] == "own:2"
