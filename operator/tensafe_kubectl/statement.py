@@ -10,10 +10,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from tensafe_kubectl.api import Object
 from tensafe_kubectl.arguments import add_cluster_options, add_job, options_of
 from tensafe_kubectl.connection import connect
-from tensafe_kubectl.errors import FAILED, INVALID, SUCCEEDED, CommandError
+from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
+from tensafe_kubectl.storage import read_stored
 from tensafe_kubectl.terminal import clean, print_facts, print_line
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
@@ -30,7 +32,8 @@ examples:
 
 --read uses fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. It compares the
 file with the digest that the ledger holds, and computes its ε again. It needs a package for the storage: `pipx inject
-tensafe s3fs` for s3://, gcsfs for gs://.
+tensafe s3fs` for s3://, gcsfs for gs://. It reads at most 4 MiB, by s3, gs, abfs, az or https. While the job exists,
+the file must be below its spec.checkpoint.uri, which may then be a file:// URI too.
 
 Exit codes: 0 shown; 1 there is no final adapter yet, the file cannot be read or is not the one of the ledger, or the
 cluster refuses or does not answer; 2 invalid arguments.
@@ -60,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _statement(arguments: argparse.Namespace) -> int:
     api = connect(options_of(arguments))
-    ledger, _ = find_ledger(api, arguments.name)
+    ledger, job = find_ledger(api, arguments.name)
     from tensafe_kubectl.figures import figures_of
 
     figures = figures_of(ledger)
@@ -71,7 +74,7 @@ def _statement(arguments: argparse.Namespace) -> int:
             f"{arguments.name}` shows how far it is, and `kubectl tensafe ledger {arguments.name}` what it has spent"
         )
     if arguments.read:
-        return _print_whole(final, arguments.output)
+        return _print_whole(final, job, arguments.output)
     claim = _claim(figures, final)
     if arguments.output == "json":
         print(json.dumps(claim, indent=2, ensure_ascii=False))
@@ -136,10 +139,10 @@ def _where_to_read(uri: str) -> str:
     return ", with your credentials for the storage."
 
 
-def _print_whole(final: PublishedCheckpointRecord, output: str) -> int:
+def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: str) -> int:
     from tensafe_api.statement import digest, recompute_epsilon, render_markdown
 
-    content = _read(_uri(final))
+    content = read_stored(_uri(final), job)
     if digest(content) != final.statement_digest:
         raise CommandError(
             f"{_uri(final)} is not the statement of the ledger: its digest is {digest(content)}, and the ledger holds "
@@ -157,27 +160,3 @@ def _print_whole(final: PublishedCheckpointRecord, output: str) -> int:
         print("\n".join(clean(line) for line in render_markdown(document).splitlines()))
         print(f"Checked: the digest is that of the ledger, and the events give ε = {computed} for the charged steps.")
     return SUCCEEDED
-
-
-def _read(uri: str) -> bytes:
-    """The content of a file in the storage."""
-    if uri.startswith("pvc://"):
-        raise CommandError(f"{uri} is on a PVC, which only pods can read: read it in a pod that mounts the PVC", FAILED)
-    try:
-        import fsspec
-    except ImportError as error:
-        raise CommandError("--read needs fsspec: pipx inject tensafe fsspec s3fs", INVALID) from error
-    try:
-        with fsspec.open(uri, "rb") as file:
-            content: bytes = file.read()
-            return content
-    except ImportError as error:
-        raise CommandError(
-            f"{uri} needs a package for its storage: pipx inject tensafe s3fs (or gcsfs)", INVALID
-        ) from error
-    except Exception as error:  # each storage has errors of its own
-        found = " ".join(str(error).split())[:300]
-        raise CommandError(
-            f"{uri} cannot be read ({type(error).__name__}: {found}): check the credentials of this machine for the "
-            "storage, or copy the file with its own tool"
-        ) from error

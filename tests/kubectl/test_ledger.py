@@ -17,18 +17,22 @@ from tensafe_api.resources.status import PrivacyStatus
 from tensafe_api.statement import digest
 
 pytestmark = pytest.mark.cluster
+FOLDER = "s3://models/claims-triage/"
 STATEMENT = Path(__file__).parents[1] / "api" / "statement.json"
 
 
-def charged_job(team: Team, *, phase: Phase = Phase.RUNNING, stored: str | None = None, **ledger: Any) -> str:
+def charged_job(
+    team: Team, *, phase: Phase = Phase.RUNNING, stored: str | None = None, folder: str = FOLDER, **ledger: Any
+) -> str:
     """Create a job whose ledger has 10 charged steps; return the name of the ledger.
 
     Args:
         stored: ε spent in the status of the job.
+        folder: where the job stores its checkpoints.
         ledger: more fields of the ledger's status.
     """
     reason = {Phase.RUNNING: Reason.TRAINING, Phase.SUCCEEDED: Reason.COMPLETED}[phase]
-    job = team.create_job()
+    job = team.create_job(spec__checkpoint__uri=folder)
     found, pod = team.create_ledger(job)
     status = status_of(phase, reason, ledger_name=found.name, privacy=PrivacyStatus(epsilon_spent=stored))
     team.write_status(status)
@@ -130,18 +134,48 @@ def test_job_without_a_final_adapter_has_no_statement(team: Team, plugin: Plugin
 
 def test_stored_statement_is_read_and_checked_against_the_ledger(team: Team, plugin: Plugin, tmp_path: Path) -> None:
     content = STATEMENT.read_bytes()
-    (tmp_path / "statement.json").write_bytes(content)
-    charged_job(team, releases=final(f"file://{tmp_path}", digest(content)))
+    stored = tmp_path / "final" / "statement.json"
+    stored.parent.mkdir()
+    stored.write_bytes(content)
+    charged_job(team, folder=f"file://{tmp_path}", releases=final(f"file://{tmp_path}/final", digest(content)))
     read = plugin("statement", NAME, "--read")
     assert read.code == 0, read.err
     assert read.out.startswith("# Privacy statement of") and "Checked: the digest is that of the ledger" in read.out
     assert plugin("statement", NAME, "--read", "-o", "json").json == json.loads(content)
-    (tmp_path / "statement.json").write_bytes(content.replace(b'"epsilon"', b'"Epsilon"', 1))
+    stored.write_bytes(content.replace(b'"epsilon"', b'"Epsilon"', 1))
     changed = plugin("statement", NAME, "--read")
     assert changed.code == 1 and "do not use it" in changed.err
-    (tmp_path / "statement.json").unlink()
+    stored.unlink()
     missing = plugin("statement", NAME, "--read")
     assert missing.code == 1 and "cannot be read (FileNotFoundError" in missing.err
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("reference://a::http://attacker.example", "it is a chain of file systems (::)"),
+        (
+            "smb://attacker.example/share",
+            "only s3://, gs://, abfs://, az://, https:// and the job's own file:// are read",
+        ),
+        ("s3://another/final", f"it is outside of the job's spec.checkpoint.uri, {FOLDER}"),
+    ],
+)
+def test_uri_that_a_pod_wrote_for_another_place_is_not_read(team: Team, plugin: Plugin, uri: str, why: str) -> None:
+    charged_job(team, releases=final(uri))
+    refused = plugin("statement", NAME, "--read")
+    assert refused.code == 1 and refused.out == ""
+    assert f"{uri}/statement.json in the ledger is not read: {why}" in refused.err
+
+
+def test_path_of_a_deleted_job_is_not_read(team: Team, plugin: Plugin, tmp_path: Path) -> None:
+    content = STATEMENT.read_bytes()
+    (tmp_path / "statement.json").write_bytes(content)
+    charged_job(team, folder=f"file://{tmp_path}", releases=final(f"file://{tmp_path}", digest(content)))
+    assert plugin("statement", NAME, "--read").code == 0
+    team.kubectl("delete", "tsj", NAME)
+    refused = plugin("statement", NAME, "--read")
+    assert refused.code == 1 and "the job that could name the same folder was deleted" in refused.err
 
 
 def test_statement_on_a_pvc_is_not_read_from_outside(team: Team, plugin: Plugin) -> None:
