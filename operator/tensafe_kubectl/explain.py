@@ -6,7 +6,6 @@ In: the job, its pods, RayJob and Workload, and the warnings about them. Out: th
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import asdict
 
@@ -19,7 +18,7 @@ from tensafe_kubectl.diagnosis import Diagnosis, Seen, diagnose
 from tensafe_kubectl.errors import SUCCEEDED
 from tensafe_kubectl.following import command
 from tensafe_kubectl.reading import Notes, part, read_job, read_pods, read_ray_job, read_warnings, read_workload
-from tensafe_kubectl.terminal import PHASE_STYLES, print_line, print_note
+from tensafe_kubectl.terminal import PHASE_STYLES, print_json, print_line, print_note
 from tensorguard.cli.arguments import Subparsers
 
 _EPILOG = """\
@@ -57,7 +56,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.output == "json":
         metadata = job["metadata"]
         head = {"name": metadata["name"], "namespace": metadata["namespace"], "phase": part(job, "status.phase")}
-        print(json.dumps({**head, **asdict(found), "notRead": notes.sentences}, indent=2, ensure_ascii=False))
+        print_json({**head, **asdict(found), "notRead": notes.sentences})
         return SUCCEEDED
     _show(options, job, found, notes)
     return SUCCEEDED

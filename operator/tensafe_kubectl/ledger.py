@@ -7,7 +7,6 @@ status. Both are computed by the same code, but at different times and in differ
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from tensafe_kubectl.api import Api, Object
@@ -17,7 +16,7 @@ from tensafe_kubectl.errors import FAILED, INVALID, SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger, list_ledgers
 from tensafe_kubectl.reading import part
 from tensafe_kubectl.screen import is_final
-from tensafe_kubectl.terminal import print_facts, print_line, print_note, print_table
+from tensafe_kubectl.terminal import print_facts, print_json, print_line, print_note, print_table
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
@@ -67,7 +66,7 @@ def _ledger(arguments: argparse.Namespace) -> int:
     differs = _difference(figures, job)
     if arguments.output == "json":
         stored = {"job": None} if job is None else part(job, "status.privacy") or {}
-        print(json.dumps({**figures.as_json(), "inStatus": stored}, indent=2, ensure_ascii=False))
+        print_json({**figures.as_json(), "inStatus": stored})
     else:
         _show(figures, job)
     if differs:
@@ -91,7 +90,7 @@ def _list(api: Api, namespace: str | None, output: str) -> int:
         for ledger in ledgers
     ]
     if output == "json":
-        print(json.dumps({"ledgers": rows}, indent=2, ensure_ascii=False))
+        print_json({"ledgers": rows})
     elif not rows:
         print_note(f"no ledgers {f'in the namespace {namespace}' if namespace else 'in this cluster'}")
     else:

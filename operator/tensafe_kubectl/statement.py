@@ -16,7 +16,7 @@ from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
 from tensafe_kubectl.storage import read_stored
-from tensafe_kubectl.terminal import clean, print_facts, print_line
+from tensafe_kubectl.terminal import clean, print_facts, print_json, print_line
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
@@ -77,7 +77,7 @@ def _statement(arguments: argparse.Namespace) -> int:
         return _print_whole(final, job, arguments.output)
     claim = _claim(figures, final)
     if arguments.output == "json":
-        print(json.dumps(claim, indent=2, ensure_ascii=False))
+        print_json(claim)
         return SUCCEEDED
     _show(figures, final)
     return SUCCEEDED
@@ -155,7 +155,7 @@ def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: s
             "this to the maintainers"
         )
     if output == "json":
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     else:
         print("\n".join(clean(line) for line in render_markdown(document).splitlines()))
         print(f"Checked: the digest is that of the ledger, and the events give ε = {computed} for the charged steps.")

@@ -7,7 +7,6 @@ and the last warnings. With `--watch`, the changes until the job ends.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
 from tensafe_kubectl import screen
@@ -17,6 +16,7 @@ from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import INVALID, SUCCEEDED, CommandError
 from tensafe_kubectl.following import follow_to_end
 from tensafe_kubectl.reading import Notes, read_job, read_jobs, read_pods, read_warnings
+from tensafe_kubectl.terminal import print_json
 from tensorguard.cli.arguments import Subparsers
 
 _EPILOG = """\
@@ -66,7 +66,7 @@ def _status(arguments: argparse.Namespace) -> int:
     pods = notes.try_to(lambda: read_pods(api, job)) or []
     warnings = notes.try_to(lambda: read_warnings(api, job, pods))
     if arguments.output == "json":
-        print(json.dumps(screen.as_json(job, warnings, notes.sentences), indent=2, ensure_ascii=False))
+        print_json(screen.as_json(job, warnings, notes.sentences))
     else:
         screen.show(job, warnings or [], notes.sentences, time.time())
     return SUCCEEDED
@@ -75,7 +75,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def _list(api: Api, namespace: str | None, output: str) -> int:
     jobs = read_jobs(api, namespace)
     if output == "json":
-        print(json.dumps({"jobs": [screen.row_as_json(job) for job in jobs]}, indent=2, ensure_ascii=False))
+        print_json({"jobs": [screen.row_as_json(job) for job in jobs]})
     else:
         screen.show_list(jobs, namespace, time.time())
     return SUCCEEDED

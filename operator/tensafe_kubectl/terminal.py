@@ -1,11 +1,12 @@
 """Text on a terminal or in a pipe: lines, facts, tables, and a progress bar.
 
 Colours are used on a terminal only. What comes from the cluster, such as the message of an Event, is cleaned of control
-characters, because a terminal would obey them.
+characters, because a terminal would obey them, and of ends of lines, because a message could imitate other lines.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,12 +27,22 @@ PHASE_STYLES = {
     Phase.FAILED.value: "bold red",
 }
 _BAR_WIDTH = 30
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+"""All that `str.splitlines` splits at."""
+_DROPPED = re.compile("[\x80-\x9f\u202a-\u202e\u2066-\u2069]")
+"""C1 controls, and those that change the direction of the text around them."""
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f\ud800-\udfff]")
+"""Other controls than the tab, and surrogates, which no encoding can write."""
 
 
 def clean(text: object) -> str:
-    """Text without control characters, other than the tab and the end of a line."""
-    return _CONTROL.sub("�", str(text))
+    """Text on one line, without control characters other than the tab."""
+    return _CONTROL.sub("�", _DROPPED.sub("", _LINE_END.sub(" ", str(text))))
+
+
+def print_json(document: object) -> None:
+    """Print a document for a program. On a terminal all but ASCII is escaped, because no text is cleaned in it."""
+    print(json.dumps(document, indent=2, ensure_ascii=sys.stdout.isatty()))
 
 
 def bar(done: int, total: int) -> str:

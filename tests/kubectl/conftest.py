@@ -5,13 +5,16 @@ It runs in the process of the test, with a kubeconfig of its own. Its standard o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import pty
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.plugin_team import Plugin, PluginProcess, Result, Start, Team
+from e2e.platform.fixtures.plugin_team import Plugin, PluginProcess, Result, Start, Team, Terminal
 from tensafe_kubectl.main import main
 
 
@@ -33,6 +36,21 @@ def plugin(team: Team, capfd: pytest.CaptureFixture[str]) -> Plugin:
         return Result(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    def shown_by(write: Callable[[], object]) -> str:
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w", encoding="utf-8") as stream, contextlib.redirect_stdout(stream):
+            write()
+        shown = b""
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as screen:  # EIO is the end of a terminal
+            while chunk := screen.read(4096):
+                shown += chunk
+        return shown.decode()
+
+    return shown_by
 
 
 @pytest.fixture

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import subprocess
 import sys
 
 import pytest
 
+from e2e.platform.fixtures.plugin_team import Terminal
 from tensafe_kubectl.main import command_parser
-from tensafe_kubectl.terminal import age, bar, clean
+from tensafe_kubectl.terminal import age, bar, clean, print_json
 
 HEAVY = ("torch", "ray", "kopf", "transformers", "dp_accounting", "scipy", "numpy")
 
@@ -91,4 +93,30 @@ def test_ages_read_like_those_of_kubectl() -> None:
 
 
 def test_control_characters_are_replaced() -> None:
-    assert clean("red \x1b[31m\x9b1m\r\nnext\tcell") == "red �[31m�1m�\nnext\tcell"
+    assert clean("red \x1b[31m\x9b1m\r\nnext\tcell") == "red �[31m1m next\tcell"
+
+
+def test_text_of_the_cluster_cannot_imitate_other_lines() -> None:
+    ends = ("\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+    for end in ends:
+        assert clean(f"failed{end}ε spent 0.1") == "failed ε spent 0.1"
+    every = "".join(map(chr, range(0x3000)))
+    assert clean(every).splitlines() == [clean(every)]
+
+
+def test_controls_of_the_direction_of_text_are_dropped() -> None:
+    controls = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    assert clean("".join(f"{chr(each)}ε" for each in controls)) == "ε" * 9
+    assert clean("left\u200eright \U0001f642 א") == "left\u200eright \U0001f642 א"
+
+
+def test_surrogates_can_be_printed() -> None:
+    assert clean(json.loads('"lost \\ud800"')).encode() == "lost �".encode()
+
+
+def test_json_is_ascii_on_a_terminal_and_plain_in_a_pipe(terminal: Terminal, capfd: pytest.CaptureFixture[str]) -> None:
+    document = {"message": "ε \x9b2J\u202e\x1b"}
+    print_json(document)
+    assert "ε \x9b2J\u202e" in capfd.readouterr().out
+    shown = terminal(lambda: print_json(document))
+    assert shown.isascii() and "\x1b" not in shown and json.loads(shown) == document
