@@ -22,7 +22,7 @@ from tensafe_kubectl.arguments import add_cluster_options, add_job, options_of, 
 from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import FAILED, FORBIDDEN, INTERRUPTED, SUCCEEDED, CommandError, Refused, Unreachable
 from tensafe_kubectl.reading import PODS, part, read_job, read_pods
-from tensafe_kubectl.terminal import print_note
+from tensafe_kubectl.terminal import clean, clean_log, print_note
 from tensafe_operator import names
 from tensorguard.cli.arguments import Subparsers
 
@@ -176,7 +176,7 @@ def _source(api: Api, namespace: str, pod: Object, previous: bool) -> Source:
 def _print_each(api: Api, namespace: str, sources: Sequence[Source], options: dict[str, str]) -> int:
     exit_code = SUCCEEDED
     for source in sources:
-        print(source.title, flush=True)
+        print(clean(source.title), flush=True)
         try:
             for line in _lines(api, namespace, source, options):
                 _write(line)
@@ -198,7 +198,7 @@ def _follow(api: Api, namespace: str, sources: Sequence[Source], options: dict[s
             for line in _lines(api, namespace, source, options):
                 lines.put((source, line))
         except (Refused, Unreachable) as error:
-            lines.put((source, f"no log: {error}".encode()))
+            lines.put((source, clean(f"no log: {error}").encode()))
         lines.put((source, None))
 
     for source in sources:
@@ -218,7 +218,10 @@ def _lines(api: Api, namespace: str, source: Source, options: dict[str, str]) ->
 
 
 def _write(line: bytes) -> None:
-    """Write a line as it is: a log may have any encoding."""
+    """Write a line: cleaned on a terminal, else as it is, because a log may have any encoding."""
+    if sys.stdout.isatty():
+        print(clean_log(line), flush=True)
+        return
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
@@ -248,7 +251,7 @@ def _no_pods(job: Object, number: int | None, workers: bool) -> str:
         return f"attempt {number} of the job {name} has no {what} yet: `kubectl tensafe explain {name} -n {namespace}`"
     return (
         f"the pods of attempt {number} are gone: KubeRay removes them when an attempt has ended. It ended with "
-        f"{attempt.get('reason')}: {attempt.get('message')} Its RayJob keeps the last lines of the driver, which may "
-        f"quote records: kubectl get rayjob {attempt.get('rayJobName')} -n {namespace} -o "
+        f"{clean(attempt.get('reason'))}: {clean(attempt.get('message'))} Its RayJob keeps the last lines of the "
+        f"driver, which may quote records: kubectl get rayjob {attempt.get('rayJobName')} -n {namespace} -o "
         "jsonpath='{.status.message}'"
     )

@@ -33,11 +33,17 @@ _DROPPED = re.compile("[\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 """C1 controls, and those that change the direction of the text around them."""
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f\ud800-\udfff]")
 """Other controls than the tab, and surrogates, which no encoding can write."""
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 def clean(text: object) -> str:
     """Text on one line, without control characters other than the tab."""
     return _CONTROL.sub("�", _DROPPED.sub("", _LINE_END.sub(" ", str(text))))
+
+
+def clean_log(line: bytes) -> str:
+    """A line of a log for a terminal: without the colours that programs write, and cleaned."""
+    return clean(_COLOUR.sub("", line.decode(errors="replace").rstrip("\r")))
 
 
 def print_json(document: object) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes.kubelet import NODE, FakeKubelet
-from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, running, status_of
+from e2e.platform.fixtures.plugin_team import NAME, Plugin, Team, Terminal, running, status_of
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Attempt
-from tensafe_kubectl.logs import Source, failure_in_log, failure_of_pod, order
+from tensafe_kubectl.logs import Source, _write, failure_in_log, failure_of_pod, order
 
 cluster = pytest.mark.cluster
 STARTED = json.dumps({"kind": "started", "rank": 1, "time": 10.0})
@@ -69,6 +69,28 @@ def test_lost_incarnation_in_a_running_pod_counts_as_a_failure(
         kubelet.logs[name, "ray-worker"] = log
     out = plugin("logs", NAME).out
     assert out.startswith("==> worker-1 (worker, rank 1): WorkerLost: out of memory <==")
+
+
+@cluster
+def test_record_of_a_pod_cannot_control_the_terminal_or_imitate_another_title(
+    team: Team, plugin: Plugin, kubelet: FakeKubelet
+) -> None:
+    job = team.create_job(status=running(5))
+    team.create_pod("worker-0", job, "worker", {"phase": "Running"}, nodeName=NODE)
+    lost = {"kind": "lost", "rank": 0, "time": 1, "reason": "\x1b]0;x\x07", "message": "a\n==> b \u202ec \ud800<=="}
+    kubelet.logs["worker-0", "ray-worker"] = f"{json.dumps(lost)}\n"
+    shown = plugin("logs", NAME)
+    assert shown.code == 0
+    assert shown.out.splitlines()[0] == "==> worker-0 (worker, rank 0): �]0;x�: a ==> b c �<== <=="
+
+
+def test_line_of_a_log_is_cleaned_on_a_terminal_and_as_it_is_in_a_pipe(
+    terminal: Terminal, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    line = "\x1b[36m(worker)\x1b[0m \x1b[2Jε\x9b1m\u202e 50 %\r60 %\r".encode() + b"\xff"
+    _write(line)
+    assert capfdbinary.readouterr().out == line + b"\n"
+    assert terminal(lambda: _write(line)) == "(worker) �[2Jε1m 50 % 60 % �\r\n"
 
 
 @cluster
