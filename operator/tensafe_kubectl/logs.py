@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import queue
 import sys
 import threading
@@ -123,18 +124,24 @@ def order(sources: Sequence[Source]) -> list[Source]:
 
 
 def failure_in_log(lines: Sequence[str]) -> tuple[int | None, float, str]:
-    """The rank in the log records of a worker, and when and why its last incarnation was lost."""
+    """The rank in the log records of a worker, and when and why its last incarnation was lost.
+
+    Other programs write to the log as well: a line that only looks like a record is ignored.
+    """
     rank, failed, why = None, _NEVER, ""
     for line in lines:
         if not line.startswith('{"kind"'):
             continue
         try:
             record: dict[str, Any] = json.loads(line)
-        except ValueError:
+            when, found = float(record.get("time") or 0), record.get("rank", rank)
+        except (ValueError, TypeError, OverflowError, RecursionError):
             continue
-        rank = record.get("rank", rank)
+        if math.isnan(when) or not (found is None or type(found) is int):
+            continue
+        rank = found
         if record.get("kind") == "lost":
-            failed, why = float(record.get("time") or 0), f"{record.get('reason')}: {record.get('message')}"
+            failed, why = when, f"{record.get('reason')}: {record.get('message')}"
         elif record.get("kind") == "started":
             failed, why = _NEVER, ""  # a later incarnation
     return rank, failed, why

@@ -150,6 +150,26 @@ def test_failure_of_an_earlier_incarnation_is_over_when_the_next_one_starts() ->
     assert failure_in_log([]) == (None, float("inf"), "")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind":"lost","time":"abc"}',
+        '{"kind":"lost","time":[1]}',
+        '{"kind":"lost","time":{"a":1}}',
+        '{"kind":"lost","time":NaN}',
+        '{"kind":"lost","time":1' + "0" * 400 + "}",
+        '{"kind":"lost","time":1' + "0" * 5000 + "}",
+        '{"kind":"lost","time":3,"rank":"first"}',
+        '{"kind":"lost","time":3,"rank":[0]}',
+        '{"kind":' + "[" * 100_000,
+    ],
+    ids=lambda line: line[:36],
+)
+def test_line_that_only_looks_like_a_record_is_ignored(line: str) -> None:
+    assert failure_in_log([line]) == (None, float("inf"), "")
+    assert failure_in_log([STARTED, LOST, line]) == (1, 20.0, "WorkerLost: out of memory")
+
+
 def test_init_container_that_failed_is_the_one_to_look_at() -> None:
     state = {"terminated": {"exitCode": 2, "finishedAt": "1970-01-01T00:00:07Z"}}
     pod = {
