@@ -103,16 +103,32 @@ def _fix(contexts: list[Mapping[str, Any]]) -> str:
 
 
 def _impersonation(paths: str, user: str | None) -> list[tuple[str, str]]:
-    """The headers for the user that a kubeconfig's user acts as."""
+    """The headers for the user that a kubeconfig's user acts as.
+
+    Raises:
+        CommandError: a field is not supported. Without it, the plugin could have more rights than kubectl.
+    """
     from kubernetes.config.kube_config import KubeConfigMerger
 
     if user is None:
         return []
     acting = KubeConfigMerger(paths).config["users"].get_with_name(user).value.get("user") or {}
-    if not acting.get("as"):
-        return []
-    groups = [("Impersonate-Group", str(group)) for group in acting.get("as-groups") or ()]
-    return [("Impersonate-User", str(acting["as"])), *groups]
+    given = {str(field): value for field, value in acting.items() if value not in (None, "", [], {})}
+    name, groups = given.get("as", ""), given.get("as-groups", [])
+    for field in given:
+        if field.startswith("as-") and field != "as-groups":
+            raise _cannot_act(paths, user, field, "this plugin does not support it", "remove it, or use kubectl")
+    if not isinstance(name, str):
+        raise _cannot_act(paths, user, "as", "it is not a string", "quote it")
+    if not isinstance(groups, list) or not all(isinstance(group, str) and group for group in groups):
+        raise _cannot_act(paths, user, "as-groups", "it is not a list of strings", "quote each group")
+    if groups and not name:
+        raise _cannot_act(paths, user, "as-groups", "it needs the field as", "name the user in it")
+    return [("Impersonate-User", name), *(("Impersonate-Group", group) for group in groups)] if name else []
+
+
+def _cannot_act(paths: str, user: str, field: str, why: str, fix: str) -> CommandError:
+    return CommandError(f"{paths}: the user {user} has the field {field}: {why}: {fix}", INVALID)
 
 
 def _without_secrets(error: Exception) -> str:

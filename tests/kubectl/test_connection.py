@@ -72,6 +72,30 @@ def test_wrong_context_gets_the_names_of_the_others(capsys: pytest.CaptureFixtur
     assert "the context broken" in error and "Expected object with name none" in error
 
 
+@pytest.mark.parametrize(
+    ("acting", "field", "why"),
+    [
+        ({"as-groups": ["nurses"]}, "as-groups", "it needs the field as"),
+        ({"as": "", "as-groups": ["nurses"]}, "as-groups", "it needs the field as"),
+        ({"as": "jane", "as-groups": "nurses"}, "as-groups", "it is not a list of strings"),
+        ({"as": "jane", "as-groups": ["nurses", 1]}, "as-groups", "it is not a list of strings"),
+        ({"as": 0}, "as", "it is not a string"),
+        ({"as": 7}, "as", "it is not a string"),
+        ({"as-uid": "1"}, "as-uid", "this plugin does not support it"),
+        ({"as": "jane", "as-uid": "1"}, "as-uid", "this plugin does not support it"),
+        ({"as": "jane", "as-user-extra": {"team": ["a"]}}, "as-user-extra", "this plugin does not support it"),
+        ({"as": "jane", "as-group": ["nurses"]}, "as-group", "this plugin does not support it"),
+    ],
+)
+def test_impersonation_that_would_be_ignored_is_refused(
+    capsys: pytest.CaptureFixture[str], kubeconfig: Path, acting: dict[str, object], field: str, why: str
+) -> None:
+    kubeconfig.write_text(yaml.safe_dump({**CONFIG, "users": [{"name": "me", "user": {"token": SECRET, **acting}}]}))
+    for verb in ("status", "ledger"):
+        error = error_of(capsys, 2, verb, "--kubeconfig", str(kubeconfig))
+        assert error.startswith(f"{kubeconfig}: the user me has the field {field}: {why}")
+
+
 def test_api_server_that_does_not_answer(
     capsys: pytest.CaptureFixture[str], kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
