@@ -46,6 +46,11 @@ def ray_job_name(job: str, attempt: int) -> str:
     return f"{job}-a{attempt}"
 
 
+def submission_id(job: str, uid: str, attempt: int) -> str:
+    """Id under which KubeRay submits an attempt to Ray. Each cluster of the RayJob uses the same."""
+    return f"{ray_job_name(job, attempt)}-{uid.replace('-', '')[:8]}"
+
+
 def tls_prefix(ray_job: str) -> str:
     """How the name of the Secret of an attempt starts. The rest cannot be guessed."""
     return f"{ray_job}-tls-"

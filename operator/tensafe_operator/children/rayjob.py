@@ -78,6 +78,7 @@ def ray_job(
         "metadata": head,
         "spec": {
             "entrypoint": ENTRYPOINT,
+            "jobId": names.submission_id(job.metadata.name, job.metadata.uid or "", attempt),
             "submissionMode": "HTTPMode",
             "backoffLimit": 0,
             **({"preRunningDeadlineSeconds": start_deadline} if start_deadline is not None else {}),

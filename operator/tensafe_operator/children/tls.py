@@ -130,11 +130,13 @@ def init_containers(
         ],
         "volumeMounts": [each for each in container["volumeMounts"] if each["name"] == "run"],
     }
+    submission = names.submission_id(job.metadata.name, job.metadata.uid or "", attempt)
     gate = {
         **_small_container("gate", "tensorguard.runners.pod.gate", container),
         "restartPolicy": "Always",  # a sidecar: it ends after the container that runs Ray
         "env": [
             {"name": "TENSAFE_RAY_PORT", "value": str(RAY_DASHBOARD_PORT)},
+            {"name": "TENSAFE_SUBMISSION_ID", "value": submission},
             _secret_variable("TENSAFE_RAY_TOKEN", secret_name(job, attempt), RAY_TOKEN),
         ],
     }

@@ -83,6 +83,15 @@ def test_gate_passes_on_the_entrypoint_of_the_ray_job() -> None:
     assert ray_job(PER_ATTEMPT)["spec"]["entrypoint"] == gate.ENTRYPOINT
 
 
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_gate_accepts_the_id_under_which_kuberay_submits(attempt: int) -> None:
+    spec = ray_job(PER_ATTEMPT, attempt)["spec"]
+    sidecar = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["initContainers"][-1]
+    assert spec["jobId"] == f"claims-triage-a{attempt}-11111111"
+    assert {"name": "TENSAFE_SUBMISSION_ID", "value": spec["jobId"]} in sidecar["env"]
+    assert ray_job(DISABLED, attempt)["spec"]["jobId"] == spec["jobId"]
+
+
 def test_kuberays_init_container_can_read_the_certificate() -> None:
     """KubeRay copies the environment and the mounts of the container that runs Ray."""
     for pod in pods(PER_ATTEMPT):

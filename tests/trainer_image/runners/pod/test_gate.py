@@ -15,15 +15,18 @@ import pytest
 from tensorguard.runners.pod.gate import ENTRYPOINT, Gate
 
 TOKEN = "a" * 64
+JOB = "triage-a1-11111111"
+SUBMISSION = {"entrypoint": ENTRYPOINT, "submission_id": JOB}
 STATE = {
     "type": "SUBMISSION",
     "status": "RUNNING",
     "message": "Job is currently running.",
     "entrypoint": ENTRYPOINT,
-    "submission_id": "triage-a1-x",
+    "submission_id": JOB,
     "runtime_env": {"env_vars": {"A": "1"}},
     "driver_agent_http_address": "http://10.85.0.7:52365",
 }
+REFUSAL = f"Job with submission_id {JOB} already exists. Please use a different submission_id."
 
 
 class Dashboard(BaseHTTPRequestHandler):
@@ -32,19 +35,21 @@ class Dashboard(BaseHTTPRequestHandler):
     received: list[tuple[str, str, Any]]
 
     def do_GET(self) -> None:
-        self._answer(STATE if self.path == "/api/jobs/triage-a1-x" else None)
+        known = any(method == "POST" for method, *_ in self.received)
+        self._answer(200 if known else 404, STATE if known else None)
 
     def do_POST(self) -> None:
-        self._answer({"submission_id": "triage-a1-x", "job_id": "triage-a1-x"})
+        known = any(method == "POST" for method, *_ in self.received)
+        self._answer(500 if known else 200, REFUSAL if known else {"submission_id": JOB, "job_id": JOB})
 
-    def _answer(self, answer: Any) -> None:
+    def _answer(self, status: int, answer: Any) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self.send_error(401)
             return
         self.received.append((self.command, self.path, json.loads(content) if content else None))
         body = json.dumps(answer).encode()
-        self.send_response(200 if answer else 404)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -61,7 +66,7 @@ class Served:
         self.ray = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.received: list[tuple[str, str, Any]] = handler.received  # type: ignore[attr-defined]
         address = f"http://127.0.0.1:{self.ray.server_port}"
-        self.gate = Gate(("127.0.0.1", 0), address, TOKEN)
+        self.gate = Gate(("127.0.0.1", 0), address, TOKEN, JOB)
         for server in (self.ray, self.gate):
             threading.Thread(target=server.serve_forever, args=(0.01,)).start()
 
@@ -89,32 +94,42 @@ def served() -> Iterator[Served]:
 
 
 def test_requests_of_kuberay_reach_ray_with_rays_token(served: Served) -> None:
-    submission = {"entrypoint": ENTRYPOINT, "submission_id": "triage-a1-x", "metadata": {"job": "triage"}}
-    assert served.ask("POST", "/api/jobs/", submission)[0] == 200
-    status, state = served.ask("GET", "/api/jobs/triage-a1-x")
+    assert served.ask("POST", "/api/jobs/", {**SUBMISSION, "metadata": {"job": "triage"}})[0] == 200
+    status, state = served.ask("GET", f"/api/jobs/{JOB}")
     assert (status, state["status"], state["message"]) == (200, "RUNNING", STATE["message"])
-    assert served.received == [
-        ("POST", "/api/jobs/", {"entrypoint": ENTRYPOINT, "submission_id": "triage-a1-x"}),
-        ("GET", "/api/jobs/triage-a1-x", None),
-    ]
+    assert served.received == [("POST", "/api/jobs/", SUBMISSION), ("GET", f"/api/jobs/{JOB}", None)]
 
 
 def test_answer_has_only_what_kuberay_reads(served: Served) -> None:
-    _, state = served.ask("GET", "/api/jobs/triage-a1-x")
+    served.ask("POST", "/api/jobs/", SUBMISSION)
+    _, state = served.ask("GET", f"/api/jobs/{JOB}")
     assert set(state) == {"status", "message", "entrypoint", "submission_id"}
 
 
-def test_unknown_job_is_reported_as_ray_reports_it(served: Served) -> None:
+def test_job_that_ray_does_not_know_yet_is_reported_as_ray_reports_it(served: Served) -> None:
     """KubeRay submits the job when it reads 404."""
-    assert served.ask("GET", "/api/jobs/triage-a1-y")[0] == 404
+    assert served.ask("GET", f"/api/jobs/{JOB}")[0] == 404
+
+
+def test_refusal_of_a_second_submission_reaches_kuberay(served: Served) -> None:
+    """KubeRay looks for these words."""
+    served.ask("POST", "/api/jobs/", SUBMISSION)
+    status, text = served.ask("POST", "/api/jobs/", SUBMISSION)
+    assert status == 500 and "Please use a different submission_id" in text
+
+
+@pytest.mark.parametrize("other", ["triage-a1-11111112", "triage-a2-11111111", "", None, 1, [JOB], f"{JOB}\n"])
+def test_no_other_job_is_submitted(other: Any, served: Served) -> None:
+    assert served.ask("POST", "/api/jobs/", {**SUBMISSION, "submission_id": other})[0] == 403
+    assert served.received == []
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"entrypoint": "touch /tmp/stranger", "submission_id": "j"},
-        {"entrypoint": f"{ENTRYPOINT}; touch /tmp/stranger", "submission_id": "j"},
-        {"entrypoint": [ENTRYPOINT], "submission_id": "j"},
+        {"entrypoint": "touch /tmp/stranger", "submission_id": JOB},
+        {"entrypoint": f"{ENTRYPOINT}; touch /tmp/stranger", "submission_id": JOB},
+        {"entrypoint": [ENTRYPOINT], "submission_id": JOB},
         {"entrypoint": ENTRYPOINT, "submission_id": "../x"},
         {"entrypoint": ENTRYPOINT},
         [ENTRYPOINT],
@@ -132,8 +147,8 @@ def test_no_other_submission_reaches_ray(body: Any, served: Served) -> None:
 def test_runtime_environment_of_a_submission_does_not_reach_ray(served: Served) -> None:
     """It could name packages to install, or a command to run before the entrypoint."""
     more = {"runtime_env": {"pip": ["evil"]}, "entrypoint_num_cpus": 1, "metadata": {"a": "b"}}
-    served.ask("POST", "/api/jobs/", {"entrypoint": ENTRYPOINT, "submission_id": "j", **more})
-    assert served.received == [("POST", "/api/jobs/", {"entrypoint": ENTRYPOINT, "submission_id": "j"})]
+    served.ask("POST", "/api/jobs/", {**SUBMISSION, **more})
+    assert served.received == [("POST", "/api/jobs/", SUBMISSION)]
 
 
 @pytest.mark.parametrize(
@@ -141,21 +156,23 @@ def test_runtime_environment_of_a_submission_does_not_reach_ray(served: Served) 
     [
         ("GET", "/"),
         ("GET", "/api/jobs/"),
-        ("GET", "/api/jobs/triage-a1-x/logs"),
-        ("GET", "/api/jobs/triage-a1-x?a=b"),
+        ("GET", "/api/jobs/triage-a1-11111112"),
+        ("GET", f"/api/jobs/{JOB}/"),
+        ("GET", f"/api/jobs/{JOB}/logs"),
+        ("GET", f"/api/jobs/{JOB}?a=b"),
         ("GET", "/api/jobs/../cluster_status"),
         ("GET", "/nodes"),
         ("POST", "/api/jobs"),
-        ("POST", "/api/jobs/triage-a1-x/stop"),
-        ("POST", "/api/jobs/triage-a1-x/stop/"),
+        ("POST", f"/api/jobs/{JOB}/stop"),
+        ("POST", f"/api/jobs/{JOB}/stop/"),
         ("POST", "/api/serve/applications/"),
         ("PUT", "/api/serve/applications/"),
-        ("DELETE", "/api/jobs/triage-a1-x"),
-        ("PATCH", "/api/jobs/triage-a1-x"),
+        ("DELETE", f"/api/jobs/{JOB}"),
+        ("PATCH", f"/api/jobs/{JOB}"),
     ],
 )
 def test_no_other_request_reaches_ray(method: str, path: str, served: Served) -> None:
-    body = {"entrypoint": ENTRYPOINT, "submission_id": "j"} if method == "POST" else None
+    body = SUBMISSION if method == "POST" else None
     assert served.ask(method, path, body)[0] in (403, 501)
     assert served.received == []
 
@@ -164,4 +181,4 @@ def test_gate_answers_while_ray_does_not(served: Served) -> None:
     """The gate starts before Ray. KubeRay asks again."""
     served.ray.shutdown()
     served.ray.server_close()
-    assert served.ask("GET", "/api/jobs/triage-a1-x")[0] == 502
+    assert served.ask("GET", f"/api/jobs/{JOB}")[0] == 502

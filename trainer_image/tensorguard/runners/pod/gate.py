@@ -5,10 +5,10 @@
     KubeRay ─► the gate, port 8265, no token ─► Ray's dashboard on the loopback address, Ray's token
 
 The network between KubeRay and the head may read each request, so none carries a token. The gate passes on two
-requests and nothing else: submit *the* entrypoint of TenSafe, and read the state of a job. It builds each of them
-itself: nothing in a request but the id of a job reaches Ray. A party that can reach the port, against the job's
-NetworkPolicy, can read this state, and can start the entrypoint a second time, which the ledger makes harmless. It
-cannot run code. Ray's token never leaves the pod unencrypted.
+requests and nothing else: submit *the* entrypoint of TenSafe under the one id of the attempt, and read the state of
+this job. It builds each of them itself: nothing in a request reaches Ray. Ray refuses a second job of the same id. A
+party that can reach the port, against the job's NetworkPolicy, can read this state, and can submit the job before
+KubeRay does. It cannot start it twice, and cannot run code. Ray's token never leaves the pod unencrypted.
 
 KubeRay also asks to stop the job when its RayJob is deleted, and ignores the answer. The gate refuses: the pods are
 deleted then, and stop the training themselves.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -32,7 +31,6 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 """The entrypoint of all RayJobs of the operator."""
 _FIELDS = ("status", "message", "error_type", "entrypoint", "job_id", "submission_id", "start_time", "end_time")
 """What KubeRay reads of the state of a job."""
-_JOB = re.compile(r"/api/jobs/([A-Za-z0-9][A-Za-z0-9._-]{0,127})")
 _MOST_BYTES = 65536
 _TIMEOUT_SECONDS = 30.0
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -46,13 +44,15 @@ class Gate(ThreadingHTTPServer):
         address: host and port to listen on.
         ray: URL of Ray's dashboard.
         token: what the dashboard asks for.
+        submission: id of the job that is submitted and read; all others are refused.
     """
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], ray: str, token: str) -> None:
+    def __init__(self, address: tuple[str, int], ray: str, token: str, submission: str) -> None:
         super().__init__(address, _Request)
         self._ray, self._token = ray, token
+        self.submission = submission
 
     def ask_ray(self, method: str, path: str, body: Mapping[str, str] | None = None) -> tuple[int, Any]:
         """Send one request to Ray; return the HTTP status and the parsed answer, or its text."""
@@ -77,17 +77,18 @@ class _Request(BaseHTTPRequestHandler):
     timeout = _TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
-        if not (found := _JOB.fullmatch(self.path)):
+        path = f"/api/jobs/{self.server.submission}"
+        if self.path != path:
             self._refuse()
             return
-        status, answer = self.server.ask_ray("GET", f"/api/jobs/{found[1]}")
+        status, answer = self.server.ask_ray("GET", path)
         self._answer(status, _state(answer))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length") or "0"
         content = self.rfile.read(int(length)) if length.isdecimal() and int(length) <= _MOST_BYTES else b""
-        if self.path == "/api/jobs/" and (job := _submitted(content)):
-            submission = {"entrypoint": ENTRYPOINT, "submission_id": job}
+        submission = {"entrypoint": ENTRYPOINT, "submission_id": self.server.submission}
+        if self.path == "/api/jobs/" and _submits(content, submission):
             self._answer(*self.server.ask_ray("POST", "/api/jobs/", submission))
         else:
             self._refuse()
@@ -107,16 +108,13 @@ class _Request(BaseHTTPRequestHandler):
         """Log nothing: KubeRay asks every few seconds."""
 
 
-def _submitted(content: bytes) -> str:
-    """The id of the job that a request submits; empty unless it submits TenSafe's entrypoint."""
+def _submits(content: bytes, submission: Mapping[str, str]) -> bool:
+    """Whether a request submits this entrypoint under this id. What else it asks for does not count."""
     try:
         request = json.loads(content)
     except ValueError:
-        return ""
-    if not isinstance(request, dict) or request.get("entrypoint") != ENTRYPOINT:
-        return ""
-    job = str(request.get("submission_id") or "")
-    return job if _JOB.fullmatch(f"/api/jobs/{job}") else ""
+        return False
+    return isinstance(request, dict) and all(request.get(name) == value for name, value in submission.items())
 
 
 def _state(answer: Any) -> Any:
@@ -127,7 +125,7 @@ def _state(answer: Any) -> Any:
 def main(environment: Mapping[str, str] = os.environ) -> None:
     """Serve until the pod ends."""
     ray = f"http://127.0.0.1:{environment['TENSAFE_RAY_PORT']}"
-    Gate(("0.0.0.0", PORT), ray, environment["TENSAFE_RAY_TOKEN"]).serve_forever()
+    Gate(("0.0.0.0", PORT), ray, environment["TENSAFE_RAY_TOKEN"], environment["TENSAFE_SUBMISSION_ID"]).serve_forever()
 
 
 if __name__ == "__main__":
