@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tensafe_operator.runtime import authorization
 from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
-from tensafe_operator.runtime.authorization import ALLOWED_SECONDS, DENIED_SECONDS, MAX_ANSWERS, Authorizer
+from tensafe_operator.runtime.authorization import ALLOWED_SECONDS, DENIED_SECONDS, MAX_ANSWERS, MAX_WAITING, Authorizer
 
 USERS = {
     "reader": {"username": "prometheus", "uid": "1", "groups": ["monitoring"], "extra": {"pod": ["p"]}},
@@ -25,10 +26,13 @@ class Reviews:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self.failure: Exception | None = None
         self.now = 0.0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def review(self, kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         self.asked.append((kind, spec))
         await asyncio.sleep(0)
+        await self.may_answer.wait()
         if self.failure is not None:
             raise self.failure
         if kind == "TokenReview":
@@ -52,7 +56,7 @@ def ask(authorizer: Authorizer, header: str) -> int:
     return asyncio.run(authorizer.status(header, "/metrics"))
 
 
-@pytest.mark.parametrize("header", ["", "reader", "Basic cmVhZGVy", "Bearer", "Bearer  "])
+@pytest.mark.parametrize("header", ["", "reader", "Basic cmVhZGVy", "Bearer", "Bearer  ", "Bearer reader\udcff"])
 def test_request_without_a_bearer_token_is_refused_without_a_review(
     header: str, authorizer: Authorizer, reviews: Reviews
 ) -> None:
@@ -109,5 +113,52 @@ def test_answers_are_bounded_and_hold_no_token(authorizer: Authorizer, monkeypat
     monkeypatch.setattr(authorization, "MAX_ANSWERS", 3)
     for number in range(5):
         ask(authorizer, f"Bearer guess-{number}")
-    assert len(authorizer._answers) == 3
-    assert "guess" not in repr(authorizer._answers)
+        monkeypatch.setitem(USERS, f"good-{number}", USERS["reader"])
+        ask(authorizer, f"Bearer good-{number}")
+    assert len(authorizer._allowed) == len(authorizer._denied) == 3
+    assert not {"guess", "good"} & set(re.findall("[a-z]+", repr(vars(authorizer))))
+
+
+def test_guesses_do_not_replace_the_answer_for_a_token_that_is_allowed(
+    authorizer: Authorizer, reviews: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authorization, "MAX_ANSWERS", 3)
+    assert ask(authorizer, "Bearer reader") == 200
+    for number in range(5):
+        assert ask(authorizer, f"Bearer guess-{number}") == 401
+    asked = len(reviews.asked)
+    assert ask(authorizer, "Bearer reader") == 200
+    assert len(reviews.asked) == asked
+
+
+def test_revoked_token_is_denied_and_no_longer_counts_as_allowed(authorizer: Authorizer, reviews: Reviews) -> None:
+    assert ask(authorizer, "Bearer reader") == 200
+    reviews.now = ALLOWED_SECONDS
+    with pytest.MonkeyPatch.context() as revoked:
+        revoked.delitem(USERS, "reader")
+        assert ask(authorizer, "Bearer reader") == 401
+    assert authorizer._allowed == {}
+
+
+def test_new_tokens_are_refused_at_once_while_too_many_wait(authorizer: Authorizer, reviews: Reviews) -> None:
+    """The token that was allowed before is never among those that are refused so, though its answer is too old."""
+
+    async def run() -> None:
+        assert await authorizer.status("Bearer reader", "/metrics") == 200
+        reviews.now = ALLOWED_SECONDS
+        reviews.may_answer.clear()
+        asked = len(reviews.asked)
+        guesses = [asyncio.create_task(authorizer.status(f"Bearer guess-{n}", "/metrics")) for n in range(100)]
+        await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+        refused = [each for each in guesses if each.done()]
+        assert [each.result() for each in refused] == [503] * (100 - 1 - MAX_WAITING)
+        reader = asyncio.create_task(authorizer.status("Bearer reader", "/metrics"))
+        reviews.may_answer.set()
+        waited = [each for each in guesses if each not in refused]
+        assert await asyncio.gather(*waited) == [401] * (1 + MAX_WAITING)
+        assert await reader == 200
+        assert len(reviews.asked) == asked + 1 + MAX_WAITING + 2
+        assert await authorizer.status("Bearer guess-99", "/metrics") == 401, "there is room again"
+
+    assert MAX_WAITING <= 20
+    asyncio.run(run())

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 
 from tensafe_operator.runtime import health as health_module
 from tensafe_operator.runtime import leader_election
+from tensafe_operator.runtime.authorization import Authorizer
 from tensafe_operator.runtime.health import Health
 from tensafe_operator.runtime.leader_election import LeaderElection
 from tensafe_operator.runtime.lease_durations import DEFAULT_DURATIONS
@@ -101,3 +102,20 @@ def test_blocked_event_loop_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(block())
     assert value(metrics, "tensafe_event_loop_lag_seconds") > 0.2
     assert health.problem().startswith("the event loop lags")
+
+
+def test_authorization_with_a_byte_that_is_no_utf8_is_refused() -> None:
+    nobody: Any = None  # an API server that must not be asked
+
+    async def run() -> bytes:
+        runner = await make_health()[0].serve(0, authorizer=Authorizer(nobody))
+        try:
+            reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer \xff\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+        finally:
+            await runner.cleanup()
+
+    assert asyncio.run(run()).startswith(b"HTTP/1.1 401 ")
