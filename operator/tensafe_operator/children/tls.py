@@ -126,6 +126,7 @@ def init_containers(
         **_small_container("certificate", "tensorguard.runners.pod.certificate", container),
         "env": [
             {"name": "TENSAFE_POD_IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}},
+            *([{"name": "TENSAFE_HEAD", "value": "1"}] if head else []),
             *_authority_variables(job, attempt, settings),
         ],
         "volumeMounts": [each for each in container["volumeMounts"] if each["name"] == "run"],

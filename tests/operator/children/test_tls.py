@@ -105,6 +105,12 @@ def test_kuberays_init_container_can_read_the_certificate() -> None:
         assert mount in ray["volumeMounts"] and issue["volumeMounts"] == [mount]
 
 
+def test_only_the_certificate_of_the_head_names_its_service() -> None:
+    for pod, expected in zip(pods(PER_ATTEMPT), ([{"name": "TENSAFE_HEAD", "value": "1"}], []), strict=True):
+        containers = [*pod["initContainers"], *pod["containers"]]
+        assert [each for one in containers for each in one["env"] if each["name"] == "TENSAFE_HEAD"] == expected
+
+
 def test_pods_compare_the_key_of_the_authority_with_its_digest() -> None:
     key = content(tls.attempt_secret(admitted(), 1, PER_ATTEMPT))["authority.key"]
     for pod in pods(PER_ATTEMPT):

@@ -22,6 +22,7 @@ from tensorguard.runners.pod.certificate import Authority, main
 
 SECRET = secrets.token_hex(32)
 HEAD = "triage-a1-x-head-svc.clinic.svc.cluster.local"
+OF_HEAD = {"FQ_RAY_IP": HEAD, "TENSAFE_HEAD": "1"}
 
 
 def issued(folder: Path, secret: str = SECRET, **more: str) -> Path:
@@ -70,7 +71,7 @@ def handshake(server: Path, client: Path | None, name: str = "127.0.0.1", truste
 
 
 def test_pods_of_an_attempt_accept_each_other(tmp_path: Path) -> None:
-    head, worker = issued(tmp_path / "head", FQ_RAY_IP=HEAD), issued(tmp_path / "worker")
+    head, worker = issued(tmp_path / "head", **OF_HEAD), issued(tmp_path / "worker", FQ_RAY_IP=HEAD)
     assert handshake(head, worker) == ""
     assert handshake(head, worker, HEAD) == ""
     assert handshake(worker, head, "localhost") == ""
@@ -88,8 +89,9 @@ def test_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
 
 
 def test_pod_cannot_answer_for_the_address_or_the_name_of_another(tmp_path: Path) -> None:
-    elsewhere = issued(tmp_path / "a", TENSAFE_POD_IPS="10.85.0.7")
-    worker = issued(tmp_path / "b")
+    """KubeRay sets FQ_RAY_IP in the init containers of workers, too."""
+    elsewhere = issued(tmp_path / "a", TENSAFE_POD_IPS="10.85.0.7", FQ_RAY_IP=HEAD)
+    worker = issued(tmp_path / "b", FQ_RAY_IP=HEAD)
     assert "client: " in handshake(worker, elsewhere, HEAD)
     names = certificate_in(elsewhere).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.85.0.7"]
@@ -97,7 +99,7 @@ def test_pod_cannot_answer_for_the_address_or_the_name_of_another(tmp_path: Path
 
 
 def test_certificate_names_all_addresses_of_a_pod(tmp_path: Path) -> None:
-    both = issued(tmp_path / "pod", TENSAFE_POD_IPS="10.85.0.7,fd00::7", FQ_RAY_IP=HEAD)
+    both = issued(tmp_path / "pod", TENSAFE_POD_IPS="10.85.0.7,fd00::7", **OF_HEAD)
     names = certificate_in(both).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "10.85.0.7", "fd00::7"]
     assert names.get_values_for_type(x509.DNSName) == ["localhost", HEAD]

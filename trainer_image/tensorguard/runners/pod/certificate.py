@@ -5,7 +5,8 @@ the attempt. `python -m tensorguard.runners.pod.certificate` is the command of a
 
 All pods of an attempt derive the same authority from the same key, so each accepts the certificates of the others. Ray
 compares the address that it dials with the names in a certificate, and it dials pods by address. These addresses are
-known only when the pod exists. The pod's own key is created here, and never leaves the pod.
+known only when the pod exists. The head's certificate also names its service. The pod's own key is created here, and
+never leaves the pod.
 
 The module imports no other of this package, so that a pod starts fast.
 """
@@ -48,7 +49,9 @@ def main(environment: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> 
         addresses = [each.strip() for each in environment.get("TENSAFE_POD_IPS", "").split(",") if each.strip()]
         if not addresses:
             raise CertificateError("TENSAFE_POD_IPS is empty: the operator sets it to the addresses of the pod")
-        names = [name for name in ("localhost", environment.get("FQ_RAY_IP", "")) if name]
+        # KubeRay sets FQ_RAY_IP, the name of the head's service, in all pods. Only the head may answer for it.
+        of_head = environment.get("FQ_RAY_IP", "") if environment.get("TENSAFE_HEAD") == "1" else ""
+        names = [name for name in ("localhost", of_head) if name]
         authority.write_certificate(folder, ["127.0.0.1", *addresses], names)
     except (CertificateError, OSError) as error:
         print(f"no certificate: {error}", file=sys.stderr)
