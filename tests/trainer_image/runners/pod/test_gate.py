@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from tensorguard.runners.pod.gate import ENTRYPOINT, Gate
+from e2e.platform.fixtures.polling import wait_until
+from tensorguard.runners.pod import gate
+from tensorguard.runners.pod.gate import ENTRYPOINT, MAX_CONNECTIONS, Gate
 
 TOKEN = "a" * 64
 JOB = "triage-a1-11111111"
@@ -84,6 +90,25 @@ class Served:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.gate.server_port), timeout=30)
+
+    def send(self, content: bytes) -> bytes:
+        """Send bytes to the gate; return its answer, empty if it closes the connection without one."""
+        with self.connect() as connection:
+            connection.sendall(content)
+            return until_closed(connection)
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
 
 
 @pytest.fixture
@@ -182,3 +207,76 @@ def test_gate_answers_while_ray_does_not(served: Served) -> None:
     served.ray.shutdown()
     served.ray.server_close()
     assert served.ask("GET", f"/api/jobs/{JOB}")[0] == 502
+
+
+def test_connections_beyond_the_limit_are_closed_at_once(served: Served) -> None:
+    assert (MAX_CONNECTIONS, Gate.request_queue_size) == (16, 64)
+    idle = [served.connect() for _ in range(MAX_CONNECTIONS)]
+    with served.connect() as excess:
+        assert until_closed(excess) == b""
+    assert not select.select(idle, [], [], 0)[0], "the others are still open"
+    idle.pop().close()
+    request = b"GET /api/jobs/%s HTTP/1.0\r\n\r\n" % JOB.encode()
+    wait_until(lambda: served.send(request).startswith(b"HTTP/1.0 404 "))
+    for each in idle:
+        each.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"GET / HTTP/1.0\r\nX: ", b"POST / HTTP/1.0\r\nContent-Length: 60000\r\n\r\n"])
+def test_connection_ends_after_ten_seconds_though_bytes_arrive(
+    line: bytes, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gate.SECONDS == 10
+    monkeypatch.setattr(gate, "SECONDS", 0.5)
+    started = time.monotonic()
+    with served.connect() as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(line)
+        while not select.select([connection], [], [], 0.02)[0]:  # a byte every 20 ms, until the gate says something
+            connection.sendall(b"a")
+        until_closed(connection)
+    assert 0.4 < time.monotonic() - started < 9
+    assert served.received == []
+
+
+def test_headers_are_limited_together(served: Served) -> None:
+    def with_headers(lines: int) -> bytes:
+        return b"GET /api/jobs/%s HTTP/1.0\r\n" % JOB.encode() + lines * (b"X: " + 995 * b"a" + b"\r\n") + b"\r\n"
+
+    assert served.send(with_headers(17)).startswith(b"HTTP/1.0 431 ")
+    assert served.received == []
+    assert served.send(with_headers(16)).startswith(b"HTTP/1.0 404 ")
+    assert served.send(b"GET /" + 17_000 * b"a") == b""
+    assert len(served.received) == 1
+
+
+@pytest.mark.parametrize(
+    "length", [b"9" * 5000, b"-1", b"+1", b"1_0", b"\xb2", b"ten"], ids=lambda each: repr(each)[:8]
+)
+def test_length_that_is_no_number_is_refused(length: bytes, served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    answer = served.send(b"POST /api/jobs/ HTTP/1.0\r\nContent-Length: " + length + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.0 400 ")
+    assert served.received == []
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("content", [b"[" * 60_000, b'{"a":' * 12_000], ids=["lists", "objects"])
+def test_content_that_is_nested_too_deeply_is_refused(
+    content: bytes, served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert served.ask("POST", "/api/jobs/", content)[0] == 400
+    assert served.received == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_connection_that_breaks_is_not_logged(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = threading.Event()
+    original = served.gate.shutdown_request
+
+    def shutdown_request(request: Any) -> None:
+        original(request)
+        ended.set()
+
+    served.gate.shutdown_request = shutdown_request  # type: ignore[method-assign]
+    assert served.send(b"GET /" + 17_000 * b"a") == b""
+    assert ended.wait(30)
+    assert capfd.readouterr() == ("", "")

@@ -13,13 +13,23 @@ KubeRay does. It cannot start it twice, and cannot run code. Ray's token never l
 KubeRay also asks to stop the job when its RayJob is deleted, and ignores the answer. The gate refuses: the pods are
 deleted then, and stop the training themselves.
 
+A party that can reach the port must not use up the memory or the threads of the pod. So connections, bytes and the time
+of a request are limited, and nothing that a request contains is logged.
+
 The module needs the standard library only, so that it starts fast and stays small.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import io
 import json
 import os
+import re
+import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -31,8 +41,11 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 """The entrypoint of all RayJobs of the operator."""
 _FIELDS = ("status", "message", "error_type", "entrypoint", "job_id", "submission_id", "start_time", "end_time")
 """What KubeRay reads of the state of a job."""
+MAX_CONNECTIONS = 16
+SECONDS = 10.0
+"""From the start of a connection to its end, whatever it is waiting for."""
 _MOST_BYTES = 65536
-_TIMEOUT_SECONDS = 30.0
+_MOST_HEADER_BYTES = 16384
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Ray is in the same pod: no proxy of the environment is used."""
 
@@ -48,23 +61,52 @@ class Gate(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], ray: str, token: str, submission: str) -> None:
         super().__init__(address, _Request)
         self._ray, self._token = ray, token
         self.submission = submission
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
-    def ask_ray(self, method: str, path: str, body: Mapping[str, str] | None = None) -> tuple[int, Any]:
-        """Send one request to Ray; return the HTTP status and the parsed answer, or its text."""
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, or close it if there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log nothing: a connection that breaks is not an error of the gate."""
+
+    def ask_ray(
+        self, method: str, path: str, body: Mapping[str, str] | None = None, *, seconds: float
+    ) -> tuple[int, Any]:
+        """Send one request to Ray; return the HTTP status and the parsed answer, or its text.
+
+        Args:
+            seconds: for how long to wait for each part of the answer.
+        """
         content = json.dumps(body).encode() if body is not None else None
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
         request = urllib.request.Request(self._ray + path, content, headers, method=method)
         try:
-            with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as response:
+            with _OPENER.open(request, timeout=seconds) as response:
                 status, text = response.status, response.read()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return 502, f"Ray does not answer ({error})"
         try:
             return status, json.loads(text)
@@ -72,26 +114,68 @@ class Gate(ThreadingHTTPServer):
             return status, text.decode(errors="replace")
 
 
+class _Head(io.BufferedReader):
+    """The input of a request, with a limit for its first line and its headers together."""
+
+    _left = _MOST_HEADER_BYTES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        most = self._left + 1
+        line = super().readline(most if size is None or size < 0 else min(size, most))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("headers")
+        return line
+
+
 class _Request(BaseHTTPRequestHandler):
     server: Gate
-    timeout = _TIMEOUT_SECONDS
+    timeout = SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Head(self.rfile.detach())
+        self._until = time.monotonic() + SECONDS
+        self._alarm = threading.Timer(SECONDS, self._end)
+        self._alarm.daemon = True
+        self._alarm.start()
+
+    def finish(self) -> None:
+        self._alarm.cancel()
+        super().finish()
+
+    def _end(self) -> None:
+        """Wake the thread that waits for the client."""
+        with contextlib.suppress(OSError):  # it may be closed already
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         path = f"/api/jobs/{self.server.submission}"
         if self.path != path:
             self._refuse()
             return
-        status, answer = self.server.ask_ray("GET", path)
+        status, answer = self.server.ask_ray("GET", path, seconds=self._seconds_left())
         self._answer(status, _state(answer))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length") or "0"
-        content = self.rfile.read(int(length)) if length.isdecimal() and int(length) <= _MOST_BYTES else b""
+        if not re.fullmatch("[0-9]{1,9}", length):
+            self._answer(400, "Content-Length is no number of bytes")
+            return
+        content = self.rfile.read(int(length)) if int(length) <= _MOST_BYTES else b""
         submission = {"entrypoint": ENTRYPOINT, "submission_id": self.server.submission}
-        if self.path == "/api/jobs/" and _submits(content, submission):
-            self._answer(*self.server.ask_ray("POST", "/api/jobs/", submission))
+        try:
+            accepted = self.path == "/api/jobs/" and _submits(content, submission)
+        except RecursionError:
+            self._answer(400, "the content is nested too deeply")
+            return
+        if accepted:
+            self._answer(*self.server.ask_ray("POST", "/api/jobs/", submission, seconds=self._seconds_left()))
         else:
             self._refuse()
+
+    def _seconds_left(self) -> float:
+        return max(0.1, self._until - time.monotonic())
 
     def _refuse(self) -> None:
         self._answer(403, "this port submits the job of its attempt and reads its state, and does nothing else")
@@ -109,7 +193,11 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _submits(content: bytes, submission: Mapping[str, str]) -> bool:
-    """Whether a request submits this entrypoint under this id. What else it asks for does not count."""
+    """Whether a request submits this entrypoint under this id. What else it asks for does not count.
+
+    Raises:
+        RecursionError: if the content is nested too deeply to be parsed.
+    """
     try:
         request = json.loads(content)
     except ValueError:
