@@ -56,6 +56,11 @@ def tls_prefix(ray_job: str) -> str:
     return f"{ray_job}-tls-"
 
 
+def is_tls_secret(name: str, ray_job: str) -> bool:
+    """Whether the operator could have given this name to the Secret of an attempt."""
+    return re.fullmatch(re.escape(tls_prefix(ray_job)) + "[0-9a-f]{8}", name) is not None
+
+
 def authority_name(tls_secret: str) -> str:
     """Name of the Certificate, and of the Secret, with the authority that cert-manager issues for an attempt."""
     return f"{tls_secret}-ca"

@@ -66,7 +66,7 @@ class Draft:
         """
         metadata = ray_job["metadata"]
         name = (metadata.get("annotations") or {}).get(names.TLS_SECRET, "")
-        if not name.startswith(names.tls_prefix(metadata["name"])):
+        if not names.is_tls_secret(name, metadata["name"]):
             return
         self.irreversible = True
         deletions = [Delete("Secret", name)]

@@ -236,7 +236,20 @@ def test_certificate_and_secret_of_cert_manager_are_deleted_with_the_attempt() -
     ]
 
 
-@pytest.mark.parametrize("name", ["database-password", "other-a1-tls-01234567", "claims-triage-a2-tls-01234567"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "database-password",
+        "other-a1-tls-01234567",
+        "claims-triage-a2-tls-01234567",
+        "claims-triage-a1-tls-",
+        "claims-triage-a1-tls-website",
+        "claims-triage-a1-tls-0123456",
+        "claims-triage-a1-tls-0123456g",
+        "claims-triage-a1-tls-01234567-ca",
+        "claims-triage-a1-tls-012345678",
+    ],
+)
 def test_annotation_that_a_user_has_edited_deletes_no_other_secret(name: str) -> None:
     cluster, operator = running_job()
     cluster.others.add(("Secret", name))
