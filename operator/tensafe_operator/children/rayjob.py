@@ -11,22 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from tensafe_api.resources.cluster import Cluster
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
-from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration, Volume
+from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, configuration, metadata, service_account, tls
+from tensafe_operator.children import Manifest, configuration, metadata, service_account, tls, volumes
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
 """A constant: parameters are passed in the ConfigMap."""
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
-RUN_PATH = "/var/run/tensafe"
-TEMPORARY_PATH = "/tmp"
 JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
 GRACE_SECONDS = 120
@@ -34,7 +31,7 @@ GRACE_SECONDS = 120
 workers.
 """
 WORKER_CONTAINER = "ray-worker"
-_PRE_STOP = f"touch {RUN_PATH}/stop && exec flock {RUN_PATH}/.run.lock true"
+_PRE_STOP = f"touch {volumes.RUN_PATH}/stop && exec flock {volumes.RUN_PATH}/.run.lock true"
 """The preStop hook of all pods. When it ends, Ray and all its processes are ended. So it waits for the lock that a
 working process in the pod holds (`tensorguard.runners.run_folder`).
 """
@@ -128,14 +125,14 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
             {"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(GRACE_SECONDS)},
             *tls.environment(job, attempt, settings),
         ],
-        "volumeMounts": [_mount("job", JOB_PATH), *_writable_mounts(settings)],
+        "volumeMounts": [volumes.mount("job", JOB_PATH), *volumes.writable_mounts(settings)],
     }
-    volumes = [_job_volume(parameters), *_writable_volumes(settings)]
-    template = _template(job, attempt, settings, container, volumes)
+    own = [volumes.job_volume(parameters), *volumes.writable_volumes(settings)]
+    template = _template(job, attempt, settings, container, own)
     if settings.pull_secrets and not cluster.image_pull_secrets:  # workers have them from their service account
         template["spec"]["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
-    if own := tls.init_containers(job, attempt, settings, container, head=True):
-        template["spec"]["initContainers"] = own
+    if before := tls.init_containers(job, attempt, settings, container, head=True):
+        template["spec"]["initContainers"] = before
     return _placed(template, cluster.head.node_selector, cluster.head.tolerations, cluster.head.affinity)
 
 
@@ -147,7 +144,7 @@ def _worker_template(
     if cluster.worker.gpus:
         size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
     disk = cluster.worker.ephemeral_storage
-    volumes = [*cluster.volumes, *_pvc_volumes(job)]
+    of_job = [*cluster.volumes, *volumes.pvc_volumes(job)]
     container = {
         **_container(WORKER_CONTAINER, cluster, settings, size),
         "env": [
@@ -157,18 +154,19 @@ def _worker_template(
         ],
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
         "volumeMounts": [
-            _mount("job", JOB_PATH),
-            _mount("key", KEY_PATH),
-            *_writable_mounts(settings, volumes),
-            *(_mount(volume.name, volume.mount_path, read_only=volume.read_only) for volume in volumes),
+            volumes.mount("job", JOB_PATH),
+            volumes.mount("key", KEY_PATH),
+            *volumes.writable_mounts(settings, of_job),
+            *(volumes.mount(each.name, each.mount_path, read_only=each.read_only) for each in of_job),
         ],
     }
     own = [
-        _job_volume(parameters),
+        volumes.job_volume(parameters),
         {"name": "key", "secret": {"secretName": key_secret, "defaultMode": 0o440}},
-        *_writable_volumes(settings, volumes),
+        *volumes.writable_volumes(settings, of_job),
+        *(volumes.pod_volume(each) for each in of_job),
     ]
-    template = _template(job, attempt, settings, container, own + [_volume(volume) for volume in volumes])
+    template = _template(job, attempt, settings, container, own)
     if disk is not None:  # a request alone: a pod above a limit would be evicted
         container["resources"]["requests"] = {**size, "ephemeral-storage": disk}
     template = _placed(template, None, None, cluster.affinity)
@@ -330,61 +328,10 @@ def _storage(job: TenSafeTrainingJob) -> list[Manifest]:
     return [{"secretRef": {"name": secret}}] if secret else []
 
 
-def _volume(volume: Volume) -> Manifest:
-    if volume.pvc:
-        return {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.pvc, "readOnly": volume.read_only}}
-    if volume.secret:
-        return {"name": volume.name, "secret": {"secretName": volume.secret}}
-    if volume.config_map:
-        return {"name": volume.name, "configMap": {"name": volume.config_map}}
-    return {"name": volume.name, "emptyDir": {"sizeLimit": volume.empty_dir}}
-
-
-def _pvc_volumes(job: TenSafeTrainingJob) -> list[Volume]:
-    """The volumes for the pvc:// URIs of the job, each PVC once. Only the checkpoints' PVC is writable. The volumes are
-    built without validation, because the schema refuses their names to users.
-    """
-    uris = job.spec.uris()
-    written = _pvc_of(uris["checkpoint"])
-    pvcs = dict.fromkeys(pvc for uri in uris.values() if (pvc := _pvc_of(uri)))
-    return [
-        Volume.model_construct(name=f"pvc-{pvc}"[:63], mount_path=f"/mnt/{pvc}", read_only=pvc != written, pvc=pvc)
-        for pvc in pvcs
-    ]
-
-
-def _pvc_of(uri: str) -> str:
-    return urlsplit(uri).netloc if uri.startswith("pvc://") else ""
-
-
 def _home(settings: Settings, own: Sequence[EnvVar] = ()) -> list[Manifest]:
     """A home that can be written, for caches such as that of the hub. A job may set another one."""
     needs_one = settings.read_only_root and all(each.name != "HOME" for each in own)
-    return [{"name": "HOME", "value": TEMPORARY_PATH}] if needs_one else []
-
-
-def _writable(settings: Settings, own: Sequence[Volume]) -> dict[str, str]:
-    """Names and directories of the volumes that a pod may write to, besides the job's `own`. Without a writable root,
-    Ray needs one for its session.
-    """
-    needs_one = settings.read_only_root and all(each.mount_path != TEMPORARY_PATH for each in own)
-    return {"run": RUN_PATH, **({"tensafe-tmp": TEMPORARY_PATH} if needs_one else {})}
-
-
-def _writable_volumes(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
-    return [{"name": name, "emptyDir": {}} for name in _writable(settings, own)]
-
-
-def _writable_mounts(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
-    return [_mount(name, path, read_only=False) for name, path in _writable(settings, own).items()]
-
-
-def _job_volume(parameters: Manifest) -> Manifest:
-    return {"name": "job", "configMap": {"name": parameters["metadata"]["name"]}}
-
-
-def _mount(name: str, path: str, *, read_only: bool = True) -> Manifest:
-    return {"name": name, "mountPath": path, "readOnly": read_only}
+    return [{"name": "HOME", "value": volumes.TEMPORARY_PATH}] if needs_one else []
 
 
 def _object_store_bytes(memory: str) -> str:

@@ -173,6 +173,18 @@ def test_volume_of_a_job_may_be_its_temporary_directory() -> None:
     assert mounted == ["scratch"]
 
 
+@pytest.mark.parametrize("taken", [["tensafe-tmp"], ["tensafe-tmp", "tensafe-tmp-2"]], ids=len)
+def test_volume_of_a_job_may_have_the_name_of_ours(taken: list[str]) -> None:
+    own = [{"name": name, "mountPath": f"/data/{name}", "emptyDir": "1Gi"} for name in taken]
+    _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": own}}))
+    names = [each["name"] for each in worker["spec"]["volumes"]]
+    assert len(names) == len(set(names)) == len(taken) + 4
+    mounts = {each["mountPath"]: each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/tmp"] == f"tensafe-tmp-{len(taken) + 1}"
+    assert [mounts[f"/data/{name}"] for name in taken] == taken
+    assert set(mounts.values()) == set(names)
+
+
 def test_pull_secrets_of_the_chart_reach_every_pod_that_names_none() -> None:
     """The head runs under the namespace's account `default`, so its template has them. Workers have them from the
     account that is created for the job, and an account that the job names keeps its own.

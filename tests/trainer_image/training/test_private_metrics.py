@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from e2e.platform.trainer.rank_harness import Job
-from tensafe_operator.children.rayjob import RUN_PATH
+from tensafe_operator.children.volumes import RUN_PATH
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.data.batches import MicroBatch
 from tensorguard.ledger.file import FileLedger

@@ -29,7 +29,8 @@ from tensafe_api.statement import digest
 from tensafe_operator.children import configuration
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger
-from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, RUN_PATH, ray_job
+from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, ray_job
+from tensafe_operator.children.volumes import RUN_PATH
 from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import POD_UID

@@ -16,7 +16,8 @@ from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.model import InitFrom
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.configuration import config_map, digest
-from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH, RUN_PATH
+from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, JOB_PATH, KEY_PATH
+from tensafe_operator.children.volumes import RUN_PATH
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles, PodFilesError
