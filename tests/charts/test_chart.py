@@ -138,10 +138,15 @@ def test_chart_has_the_version_and_the_crds_of_the_project() -> None:
         each for path in sorted((ROOT / "crds").glob("*.yaml")) for each in yaml.safe_load_all(path.read_text())
     ]
     carried = [each for each in render_chart() if each in expected]
-    assert len(carried) == len(expected) == 6
+    assert len(carried) == len(expected) == 7
     assert all(each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for each in carried)
     without = render_chart({"crds.enabled": False})
     assert not [each for each in without if each in expected]
+
+
+def named_entry(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The entry of a list with this name."""
+    return next(each for each in entries if each["name"] == name)
 
 
 def test_deployment_sets_every_setting_of_the_operator() -> None:
@@ -167,8 +172,8 @@ def test_deployment_sets_every_setting_of_the_operator() -> None:
     assert settings.stall_seconds == Settings().stall_seconds
     assert settings.ray_version == Settings().ray_version
     assert (settings.metrics_per_job, settings.metrics_auth) == (False, True)
-    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
-    assert (settings.metrics_tls, mount["name"]) == (mount["mountPath"], volume["name"])
+    mount, volume = (named_entry(each, "metrics-tls") for each in (container["volumeMounts"], pod["volumes"]))
+    assert settings.metrics_tls == mount["mountPath"]
     assert volume["secret"] == {"secretName": "metrics-tls"}
     assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
     assert container["image"] == "images.example/tensafe-operator:0.1.0"

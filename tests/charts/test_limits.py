@@ -151,22 +151,6 @@ def test_suspended_job_cannot_be_changed_beyond_the_limits(limited: Limited) -> 
     assert patch({"spec": {"suspend": False}}) == ""
 
 
-def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
-    """Otherwise no one could suspend, resume or label them."""
-    job = changed(MINIMAL, {**WITHIN, "metadata.namespace": "default", "spec.cluster.priorityClassName": "high"})
-    job = changed(job, {"spec.privacy.targetEpsilon": "20"})
-    limited.plane.kubectl("create", "-f", "-", text=json.dumps(job))
-    limited.plane.kubectl("label", "namespace", "default", "limited=yes")
-    try:
-        wait_until(lambda: limited.refusal(REFUSED[-1][0], "default"), 60)
-        for body in ({"spec": {"suspend": True}}, {"metadata": {"labels": {"a": "b"}}}):
-            command = ("-n", "default", "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
-            limited.plane.kubectl(*command)
-    finally:
-        limited.plane.kubectl("label", "namespace", "default", "limited-")
-        limited.plane.kubectl("-n", "default", "delete", "tsj", "claims-triage")
-
-
 def test_jobs_of_other_namespaces_are_not_limited(limited: Limited) -> None:
     assert limited.refusal(REFUSED[-1][0], "default") == ""
 
@@ -180,6 +164,19 @@ def test_missing_parameters_refuse_every_job(limited: Limited) -> None:
     finally:
         limited.plane.kubectl("create", "-f", "-", text=json.dumps(without_version(json.loads(kept))))
     wait_until(lambda: not limited.refusal({}), 60)
+
+
+def test_tighter_limits_leave_existing_jobs_alone(limited: Limited) -> None:
+    """Otherwise no one could suspend, resume or label them."""
+    later = f"{limited.namespace}-later"
+    limited.plane.kubectl("create", "namespace", later)
+    beyond = {"spec.cluster.priorityClassName": "high", "spec.privacy.targetEpsilon": "20"}
+    job = changed(MINIMAL, {**WITHIN, **beyond, "metadata.namespace": later})
+    limited.plane.kubectl("create", "-f", "-", text=json.dumps(job))
+    limited.plane.kubectl("label", "namespace", later, "limited=yes")
+    wait_until(lambda: limited.refusal(beyond, later), 60)
+    for body in ({"spec": {"suspend": True}}, {"metadata": {"labels": {"a": "b"}}}):
+        limited.plane.kubectl("-n", later, "patch", "tsj", "claims-triage", "--type=merge", "-p", json.dumps(body))
 
 
 def without_version(body: dict[str, Any]) -> dict[str, Any]:

@@ -56,17 +56,17 @@ def test_packaged_chart_renders_as_the_folder(package: Path) -> None:
 
 def test_crds_are_those_of_the_chart(package: Path) -> None:
     documents = [each for each in yaml.safe_load_all((package / CRDS).read_text()) if each]
-    assert len(documents) == 6
+    assert len(documents) == 7
     rendered = render_chart()
     assert all(each in rendered for each in documents)
 
 
-def test_wheel_has_the_three_packages_and_no_test(package: Path) -> None:
+def test_wheel_has_the_packages_and_no_test(package: Path) -> None:
     with zipfile.ZipFile(package / WHEEL) as wheel:
         names = wheel.namelist()
         assert wheel.testzip() is None
     top = {name.split("/")[0] for name in names}
-    assert top == {"tensafe_api", "tensafe_operator", "tensorguard", f"tensafe-{VERSION}.dist-info"}
+    assert top == {"tensafe_api", "tensafe_kubectl", "tensafe_operator", "tensorguard", f"tensafe-{VERSION}.dist-info"}
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py|test_[^/]*)(/|$)", name)]
     assert "tensafe_operator/installation.py" in names
 
@@ -79,7 +79,7 @@ def test_bill_of_materials_is_valid_spdx_and_has_the_pinned_packages(package: Pa
     assert ("tensafe", VERSION) in found
     pins = (ROOT / "requirements" / f"{name.split('-')[1]}.txt").read_text()
     plain = re.findall(r"^([a-z0-9-]+)==(\S+)$", pins, re.MULTILINE)  # of those with a marker, one of several is right
-    assert len(plain) > 30
+    assert len(plain) > 20
     assert set(plain) <= found
 
 

@@ -45,7 +45,10 @@ EVERY_FIELD = {
             "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [HEAD_TERM]}},
         },
         "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [WORKER_TERM]}},
-        "topologySpreadConstraints": [SPREAD, {**SPREAD, "labelSelector": {"matchLabels": {"own": "label"}}}],
+        "topologySpreadConstraints": [
+            SPREAD,
+            {**SPREAD, "topologyKey": "rack", "labelSelector": {"matchLabels": {"own": "label"}}},
+        ],
         "rayJobLabels": {"volcano.sh/queue-name": "batch", "kueue.x-k8s.io/priority-class": "low"},
         "serviceAccountName": "federated",
         "queueName": "gpu-queue",

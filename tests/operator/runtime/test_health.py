@@ -105,10 +105,10 @@ def test_blocked_event_loop_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_authorization_with_a_byte_that_is_no_utf8_is_refused() -> None:
-    nobody: Any = None  # an API server that must not be asked
+    unused: Any = None  # an API server that must not be asked
 
     async def run() -> bytes:
-        runner = await make_health()[0].serve(0, authorizer=Authorizer(nobody))
+        runner = await make_health()[0].serve(0, authorizer=Authorizer(unused))
         try:
             reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer \xff\r\n\r\n")
