@@ -214,8 +214,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "runners/pod/gate.py",
-                ' or request.get("entrypoint") != ENTRYPOINT',
-                "",
+                "all(request.get(name) == value for name, value in submission.items())",
+                'request.get("submission_id") == submission["submission_id"]',
             ),
         ),
         (_POD_TESTS + "test_gate.py::test_no_other_submission_reaches_ray",),
