@@ -77,17 +77,19 @@ def _is_kept(resolved: Resolved, cluster: Cluster) -> bool:
 def _digest_of(image_id: str, image: str) -> str | None:
     """The digest in the name that a runtime gives an image, if it is of the repository of `image`."""
     pulled = _PULLED.fullmatch(image_id)
-    return pulled["digest"] if pulled and _repository(pulled["repository"]) == _repository(image) else None
+    return pulled["digest"] if pulled and _is_of(pulled["repository"], image) else None
 
 
-def _repository(image: str) -> str:
-    """The repository of an image without its tag, with the parts that runtimes add to a short name."""
-    path, _, last = image.rpartition("/")
-    name = f"{path}/{last.partition(':')[0]}".lstrip("/")
-    first = name.partition("/")[0]
-    if "/" not in name:
-        return f"docker.io/library/{name}"
-    return name if "." in first or ":" in first or first == "localhost" else f"docker.io/{name}"
+def _is_of(repository: str, image: str) -> bool:
+    """Whether a runtime's name of a repository is that of an image. Runtimes put the registry before a short name, and
+    `library` before a name of one word.
+    """
+    path, slash, last = image.rpartition("/")
+    own = f"{path}{slash}{last.partition(':')[0]}"
+    first = own.partition("/")[0]
+    is_short = "/" not in own or not ("." in first or ":" in first or first == "localhost")
+    after_registry = repository.partition("/")[2]
+    return repository == own or (is_short and after_registry in (own, f"library/{own}"))
 
 
 def _image_ids(pod: Object) -> list[str]:

@@ -13,7 +13,7 @@ from tensafe_operator.plan import decide
 from tensafe_operator.settings import Settings
 
 DIGEST = "sha256:" + "ab" * 32
-PULLED = f"docker.io/library/trainer@{DIGEST}"
+PULLED = f"hub.example/library/trainer@{DIGEST}"
 NEWER = Settings(image="trainer:2", ray_version="2.99.0")
 
 
@@ -57,8 +57,8 @@ def test_job_without_an_image_keeps_that_of_the_release_which_started_it(monkeyp
 @pytest.mark.parametrize(
     ("image", "pulled"),
     [
-        ("own:latest", f"docker.io/library/own@{DIGEST}"),
-        ("team/own", f"docker-pullable://docker.io/team/own@{DIGEST}"),
+        ("own:latest", f"hub.example/library/own@{DIGEST}"),
+        ("team/own", f"docker-pullable://hub.example/team/own@{DIGEST}"),
         ("registry.example:5000/a/own:1", f"registry.example:5000/a/own@{DIGEST}"),
         ("localhost/own:1", f"localhost/own@{DIGEST}"),
     ],
@@ -76,10 +76,10 @@ def test_moved_tag_does_not_change_the_image_of_a_job_that_has_run(image: str, p
     [
         ("",),
         (DIGEST,),
-        (f"docker.io/library/import-2026-11-25@{DIGEST}",),
+        (f"hub.example/library/import-2026-11-25@{DIGEST}",),
         (f"registry.example/mirror/trainer@{DIGEST}",),
         (PULLED, ""),
-        (PULLED, f"docker.io/library/trainer@sha256:{'cd' * 32}"),
+        (PULLED, f"hub.example/library/trainer@sha256:{'cd' * 32}"),
     ],
     ids=["not pulled yet", "loaded", "loaded by kind", "another registry", "one of two pulled", "two under one tag"],
 )
