@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
-from e2e.platform.fixtures.manifests import MINIMAL, changed
-from tensafe_api.manifest import parse_job
-from tensafe_api.resolve import resolve_job
+from e2e.platform.fixtures import job_objects
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensafe_operator.children import Manifest, access, configuration, rayjob, tls
+from tensafe_operator.children import Manifest, access, tls
 from tensafe_operator.job_tls import IssuerRef, JobTls, TlsMode
 from tensafe_operator.settings import Settings
 from tensorguard.runners.pod import gate
@@ -26,20 +24,17 @@ CERT_MANAGER = replace(PER_ATTEMPT, job_tls=JobTls(mode=TlsMode.CERT_MANAGER, is
 
 
 def admitted(namespace: str = "clinic", uid: str = "11111111-2222") -> TenSafeTrainingJob:
-    place = {"metadata.namespace": namespace, "metadata.uid": uid, "spec.cluster": {"workers": 2}}
-    return resolve_job(parse_job(changed(MINIMAL, place)))[0]
+    return job_objects.admitted(job_objects.FEW_FIELDS, namespace, uid)
 
 
 def ray_job(settings: Settings, attempt: int = 1) -> Manifest:
-    job = admitted()
-    parameters = configuration.config_map(job, attempt, "claims-triage-11111111", "ledger-uid", "key-digest")
-    return rayjob.ray_job(job, attempt, settings, parameters=parameters, key_secret="claims-triage-11111111-key")
+    return job_objects.ray_job_of(admitted(), settings, attempt)
 
 
 def pods(settings: Settings) -> tuple[Manifest, Manifest]:
     """The specs of the head's pod and of a worker's."""
-    spec = ray_job(settings)["spec"]["rayClusterSpec"]
-    return spec["headGroupSpec"]["template"]["spec"], spec["workerGroupSpecs"][0]["template"]["spec"]
+    head, worker = job_objects.pods(admitted(), settings)
+    return head["spec"], worker["spec"]
 
 
 def secrets_of(container: Manifest) -> dict[str, tuple[str, str]]:

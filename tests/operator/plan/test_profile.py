@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition
+from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, start_next_attempt
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.base import fields_of
@@ -272,16 +272,6 @@ def worker_pod(ray_job: dict[str, Any]) -> dict[str, Any]:
     (group,) = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     pod: dict[str, Any] = group["template"]["spec"]
     return pod
-
-
-def start_next_attempt(cluster: FakeCluster, operator: FakeOperator) -> dict[str, Any]:
-    """End the open attempt as a failure, and return the RayJob of the newest attempt after the backoff."""
-    cluster.end_ray_job("FAILED")
-    operator.settle()
-    cluster.remove_terminating_pods()
-    cluster.now += 400
-    operator.settle()
-    return cluster.ray_jobs[cluster.created[-1]]
 
 
 def test_first_attempt_has_the_values_of_the_profile() -> None:

@@ -8,23 +8,13 @@ from typing import Any
 import pytest
 
 from e2e.platform.fixtures import fake_cluster
-from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, running_job, started_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, running_job, start_next_attempt, started_job
 from tensafe_operator.plan import decide
 from tensafe_operator.settings import Settings
 
 DIGEST = "sha256:" + "ab" * 32
 PULLED = f"hub.example/library/trainer@{DIGEST}"
 NEWER = Settings(image="trainer:2", ray_version="2.99.0")
-
-
-def start_next_attempt(cluster: FakeCluster, operator: FakeOperator) -> dict[str, Any]:
-    """End the open attempt as a failure, and return the RayJob of the next one."""
-    cluster.end_ray_job("FAILED")
-    operator.settle()
-    cluster.remove_terminating_pods()
-    cluster.now += 400
-    operator.settle()
-    return cluster.ray_jobs[cluster.created[-1]]
 
 
 def images_of(ray_job: dict[str, Any]) -> set[str]:

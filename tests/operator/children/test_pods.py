@@ -1,0 +1,152 @@
+"""The pods of a job: which one gets which secrets, where it runs, what it may write and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from e2e.platform.fixtures.job_objects import (
+    EVERY_FIELD,
+    FEW_FIELDS,
+    SETTINGS,
+    admitted,
+    pods,
+    text_of,
+)
+from tensafe_operator.children import access
+
+
+def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
+    head, worker = pods(admitted(EVERY_FIELD))
+    assert head["spec"]["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in head["spec"]
+    for secret in ("claims-triage-11111111-key", "s3-keys", "hub", "more", "certs", "/data", "records", "models"):
+        assert secret not in text_of(head), secret
+        assert secret in text_of(worker), secret
+    assert worker["spec"]["serviceAccountName"] == "federated"
+
+
+def test_head_and_workers_are_placed_apart() -> None:
+    head, worker = (each["spec"] for each in pods(admitted(EVERY_FIELD)))
+    assert (head["nodeSelector"], worker["nodeSelector"]) == ({"pool": "small"}, {"gpu": "a100"})
+    assert [each["key"] for each in head["tolerations"] + worker["tolerations"]] == ["spot", "gpu"]
+    assert (list(head["affinity"]), list(worker["affinity"])) == (["nodeAffinity"], ["podAffinity"])
+    own = {"tensafe.io/job-uid": "11111111-2222", "ray.io/node-type": "worker"}
+    selectors = [each["labelSelector"]["matchLabels"] for each in worker["topologySpreadConstraints"]]
+    assert selectors == [own, {"own": "label"}] and "topologySpreadConstraints" not in head
+    requests = [pod["containers"][0]["resources"]["requests"].get("ephemeral-storage") for pod in (head, worker)]
+    assert requests == [None, "20Gi"]
+    assert "ephemeral-storage" not in worker["containers"][0]["resources"]["limits"]
+
+
+def test_head_without_a_placement_of_its_own_is_placed_as_the_workers() -> None:
+    places = {"nodeSelector": {"gpu": "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+    head, worker = (each["spec"] for each in pods(admitted({"spec.cluster": {"workers": 2, **places}})))
+    for field in places:
+        assert head[field] == worker[field] == places[field]
+    head, _ = pods(
+        admitted({"spec.cluster": {"workers": 2, **places, "head": {"nodeSelector": {}, "tolerations": []}}})
+    )
+    assert head["spec"]["nodeSelector"] == {} and head["spec"]["tolerations"] == [], "anywhere"
+
+
+def test_containers_write_to_volumes_only_unless_the_administrator_allows_more() -> None:
+    for settings, read_only in ((SETTINGS, True), (replace(SETTINGS, read_only_root=False), False)):
+        for template in pods(admitted(FEW_FIELDS), settings):
+            (main,) = template["spec"]["containers"]
+            assert main["securityContext"]["readOnlyRootFilesystem"] is read_only
+            writable = {each["mountPath"] for each in main["volumeMounts"] if not each["readOnly"]}
+            assert writable == {"/var/run/tensafe", *(["/tmp"] if read_only else [])}
+            homes = [each["value"] for each in main["env"] if each["name"] == "HOME"]
+            assert homes == (["/tmp"] if read_only else [])
+
+
+def test_volume_of_a_job_may_be_its_temporary_directory() -> None:
+    own = [{"name": "scratch", "mountPath": "/tmp", "emptyDir": "10Gi"}]
+    _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": own}}))
+    mounted = [each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"] if each["mountPath"] == "/tmp"]
+    assert mounted == ["scratch"]
+
+
+@pytest.mark.parametrize("taken", [["tensafe-tmp"], ["tensafe-tmp", "tensafe-tmp-2"]], ids=len)
+def test_volume_of_a_job_may_have_the_name_of_ours(taken: list[str]) -> None:
+    own = [{"name": name, "mountPath": f"/data/{name}", "emptyDir": "1Gi"} for name in taken]
+    _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": own}}))
+    names = [each["name"] for each in worker["spec"]["volumes"]]
+    assert len(names) == len(set(names)) == len(taken) + 4
+    mounts = {each["mountPath"]: each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/tmp"] == f"tensafe-tmp-{len(taken) + 1}"
+    assert [mounts[f"/data/{name}"] for name in taken] == taken
+    assert set(mounts.values()) == set(names)
+
+
+def test_pull_secrets_of_the_chart_reach_every_pod_that_names_none() -> None:
+    """The head runs under the namespace's account `default`, so its template has them. Workers have them from the
+    account that is created for the job, and an account that the job names keeps its own.
+    """
+    settings = replace(SETTINGS, pull_secrets=("mirror", "other"))
+    expected = [{"name": "mirror"}, {"name": "other"}]
+    account = access.account(admitted(FEW_FIELDS), settings)
+    head, worker = pods(admitted(FEW_FIELDS), settings)
+    assert account is not None
+    assert (account["imagePullSecrets"], head["spec"]["imagePullSecrets"]) == (expected, expected)
+    assert "imagePullSecrets" not in worker["spec"], "Kubernetes copies those of the account"
+    assert access.account(admitted(EVERY_FIELD), settings) is None
+    for pod in pods(admitted(EVERY_FIELD), settings):
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}], "the job's own come first"
+    named = admitted({"spec.cluster.serviceAccountName": "federated"})
+    head, worker = pods(named, settings)
+    assert head["spec"]["imagePullSecrets"] == expected
+    assert "imagePullSecrets" not in worker["spec"], "an account that the job names has its own"
+
+
+def test_processes_can_read_the_key_and_write_to_pvcs() -> None:
+    """Files of volumes belong to root. On real pods a mounted Secret of mode 0440 was unreadable without `fsGroup`."""
+    for changes, group in ((FEW_FIELDS, 1000), (EVERY_FIELD, 2000)):
+        for pod in pods(admitted(changes)):
+            assert pod["spec"]["securityContext"]["fsGroup"] == group
+            assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    key = next(each for each in pods(admitted(FEW_FIELDS))[1]["spec"]["volumes"] if each["name"] == "key")
+    assert key["secret"]["defaultMode"] == 0o440
+
+
+def test_missing_secret_is_reported_before_the_worker_waits_for_the_head() -> None:
+    """KubeRay appends its own init container, which waits for the head, to those in the template."""
+    worker = pods(admitted(EVERY_FIELD))[1]
+    (first, *_), (main,) = worker["spec"]["initContainers"], worker["spec"]["containers"]
+    for field in ("image", "env", "envFrom", "resources"):
+        assert first[field] == main[field]
+    assert first["securityContext"] == {**main["securityContext"], "readOnlyRootFilesystem": True}
+    assert first["command"] == ["true"]
+
+
+def test_cpus_are_not_limited_and_memory_is_limited_to_the_request() -> None:
+    for pod, cpus in zip(pods(admitted(EVERY_FIELD)), ("2", "2500m"), strict=True):
+        resources = pod["spec"]["containers"][0]["resources"]
+        assert resources["requests"]["cpu"] == cpus
+        unlimited = ("cpu", "ephemeral-storage")
+        limited = {name: size for name, size in resources["requests"].items() if name not in unlimited}
+        assert resources["limits"] == limited
+
+
+def test_terminating_pod_has_time_to_save_a_checkpoint() -> None:
+    """`test_attempt_on_ray` runs the hook itself. The tests on real pods check that the kubelet waits for it."""
+    for pod in pods(admitted(FEW_FIELDS)):
+        assert pod["spec"]["terminationGracePeriodSeconds"] == 120
+        (container,) = pod["spec"]["containers"]
+        assert "preStop" in container["lifecycle"]
+        assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"} in container["env"]
+
+
+def test_pvc_is_mounted_once_and_is_writable_only_for_checkpoints() -> None:
+    _, worker = pods(admitted(EVERY_FIELD))
+    mounts = {mount["name"]: mount for mount in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["pvc-records"] == {"name": "pvc-records", "mountPath": "/mnt/records", "readOnly": True}
+    assert mounts["pvc-models"]["readOnly"] is False
+
+
+@pytest.mark.parametrize(("version", "probes"), [("2.60.0", True), ("2.53.0", True), ("2.52.1", False)])
+def test_readiness_is_probed_every_second_if_ray_serves_the_path(version: str, probes: bool) -> None:
+    head, _ = pods(admitted({"spec.cluster": {"workers": 1, "image": "own", "rayVersion": version}}))
+    assert ("readinessProbe" in head["spec"]["containers"][0]) is probes
