@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from e2e.platform.controlplane import ControlPlane
 from e2e.platform.fakes import statuses
@@ -18,7 +17,7 @@ from tensafe_api import crd
 
 pytestmark = pytest.mark.cluster
 
-CRD = yaml.safe_load(json.dumps(crd.custom_resource_definition(crd.JOBS)))
+CRD = crd.custom_resource_definition(crd.JOBS)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ledger import (
     adopt_ledger,
-    count_last_charges,
+    count_charges,
     end_by_ledger,
     fail_for_lost_ledger,
     find_conflict,
@@ -67,7 +67,7 @@ def is_final(status: Status) -> bool:
 def _decide(draft: Draft) -> None:
     status, found = draft.status, draft.observed.ledger
     if is_final(status):
-        count_last_charges(draft)
+        count_charges(draft)
         delete_old_ray_jobs(draft, final=True)
         delete_job_key(draft)
         delete_rights(draft)

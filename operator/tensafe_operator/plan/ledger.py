@@ -43,12 +43,10 @@ def keep_counting(draft: Draft, rejected: Rejected) -> None:
     an older release of the operator, which accepted the manifest.
     """
     phase = Phase(draft.status.phase or Phase.PENDING)
-    opened, record = parse_ledger_spec(draft.observed.ledger), parse_ledger_status(draft.observed.ledger)
-    if draft.status.ledger_uid is not None and opened is not None:
-        draft.status = fold_ledger(draft.status, Claim.of(opened), record)
-        if record is not None and has_final_outcome(record):
-            end_by_ledger(draft, record)
-            return
+    record = count_charges(draft)
+    if record is not None and has_final_outcome(record):
+        end_by_ledger(draft, record)
+        return
     draft.set_state(JobState(phase, rejected.reason, rejected.message, accepted=False, stalled=True))
 
 
@@ -102,12 +100,20 @@ def unreadable_record(draft: Draft) -> JobState:
     return JobState(Phase(status.phase or Phase.PENDING), Reason.INTERNAL_ERROR, message, stalled=True)
 
 
-def count_last_charges(draft: Draft) -> None:
-    """Count what the pods of an ended job still charge until they have terminated. The phase stays."""
-    found = draft.observed.ledger
-    spec, known = parse_ledger_spec(found), draft.status.ledger_uid
-    if found is not None and spec is not None and known is not None and found["metadata"]["uid"] == known:
-        draft.status = fold_ledger(draft.status, Claim.of(spec), parse_ledger_status(found))
+def count_charges(draft: Draft) -> LedgerStatus | None:
+    """Count the charges of the job's ledger in its status, whatever its phase is: also the pods of an ended job charge
+    until they have terminated.
+
+    Returns:
+        What the ledger records; None without a record, or where the ledger is not the job's or cannot be read.
+    """
+    found, known = draft.observed.ledger, draft.status.ledger_uid
+    spec = parse_ledger_spec(found)
+    if found is None or spec is None or known is None or found["metadata"]["uid"] != known:
+        return None
+    record = parse_ledger_status(found)
+    draft.status = fold_ledger(draft.status, Claim.of(spec), record)
+    return record
 
 
 def adopt_ledger(draft: Draft, admitted: Admitted, found: Object) -> Admitted:
