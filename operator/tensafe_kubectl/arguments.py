@@ -6,6 +6,7 @@ import argparse
 import re
 
 from tensafe_kubectl.connection import Options
+from tensafe_kubectl.errors import INVALID, CommandError
 from tensorguard.cli.arguments import Parser
 
 __all__ = ["Parser", "add_cluster_options", "add_job", "add_output", "options_of", "whole_number"]
@@ -41,6 +42,17 @@ def add_job(parser: argparse.ArgumentParser, *, optional: str = "") -> None:
         type=_job_name,
         help=f"name of the job{f' (default: {optional})' if optional else ''}",
     )
+
+
+def add_all_namespaces(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add -A, for verbs that list `what` without a name."""
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help=f"list the {what} of all namespaces")
+
+
+def refuse_name_in_all_namespaces(arguments: argparse.Namespace, what: str) -> None:
+    """Raise CommandError where a name was given with -A. `what` starts the sentence."""
+    if arguments.name and arguments.all_namespaces:
+        raise CommandError(f"{what} is in one namespace: write NAME with -n, or -A without NAME", INVALID)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

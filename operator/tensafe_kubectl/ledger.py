@@ -10,14 +10,22 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tensafe_kubectl.api import Api, Object
-from tensafe_kubectl.arguments import add_cluster_options, add_job, add_output, options_of
+from tensafe_kubectl.arguments import (
+    add_all_namespaces,
+    add_cluster_options,
+    add_job,
+    add_output,
+    options_of,
+    refuse_name_in_all_namespaces,
+)
 from tensafe_kubectl.connection import connect
-from tensafe_kubectl.errors import FAILED, INVALID, SUCCEEDED, CommandError
+from tensafe_kubectl.errors import FAILED, SUCCEEDED
 from tensafe_kubectl.ledgers import find_ledger, list_ledgers
 from tensafe_kubectl.reading import part
 from tensafe_kubectl.screen import is_final
 from tensafe_kubectl.terminal import print_facts, print_json, print_line, print_note, print_table
 from tensorguard.cli.arguments import Subparsers
+from tensorguard.cli.tables import PUBLISHED, published_rows
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
 if TYPE_CHECKING:
@@ -47,15 +55,14 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
     )
     add_job(parser, optional="list the ledgers")
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the ledgers of all namespaces")
+    add_all_namespaces(parser, "ledgers")
     add_output(parser)
     add_cluster_options(parser)
     parser.set_defaults(handler=_ledger)
 
 
 def _ledger(arguments: argparse.Namespace) -> int:
-    if arguments.name and arguments.all_namespaces:
-        raise CommandError("ledger: a ledger is in one namespace: write NAME with -n, or -A without NAME", INVALID)
+    refuse_name_in_all_namespaces(arguments, "ledger: a ledger")
     api = connect(options_of(arguments))
     if not arguments.name:
         return _list(api, None if arguments.all_namespaces else api.namespace, arguments.output)
@@ -168,13 +175,7 @@ def _show(figures: Figures, job: Object | None) -> None:
     )
     if status.releases:
         print_line()
-        print_table(
-            ("PUBLISHED", "STEP", "ATTEMPT", "URI"),
-            [
-                ("final" if each.final else "", f"{each.step:,}", str(each.attempt), each.uri)
-                for each in status.releases
-            ],
-        )
+        print_table(PUBLISHED, published_rows(status.releases))
 
 
 def _beside(stored: str | None, computed: str) -> str:

@@ -6,7 +6,6 @@ which names the problem and the fix.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ from tensafe_kubectl.errors import (
     describe_refusal,
 )
 from tensorguard.cli.arguments import ShowVersion
+from tensorguard.cli.verbs import call_verb
 
 PROGRAM = "kubectl tensafe"
 _EPILOG = """\
@@ -49,13 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"{PROGRAM}: the package {error.name} is missing: pipx install 'tensafe[kubectl]'", file=sys.stderr)
         return INVALID
-    arguments = parser.parse_args(argv)
-    if arguments.handler is None:
-        parser.print_help(sys.stderr)
-        return INVALID
     try:
-        exit_code: int = arguments.handler(arguments)
-        sys.stdout.flush()
+        return call_verb(parser, argv)
     except CommandError as error:
         return _fail(str(error), error.exit_code)
     except Refused as refused:
@@ -68,11 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of the output has ended (`kubectl tensafe ... | head`). The flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return exit_code
 
 
 def command_parser() -> Parser:

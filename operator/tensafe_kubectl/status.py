@@ -11,7 +11,14 @@ import time
 
 from tensafe_kubectl import screen
 from tensafe_kubectl.api import Api
-from tensafe_kubectl.arguments import add_cluster_options, add_job, add_output, options_of
+from tensafe_kubectl.arguments import (
+    add_all_namespaces,
+    add_cluster_options,
+    add_job,
+    add_output,
+    options_of,
+    refuse_name_in_all_namespaces,
+)
 from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import INVALID, SUCCEEDED, CommandError
 from tensafe_kubectl.following import follow_to_end
@@ -44,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=_EPILOG,
     )
     add_job(parser, optional="list the jobs")
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the jobs of all namespaces")
+    add_all_namespaces(parser, "jobs")
     parser.add_argument("-w", "--watch", action="store_true", help="follow the job until it ends")
     add_output(parser)
     add_cluster_options(parser)
@@ -52,8 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    if arguments.name and arguments.all_namespaces:
-        raise CommandError("status: a job is in one namespace: write NAME with -n, or -A without NAME", INVALID)
+    refuse_name_in_all_namespaces(arguments, "status: a job")
     if arguments.watch and (not arguments.name or arguments.output == "json"):
         raise CommandError("status: --watch follows one job as text: write NAME, without -o json", INVALID)
     options = options_of(arguments)

@@ -156,7 +156,7 @@ def _figures(state: LedgerState) -> dict[str, Any]:
 
 def _show(state: LedgerState, figures: dict[str, Any]) -> None:
     from tensafe_api.accounting import format_epsilon
-    from tensorguard.cli.tables import print_facts, print_table
+    from tensorguard.cli.tables import PUBLISHED, print_facts, print_table, published_rows
 
     spec = state.spec
     before = spec.mechanism.steps_before
@@ -199,10 +199,4 @@ def _show(state: LedgerState, figures: dict[str, Any]) -> None:
         )
     if state.checkpoints:
         print()
-        print_table(
-            ("PUBLISHED", "STEP", "ATTEMPT", "URI"),
-            [
-                ("final" if release.final else "", f"{release.step:,}", str(release.attempt), release.uri)
-                for release in state.checkpoints
-            ],
-        )
+        print_table(PUBLISHED, published_rows(state.checkpoints))

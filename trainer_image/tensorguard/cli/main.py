@@ -6,13 +6,13 @@ when they are called.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from tensorguard.cli import account, export, ledger, plan, run, validate
 from tensorguard.cli.arguments import Parser, ShowVersion
-from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
+from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
+from tensorguard.cli.verbs import call_verb
 
 _EPILOG = """\
 examples:
@@ -34,25 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: as argparse does, for `--help` and `--version` (code 0) and for invalid arguments (code 2).
     """
-    parser = command_parser()
-    arguments = parser.parse_args(argv)
-    if arguments.handler is None:
-        parser.print_help(sys.stderr)
-        return INVALID
     try:
-        exit_code: int = arguments.handler(arguments)
-        sys.stdout.flush()
+        return call_verb(command_parser(), argv)
     except CommandError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("tensafe: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has ended (`tensafe ... | head`). The interpreter's flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return exit_code
 
 
 def command_parser() -> Parser:

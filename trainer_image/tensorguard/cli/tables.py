@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -12,6 +13,8 @@ PIPE_WIDTH = 160
 """Width when the output is not a terminal: wide enough that no row is wrapped."""
 
 
+PUBLISHED = ("PUBLISHED", "STEP", "ATTEMPT", "URI")
+"""The headers of a table of published checkpoints."""
 Row = tuple[str, str, str]
 """A name, a value and a remark."""
 
@@ -36,6 +39,24 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     _print(table)
+
+
+class Published(Protocol):
+    """A published checkpoint, as a ledger records it."""
+
+    @property
+    def final(self) -> bool: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def uri(self) -> str: ...
+
+
+def published_rows(checkpoints: Iterable[Published]) -> list[tuple[str, ...]]:
+    """The rows of a table of published checkpoints."""
+    return [("final" if each.final else "", f"{each.step:,}", str(each.attempt), each.uri) for each in checkpoints]
 
 
 def _print(*parts: RenderableType) -> None:
