@@ -46,7 +46,7 @@ class Settings:
     own_namespace: namespace of the operator's Lease.
     lease: name of the Lease that the leader holds.
     lease_seconds: another replica may lead so long after the leader's last renewal.
-    renew_seconds: the leader stops to write so long after its last renewal.
+    renew_seconds: the leader stops writing so long after its last renewal.
     retry_seconds: time between two renewals, and limit of each of their requests.
     kuberay_namespace: namespace that may connect to the Ray dashboard.
     egress_cidrs: networks that job pods may connect to on all ports, separated by commas.

@@ -147,7 +147,7 @@ class Spec(Block):
     )
     ttl_seconds_after_finished: Count | None = Field(
         None,
-        description="The job is deleted so many seconds after its end, as a Job is. Its ledger stays. Default: never.",
+        description="Seconds after its end until the job is deleted. Its ledger stays. Default: never.",
     )
     suspend: Flag = Field(
         False,

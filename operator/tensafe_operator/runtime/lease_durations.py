@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LeaseDurations:
     """Durations of a leader election, in seconds.
 
-    `renew_deadline` must be below `lease`: a leader must stop to write before another process may lead. A renewal
+    `renew_deadline` must be below `lease`: a leader must stop writing before another process may lead. A renewal
     waits for `retry_period` and sends two requests, each of which may take as long. So `renew_deadline` must be above
     three of them, or one slow answer would end the leadership.
 

@@ -160,7 +160,7 @@ class _Request(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length") or "0"
         if not re.fullmatch("[0-9]{1,9}", length):
-            self._answer(400, "Content-Length is no number of bytes")
+            self._answer(400, "Content-Length must be a number of bytes")
             return
         content = self.rfile.read(int(length)) if int(length) <= _MOST_BYTES else b""
         submission = {"entrypoint": ENTRYPOINT, "submission_id": self.server.submission}
