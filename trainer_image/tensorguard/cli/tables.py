@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from tensafe_api.status_fold import RecordedCheckpoint
 
 PIPE_WIDTH = 160
 """Width when the output is not a terminal: wide enough that no row is wrapped."""
@@ -41,20 +44,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     _print(table)
 
 
-class Published(Protocol):
-    """A published checkpoint, as a ledger records it."""
-
-    @property
-    def final(self) -> bool: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def uri(self) -> str: ...
-
-
-def published_rows(checkpoints: Iterable[Published]) -> list[tuple[str, ...]]:
+def published_rows(checkpoints: Iterable[RecordedCheckpoint]) -> list[tuple[str, ...]]:
     """The rows of a table of published checkpoints."""
     return [("final" if each.final else "", f"{each.step:,}", str(each.attempt), each.uri) for each in checkpoints]
 
