@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tensafe_api.long_computations import long_computation
 from tensafe_api.privacy_events import Mechanism, PrivacyEvent, round_up
 from tensafe_api.root_search import first_at_most_zero
 
@@ -75,6 +76,8 @@ class CalibrationError(ValueError):
     """No noise multiplier that fits the integer grid reaches the target."""
 
 
+@functools.cache
+@long_computation
 def load() -> ModuleType:
     """Import dp-accounting now, and not with the first figure. It takes up to a second."""
     from tensafe_api import dp_library
@@ -121,6 +124,7 @@ def epsilon_of_events(events: Sequence[PrivacyEvent], delta: float, accountant: 
 
 
 @functools.lru_cache(maxsize=1024)
+@long_computation
 def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant: AccountantName) -> float:
     charged = [event for event in events if event.steps]
     if not charged:
@@ -138,8 +142,7 @@ def _composed_epsilon(events: tuple[PrivacyEvent, ...], delta: float, accountant
     # Those before the last one are the same for each number of steps of a job.
     earlier = [_composed_pld(tuple(before.items()), interval)] if before else []
     own = _one_step_pld(*kinds[-1], interval).self_compose(charged[-1].steps)
-    composed = functools.reduce(_compose, earlier, own)
-    return _pld_at(composed, steps, delta)
+    return _pld_at(load().compose([own, *earlier]), steps, delta)
 
 
 def pld_interval(events: Sequence[PrivacyEvent]) -> float:
@@ -290,7 +293,8 @@ def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: in
     return _rdp_epsilon(orders, curve * steps, delta)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=8192)
+@long_computation
 def _pld_epsilon(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     interval = _pld_interval([(sample_rate, noise_multiplier)])
     return _pld_at(_one_step_pld(sample_rate, noise_multiplier, interval).self_compose(steps), steps, delta)
@@ -306,12 +310,8 @@ def _composed_pld(
     steps_of_kinds: tuple[tuple[tuple[float, float], int], ...], interval: float
 ) -> PrivacyLossDistribution:
     """The privacy losses of all steps, of which there are so many of each kind (q, σ)."""
-    composed = (_one_step_pld(*kind, interval).self_compose(steps) for kind, steps in steps_of_kinds)
-    return functools.reduce(_compose, composed)
-
-
-def _compose(one: PrivacyLossDistribution, other: PrivacyLossDistribution) -> PrivacyLossDistribution:
-    return one.compose(other)
+    composed = [_one_step_pld(*kind, interval).self_compose(steps) for kind, steps in steps_of_kinds]
+    return cast("PrivacyLossDistribution", load().compose(composed))
 
 
 def _kinds(events: Sequence[PrivacyEvent]) -> list[tuple[float, float]]:
@@ -346,6 +346,7 @@ def _pld_at(composed: PrivacyLossDistribution, steps: int, delta: float) -> floa
 
 
 @functools.lru_cache(maxsize=256)
+@long_computation
 def _calibrate(
     target_epsilon: float,
     sample_rate: float,

@@ -6,6 +6,9 @@ figure, because the import takes a second and half of the operator's memory.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import absl.logging
 import dp_accounting
 import numpy as np
@@ -36,3 +39,8 @@ def step_pld(sample_rate: float, sigma: float, interval: float) -> PrivacyLossDi
     return from_gaussian_mechanism(
         standard_deviation=sigma, sampling_prob=sample_rate, value_discretization_interval=interval
     )
+
+
+def compose(distributions: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+    """The privacy losses of all these mechanisms together; at least one."""
+    return functools.reduce(lambda one, other: one.compose(other), distributions)

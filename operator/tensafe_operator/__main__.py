@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -44,7 +45,7 @@ from tensafe_operator.runtime.resync import resync
 from tensafe_operator.runtime.serving_certificate import ServingCertificate
 from tensafe_operator.runtime.shutdown import Shutdown, TaskSupervisor
 from tensafe_operator.runtime.watch import available_kinds, handlers, wait_for_new_kinds, watch
-from tensafe_operator.runtime.work_queue import WorkQueue
+from tensafe_operator.runtime.work_queue import TakesLong, WorkQueue
 from tensafe_operator.settings import Settings, describe_variables, variable
 
 RESYNC_SECONDS = 300.0
@@ -135,19 +136,25 @@ async def _lead(
     guard = LedgerGuard(api, metrics.registry)
     reconciler = Reconciler(api, settings, learn=cache.learn, guarded=guard.is_present)
 
-    async def handle(key: Key) -> float | None:
+    async def handle(key: Key, *, patient: bool = False) -> float | None:
         if not election.leading:
             return time.time() + 1.0
         observed = observe_cached(cache, key)
         if observed is None:
             job_metrics.remove(key)
+            queue.forget(key)
             return None
         try:
-            with metrics.duration.time(), metrics.errors.count_exceptions():
-                return await reconciler.reconcile(*key, observed)
+            with metrics.duration.time():
+                return await reconciler.reconcile(*key, observed, patient=patient)
+        except TakesLong:
+            raise
+        except Exception:
+            metrics.errors.inc()
+            raise
         finally:
-            if (now := observe_cached(cache, key)) is not None:
-                job_metrics.update(key, now.job)
+            if (job := cache.parent(key)) is not None:
+                job_metrics.update(key, job)
 
     async def resync_periodically() -> None:
         before: list[Key] = []
@@ -177,7 +184,7 @@ async def _lead(
         return []
     served = listed.result()
     report_namespaces(metrics, settings.namespaces, served)
-    tasks.start(RECONCILING, queue.run(handle))
+    tasks.start(RECONCILING, queue.run(handle, partial(handle, patient=True)))
     tasks.start("resyncing", resync_periodically())
     registry = handlers(KINDS, cache, queue.touch, parse_warning, health.heard)
     tasks.start(WATCHING, watch_while_served())

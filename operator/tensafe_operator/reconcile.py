@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
-from tensafe_api import accounting
+from tensafe_api.long_computations import LongComputationError, only_short_computations
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
 from tensafe_operator.apply import RetryLater, apply, write_status
@@ -22,10 +22,10 @@ from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
-from tensafe_operator.plan.admission import admit
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
 from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.work_queue import TakesLong
 from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,10 @@ class Reconciler:
         self._clock = clock
         self._learn = learn
         self._guarded = guarded
-        self._calibration, self._accounting = asyncio.Lock(), asyncio.Lock()
-        self._loaded = False
 
-    async def reconcile(self, namespace: str, name: str, cached: Observed | None = None) -> float | None:
+    async def reconcile(
+        self, namespace: str, name: str, cached: Observed | None = None, *, patient: bool = True
+    ) -> float | None:
         """Take a job as far as possible now.
 
         A new job starts in one call (docs/decisions/0010-start-a-job-in-one-pass.md). The ledger is created, its UID
@@ -71,9 +71,13 @@ class Reconciler:
 
         Args:
             cached: the job as the cache has it. None: it is read from the API server.
+            patient: whether to compute what takes long, in a thread.
 
         Returns:
             When to reconcile again at the latest, in seconds since the epoch. None: when something changes.
+
+        Raises:
+            TakesLong: not patient, and a figure has to be computed that takes long. What was done until then is kept.
         """
         observed = cached or await observe(self._api, namespace, name)
         if observed is None:
@@ -81,13 +85,13 @@ class Reconciler:
         guarded = await self._guarded()
         observed = replace(observed, guarded=guarded)
         async with self._failure_in_status(observed.job):
-            decision = await self._decide(observed)
+            decision = await self._decide(observed, patient)
             if decision.irreversible and cached is not None:
                 observed = await observe(self._api, namespace, name, observed)
                 if observed is None:
                     return None
                 observed = replace(observed, guarded=guarded)
-                decision = await self._decide(observed)
+                decision = await self._decide(observed, patient)
             try:
                 while True:
                     created = {each["kind"]: each for each in await apply(self._api, observed, decision.actions)}
@@ -99,7 +103,7 @@ class Reconciler:
                         kuberay = await self._api.knows("RayJob")
                         profile = await observe_profile(self._api, observed.job)
                         observed = replace(observed, ledger=ledger, kuberay=kuberay, profile=profile)
-                        decision = await self._decide(observed)
+                        decision = await self._decide(observed, patient)
                         continue  # the status of this decision records the ledger's UID
                     stored = await self._write_status(observed.job, decision.status)
                     if "RayJob" in created:
@@ -109,31 +113,25 @@ class Reconciler:
                     if not _has_open_attempt(decision.status):
                         return self._clock()  # an attempt has ended: observe again
                     observed = replace(observed, job=stored)
-                    decision = await self._decide(observed)  # creates the RayJob of the recorded attempt
+                    decision = await self._decide(observed, patient)  # creates the RayJob of the recorded attempt
             except RetryLater as blocked:
                 if blocked.warning is not None:
                     await self._report_warning(observed, blocked.warning)
                 return self._clock() + RETRY_SECONDS
 
-    async def _decide(self, observed: Observed) -> Decision:
-        """The decision. Slow accounting runs in a thread, so that it blocks neither the Lease nor other jobs.
+    async def _decide(self, observed: Observed, patient: bool) -> Decision:
+        """The decision. Long accounting runs in a thread, so that it blocks neither the Lease nor other jobs.
 
-        Calibrating the noise of a new job takes up to ten seconds, and with PLD, the default accountant, an ε takes a
-        tenth of a second up to three seconds. One job at a time does each; jobs with RDP wait for calibrations only.
-        dp-accounting is imported with the first job, so that an operator is ready sooner.
+        Calibrating the noise of a new job takes up to ten seconds. With PLD, the default accountant, a new ε takes a
+        tenth of a second up to three seconds. All figures are cached, so that most decisions take a few milliseconds.
         """
-        if not self._loaded:
-            async with self._calibration:
-                await asyncio.to_thread(accounting.load)
-            self._loaded = True
-        if observed.ledger is None:
-            async with self._calibration:
-                await asyncio.to_thread(admit, observed.job)  # the result is cached for `decide`
-        claim = observed.ledger["spec"] if observed.ledger else observed.job["spec"]["privacy"]
-        if claim.get("accountant") == "RDP":
-            return decide(observed, self._clock(), self._settings)
-        async with self._accounting:
+        if patient:
             return await asyncio.to_thread(decide, observed, self._clock(), self._settings)
+        try:
+            with only_short_computations():
+                return decide(observed, self._clock(), self._settings)
+        except LongComputationError as error:
+            raise TakesLong(str(error)) from error
 
     async def _write_status(self, job: Object, status: Status) -> Manifest | None:
         stored = await write_status(self._api, job, status, self._clock())
@@ -152,11 +150,11 @@ class Reconciler:
     async def _failure_in_status(self, job: Object) -> AsyncIterator[None]:
         """Show in the status that the reconcile of this job failed, and raise the error again.
 
-        An unavailable API server and a refused request are not failures of the reconcile. An invalid object is.
+        An unavailable API server, a refused request and a long computation are not failures. An invalid object is.
         """
         try:
             yield
-        except ApiUnavailable:
+        except (ApiUnavailable, TakesLong):
             raise
         except Exception as error:
             if not isinstance(error, ApiError) or error.status == INVALID:

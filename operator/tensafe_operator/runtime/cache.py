@@ -128,14 +128,19 @@ class Cache(Generic[W]):
         """The keys of all known parents."""
         return list(self._parents)
 
-    def snapshot(self, key: Key) -> Snapshot[W] | None:
-        """A parent with its children, or None if it is unknown or is being deleted."""
+    def parent(self, key: Key) -> Manifest | None:
+        """A parent without its children, or None if it is unknown or is being deleted."""
         if key not in self._parents:
             return None
-        uid, text = self._parents[key]
-        parent = json.loads(text)
-        if parent["metadata"].get("deletionTimestamp"):
+        parent: Manifest = json.loads(self._parents[key][1])
+        return None if parent["metadata"].get("deletionTimestamp") else parent
+
+    def snapshot(self, key: Key) -> Snapshot[W] | None:
+        """A parent with its children, or None if it is unknown or is being deleted."""
+        parent = self.parent(key)
+        if parent is None:
             return None
+        uid = parent["metadata"]["uid"]
         children = {kind: tuple(map(json.loads, self._children[kind].get(uid, {}).values())) for kind in self._children}
         uids = [
             each["metadata"]["uid"] for kind in children if kind in self._kinds.warned_kinds for each in children[kind]

@@ -2,7 +2,10 @@
 
 A key waits at most once and is handled once at a time. A key that is touched while it is being handled is handled again
 afterwards. A handler may ask to be called again at a given time. A handler that fails is called again, with a growing
-delay.
+delay. `FairOrder` decides which key is the next.
+
+A handler that finds that it would compute for long raises `TakesLong`. A few patient workers then handle the key, so
+that the other keys do not wait for it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from tensafe_operator.runtime.api_client import ApiError, ApiUnavailable
+from tensafe_operator.runtime.fair_order import FairOrder
 from tensafe_operator.runtime.objects import Key
 
 log = logging.getLogger(__name__)
@@ -24,9 +28,15 @@ WORKERS = 16
 milliseconds while there are many writes: a list is answered from a watch cache that must have caught up. So many
 handlers wait at the same time, and the limit is the work of one CPU core.
 """
+PATIENT_WORKERS = 2
+"""How many keys that take long are handled concurrently. Each takes a core."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 Handler = Callable[[Key], Awaitable[float | None]]
 """Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None."""
+
+
+class TakesLong(Exception):
+    """Handling this key would take long: the patient handler is to do it."""
 
 
 def _default_log_fields(key: Key) -> Mapping[str, str]:
@@ -42,7 +52,7 @@ class WorkQueue:
 
     def __init__(self, log_fields: Callable[[Key], Mapping[str, str]] = _default_log_fields) -> None:
         self._log_fields = log_fields
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready, self._long = FairOrder(), FairOrder()
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._touched_while_running: set[Key] = set()
@@ -63,7 +73,12 @@ class WorkQueue:
             self._touched_while_running.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._ready.put(key)
+
+    def forget(self, key: Key) -> None:
+        """Keep nothing about this key, which does not exist any more."""
+        for each in (self._ready, self._long):
+            each.forget(key)
 
     def touch_at(self, key: Key, when: float) -> None:
         """Touch the key at this time, unless an earlier time is already set."""
@@ -73,16 +88,22 @@ class WorkQueue:
         heapq.heappush(self._alarms, (when, next(self._numbers), key))
         self._alarms_changed.set()
 
-    async def run(self, handle: Handler) -> None:
-        """Handle keys until cancelled."""
+    async def run(self, handle: Handler, handle_patiently: Handler) -> None:
+        """Handle keys until cancelled.
+
+        Args:
+            handle_patiently: handles the keys for which `handle` raises `TakesLong`.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ring_alarms())
             for _ in range(WORKERS):
-                group.create_task(self._work(handle))
+                group.create_task(self._work(self._ready, handle))
+            for _ in range(PATIENT_WORKERS):
+                group.create_task(self._work(self._long, handle_patiently))
 
-    async def _work(self, handle: Handler) -> None:
+    async def _work(self, order: FairOrder, handle: Handler) -> None:
         while True:
-            key = await self._ready.get()
+            key = await order.get()
             self._waiting.discard(key)
             self._running.add(key)
             try:
@@ -90,6 +111,10 @@ class WorkQueue:
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.touch_at(key, wake)
+            except TakesLong:
+                self._touched_while_running.discard(key)
+                self._waiting.add(key)
+                self._long.put(key)
             except (ApiUnavailable, ApiError) as error:
                 self._retry(key, str(error))
             except Exception as error:

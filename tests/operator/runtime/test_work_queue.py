@@ -13,17 +13,20 @@ import pytest
 from tensafe_operator.runtime import work_queue
 from tensafe_operator.runtime.api_client import ApiUnavailable
 from tensafe_operator.runtime.objects import Key
-from tensafe_operator.runtime.work_queue import WorkQueue
+from tensafe_operator.runtime.work_queue import TakesLong, WorkQueue
 
 ONE, TWO = ("clinic", "one"), ("clinic", "two")
 
 
-def drive(handle: Callable[[Key], Awaitable[float | None]], scenario: Callable[[WorkQueue], Awaitable[None]]) -> None:
+Handle = Callable[[Key], Awaitable[float | None]]
+
+
+def drive(handle: Handle, scenario: Callable[[WorkQueue], Awaitable[None]], patiently: Handle | None = None) -> None:
     """Run the scenario while the queue is being served."""
 
     async def run() -> None:
         queue = WorkQueue()
-        serving = asyncio.create_task(queue.run(handle))
+        serving = asyncio.create_task(queue.run(handle, patiently or handle))
         try:
             await asyncio.wait_for(scenario(queue), 120)
         finally:
@@ -155,3 +158,75 @@ def test_handler_returns_when_to_be_called_again() -> None:
         await done.wait()
 
     drive(handle, scenario)
+
+
+def test_long_work_of_many_keys_does_not_hold_up_another() -> None:
+    """More keys take long than there are workers of either kind."""
+    slow = [("clinic", f"slow-{number}") for number in range(3 * work_queue.WORKERS)]
+    running, most = 0, 0
+    finish, handled, all_slow = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    done: list[Key] = []
+
+    async def handle(key: Key) -> None:
+        if key != ONE:
+            raise TakesLong
+        handled.set()
+
+    async def handle_patiently(key: Key) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await finish.wait()
+        running -= 1
+        done.append(key)
+        if len(done) == len(slow):
+            all_slow.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        for key in slow:
+            queue.touch(key)
+        while running < work_queue.PATIENT_WORKERS:
+            await asyncio.sleep(0)
+        queue.touch(ONE)
+        await handled.wait()
+        assert not done
+        finish.set()
+        await all_slow.wait()
+        assert most == work_queue.PATIENT_WORKERS
+        assert sorted(done) == sorted(slow)
+
+    drive(handle, scenario, handle_patiently)
+
+
+def test_key_that_is_touched_while_it_waits_for_a_patient_worker_is_handled_once() -> None:
+    others = [("clinic", f"slow-{number}") for number in range(work_queue.PATIENT_WORKERS)]
+    ran: list[str] = []
+    finish, refused, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    queues: list[WorkQueue] = []
+
+    async def handle(key: Key) -> None:
+        if key == ONE:
+            ran.append("refused")
+            queues[0].touch(key)  # while it is being handled
+            refused.set()
+        raise TakesLong
+
+    async def handle_patiently(key: Key) -> None:
+        await finish.wait()
+        if key == ONE:
+            ran.append("done")
+            done.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        queues.append(queue)
+        for key in (*others, ONE):
+            queue.touch(key)
+        await refused.wait()
+        await asyncio.sleep(0.01)
+        queue.touch(ONE)  # while it waits for one of the patient workers, which are busy
+        finish.set()
+        await done.wait()
+        await asyncio.sleep(0.05)
+        assert ran == ["refused", "done"] and queue.depth == 0
+
+    drive(handle, scenario, handle_patiently)

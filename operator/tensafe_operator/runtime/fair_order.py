@@ -1,0 +1,51 @@
+"""The order in which waiting keys are handled: one busy namespace, or one busy key, must not hold up the others."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+
+from tensafe_operator.runtime.objects import Key
+
+
+class FairOrder:
+    """Waiting keys. Namespaces take turns, and within one the key goes first that was handled the longest ago.
+
+    A new key was never handled, so it goes before the keys that are only handled again. Everything runs on one event
+    loop, so nothing here is locked.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[tuple[int, int, Key]]] = {}
+        """Namespace → heap of when the key was handled last (0: never), when it was put, and the key."""
+        self._turns: deque[str] = deque()
+        self._handled: dict[Key, int] = {}
+        self._available = asyncio.Semaphore(0)
+        self._numbers = itertools.count(1)
+
+    def put(self, key: Key) -> None:
+        """Add a key, which must not be waiting."""
+        namespace = key[0]
+        if namespace not in self._waiting:
+            self._waiting[namespace] = []
+            self._turns.append(namespace)
+        heapq.heappush(self._waiting[namespace], (self._handled.get(key, 0), next(self._numbers), key))
+        self._available.release()
+
+    async def get(self) -> Key:
+        """Remove the next key and return it. It counts as handled now."""
+        await self._available.acquire()
+        namespace = self._turns.popleft()
+        *_, key = heapq.heappop(self._waiting[namespace])
+        if self._waiting[namespace]:
+            self._turns.append(namespace)
+        else:
+            del self._waiting[namespace]
+        self._handled[key] = next(self._numbers)
+        return key
+
+    def forget(self, key: Key) -> None:
+        """Forget when a key was handled: it does not exist any more."""
+        self._handled.pop(key, None)
