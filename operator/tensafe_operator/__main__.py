@@ -17,7 +17,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -136,7 +135,7 @@ async def _lead(
     guard = LedgerGuard(api, metrics.registry)
     reconciler = Reconciler(api, settings, learn=cache.learn, guarded=guard.is_present)
 
-    async def handle(key: Key, *, patient: bool = False) -> float | None:
+    async def handle(key: Key, patient: bool) -> float | None:
         if not election.leading:
             return time.time() + 1.0
         observed = observe_cached(cache, key)
@@ -155,6 +154,11 @@ async def _lead(
         finally:
             if (job := cache.parent(key)) is not None:
                 job_metrics.update(key, job)
+
+    async def compute(key: Key) -> None:
+        observed = observe_cached(cache, key)
+        if observed is not None:
+            await reconciler.compute(observed)
 
     async def resync_periodically() -> None:
         before: list[Key] = []
@@ -184,7 +188,7 @@ async def _lead(
         return []
     served = listed.result()
     report_namespaces(metrics, settings.namespaces, served)
-    tasks.start(RECONCILING, queue.run(handle, partial(handle, patient=True)))
+    tasks.start(RECONCILING, queue.run(handle, compute))
     tasks.start("resyncing", resync_periodically())
     registry = handlers(KINDS, cache, queue.touch, parse_warning, health.heard)
     tasks.start(WATCHING, watch_while_served())

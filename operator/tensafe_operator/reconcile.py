@@ -30,6 +30,8 @@ from tensafe_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
+ANSWER_SECONDS = 2.0
+"""For how long a new RayJob waits for KubeRay's first status, so that one write of the job's status reports both."""
 
 
 class Reconciler:
@@ -71,7 +73,7 @@ class Reconciler:
 
         Args:
             cached: the job as the cache has it. None: it is read from the API server.
-            patient: whether to compute what takes long, in a thread.
+            patient: whether to compute in a thread what takes long.
 
         Returns:
             When to reconcile again at the latest, in seconds since the epoch. None: when something changes.
@@ -107,7 +109,7 @@ class Reconciler:
                         continue  # the status of this decision records the ledger's UID
                     stored = await self._write_status(observed.job, decision.status)
                     if "RayJob" in created:
-                        return self._clock()  # the status gets the start time later: other jobs come first
+                        return self._clock() + ANSWER_SECONDS
                     if stored is None or not decision.irreversible:
                         return decision.wake
                     if not _has_open_attempt(decision.status):
@@ -118,6 +120,10 @@ class Reconciler:
                 if blocked.warning is not None:
                     await self._report_warning(observed, blocked.warning)
                 return self._clock() + RETRY_SECONDS
+
+    async def compute(self, cached: Observed) -> None:
+        """Compute in a thread what the next reconcile of a job needs, so that it is cached."""
+        await self._decide(replace(cached, guarded=await self._guarded()), patient=True)
 
     async def _decide(self, observed: Observed, patient: bool) -> Decision:
         """The decision. Long accounting runs in a thread, so that it blocks neither the Lease nor other jobs.

@@ -21,6 +21,8 @@ from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
 
 REQUEST_SECONDS = 10.0
+CONNECTIONS = 16
+"""How many requests of one client run concurrently. Each connection has a TLS buffer of 256 KiB."""
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
@@ -241,8 +243,9 @@ class ApiClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:  # not in __init__: a session needs the running event loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._connection.ssl_context or True),
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._connection.ssl_context or True),
+                # Without the time in which all connections are in use.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=REQUEST_SECONDS),
                 headers={"User-Agent": self._field_manager},
             )
         return self._session

@@ -35,7 +35,7 @@ class FairOrder:
         self._available.release()
 
     async def get(self) -> Key:
-        """Remove the next key and return it. It counts as handled now."""
+        """Remove the next key and return it."""
         await self._available.acquire()
         namespace = self._turns.popleft()
         *_, key = heapq.heappop(self._waiting[namespace])
@@ -43,8 +43,11 @@ class FairOrder:
             self._turns.append(namespace)
         else:
             del self._waiting[namespace]
-        self._handled[key] = next(self._numbers)
         return key
+
+    def handled(self, key: Key) -> None:
+        """Note that a key was handled now."""
+        self._handled[key] = next(self._numbers)
 
     def forget(self, key: Key) -> None:
         """Forget when a key was handled: it does not exist any more."""

@@ -24,7 +24,7 @@ NEW_KINDS_SECONDS = 10.0
 """Polling interval for CRDs that are installed after the operator has started."""
 INACTIVITY_SECONDS = 70.0
 """A stream without events or bookmarks for so long is opened again: load balancers can freeze streams silently."""
-IDLE_SECONDS = 0.5
+IDLE_SECONDS = 0.1
 """For how long kopf keeps the body of an object, and a task for it, after the object's last event."""
 W = TypeVar("W")
 

@@ -4,8 +4,8 @@ A key waits at most once and is handled once at a time. A key that is touched wh
 afterwards. A handler may ask to be called again at a given time. A handler that fails is called again, with a growing
 delay. `FairOrder` decides which key is the next.
 
-A handler that finds that it would compute for long raises `TakesLong`. A few patient workers then handle the key, so
-that the other keys do not wait for it.
+A handler that would have to compute for long raises `TakesLong` instead. `compute` then does that for the key, while
+other keys are handled, and the key is handled again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ WORKERS = 16
 milliseconds while there are many writes: a list is answered from a watch cache that must have caught up. So many
 handlers wait at the same time, and the limit is the work of one CPU core.
 """
-PATIENT_WORKERS = 2
-"""How many keys that take long are handled concurrently. Each takes a core."""
+COMPUTATIONS = 2
+"""How many long computations run concurrently. Each takes a core."""
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
-Handler = Callable[[Key], Awaitable[float | None]]
-"""Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None."""
+Handler = Callable[[Key, bool], Awaitable[float | None]]
+"""Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None. The second argument
+is true after its `TakesLong`: the results should be cached now, and it computes what is still missing."""
+Compute = Callable[[Key], Awaitable[None]]
+"""Computes what the handler of a key needs, so that it is cached. It must not block the event loop."""
 
 
 class TakesLong(Exception):
-    """Handling this key would take long: the patient handler is to do it."""
+    """Raised by a handler that would have to compute for long."""
 
 
 def _default_log_fields(key: Key) -> Mapping[str, str]:
@@ -52,7 +55,8 @@ class WorkQueue:
 
     def __init__(self, log_fields: Callable[[Key], Mapping[str, str]] = _default_log_fields) -> None:
         self._log_fields = log_fields
-        self._ready, self._long = FairOrder(), FairOrder()
+        self._ready, self._uncomputed = FairOrder(), FairOrder()
+        self._computed: set[Key] = set()
         self._waiting: set[Key] = set()
         self._running: set[Key] = set()
         self._touched_while_running: set[Key] = set()
@@ -77,8 +81,7 @@ class WorkQueue:
 
     def forget(self, key: Key) -> None:
         """Keep nothing about this key, which does not exist any more."""
-        for each in (self._ready, self._long):
-            each.forget(key)
+        self._ready.forget(key)
 
     def touch_at(self, key: Key, when: float) -> None:
         """Touch the key at this time, unless an earlier time is already set."""
@@ -88,33 +91,32 @@ class WorkQueue:
         heapq.heappush(self._alarms, (when, next(self._numbers), key))
         self._alarms_changed.set()
 
-    async def run(self, handle: Handler, handle_patiently: Handler) -> None:
-        """Handle keys until cancelled.
-
-        Args:
-            handle_patiently: handles the keys for which `handle` raises `TakesLong`.
-        """
+    async def run(self, handle: Handler, compute: Compute) -> None:
+        """Handle keys until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ring_alarms())
             for _ in range(WORKERS):
-                group.create_task(self._work(self._ready, handle))
-            for _ in range(PATIENT_WORKERS):
-                group.create_task(self._work(self._long, handle_patiently))
+                group.create_task(self._work(handle))
+            for _ in range(COMPUTATIONS):
+                group.create_task(self._compute(compute))
 
-    async def _work(self, order: FairOrder, handle: Handler) -> None:
+    async def _work(self, handle: Handler) -> None:
         while True:
-            key = await order.get()
+            key = await self._ready.get()
+            computed = key in self._computed
+            self._computed.discard(key)
             self._waiting.discard(key)
             self._running.add(key)
             try:
-                wake = await handle(key)
+                wake = await handle(key, computed)
+                self._ready.handled(key)
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.touch_at(key, wake)
             except TakesLong:
-                self._touched_while_running.discard(key)
+                self._touched_while_running.discard(key)  # it is handled again in any case
                 self._waiting.add(key)
-                self._long.put(key)
+                self._uncomputed.put(key)
             except (ApiUnavailable, ApiError) as error:
                 self._retry(key, str(error))
             except Exception as error:
@@ -126,7 +128,16 @@ class WorkQueue:
                     self._touched_while_running.discard(key)
                     self.touch(key)
 
+    async def _compute(self, compute: Compute) -> None:
+        while True:
+            key = await self._uncomputed.get()
+            with contextlib.suppress(Exception):  # the handler meets the same error, and reports it
+                await compute(key)
+            self._computed.add(key)
+            self._ready.put(key)
+
     def _retry(self, key: Key, reason: str) -> None:
+        self._ready.handled(key)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
         log.warning("%s; retrying in %.0f s", reason, wait, extra=dict(self._log_fields(key)))

@@ -17,7 +17,12 @@ def run(scenario: Callable[[FairOrder], Awaitable[None]]) -> None:
 
 
 async def take(order: FairOrder, count: int) -> list[Key]:
-    return [await order.get() for _ in range(count)]
+    """Take so many keys, and handle each."""
+    taken = []
+    for _ in range(count):
+        taken.append(await order.get())
+        order.handled(taken[-1])
+    return taken
 
 
 def test_thousand_jobs_of_one_namespace_do_not_hold_up_another() -> None:
@@ -44,6 +49,21 @@ def test_new_job_goes_before_jobs_that_are_handled_again() -> None:
             order.put(key)
         order.put(("clinic", "new"))
         assert await take(order, 4) == [("clinic", "new"), *old], "then the one that was handled the longest ago"
+
+    run(scenario)
+
+
+def test_key_that_was_taken_and_not_handled_stays_new() -> None:
+    new, old = ("clinic", "new"), ("clinic", "old")
+
+    async def scenario(order: FairOrder) -> None:
+        order.put(old)
+        await take(order, 1)
+        order.put(new)
+        assert await order.get() == new
+        for key in (old, new):
+            order.put(key)
+        assert await take(order, 2) == [new, old]
 
     run(scenario)
 

@@ -13,20 +13,26 @@ import pytest
 from tensafe_operator.runtime import work_queue
 from tensafe_operator.runtime.api_client import ApiUnavailable
 from tensafe_operator.runtime.objects import Key
-from tensafe_operator.runtime.work_queue import TakesLong, WorkQueue
+from tensafe_operator.runtime.work_queue import Compute, Handler, TakesLong, WorkQueue
 
 ONE, TWO = ("clinic", "one"), ("clinic", "two")
 
 
-Handle = Callable[[Key], Awaitable[float | None]]
-
-
-def drive(handle: Handle, scenario: Callable[[WorkQueue], Awaitable[None]], patiently: Handle | None = None) -> None:
+def drive(handle: Callable[[Key], Awaitable[float | None]], scenario: Callable[[WorkQueue], Awaitable[None]]) -> None:
     """Run the scenario while the queue is being served."""
+
+    async def compute(key: Key) -> None:
+        raise AssertionError("nothing takes long")
+
+    drive_both(lambda key, computed: handle(key), compute, scenario)
+
+
+def drive_both(handle: Handler, compute: Compute, scenario: Callable[[WorkQueue], Awaitable[None]]) -> None:
+    """The same, with a handler that may raise `TakesLong`."""
 
     async def run() -> None:
         queue = WorkQueue()
-        serving = asyncio.create_task(queue.run(handle, patiently or handle))
+        serving = asyncio.create_task(queue.run(handle, compute))
         try:
             await asyncio.wait_for(scenario(queue), 120)
         finally:
@@ -160,73 +166,93 @@ def test_handler_returns_when_to_be_called_again() -> None:
     drive(handle, scenario)
 
 
-def test_long_work_of_many_keys_does_not_hold_up_another() -> None:
-    """More keys take long than there are workers of either kind."""
+def test_long_computations_of_many_keys_do_not_hold_up_another() -> None:
+    """More keys take long than there are workers."""
     slow = [("clinic", f"slow-{number}") for number in range(3 * work_queue.WORKERS)]
-    running, most = 0, 0
-    finish, handled, all_slow = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    computing: list[Key] = []
+    started, finish, handled, all_slow = (asyncio.Event() for _ in range(4))
     done: list[Key] = []
 
-    async def handle(key: Key) -> None:
-        if key != ONE:
-            raise TakesLong
-        handled.set()
-
-    async def handle_patiently(key: Key) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+    async def compute(key: Key) -> None:
+        computing.append(key)
+        if len(computing) == work_queue.COMPUTATIONS:
+            started.set()
         await finish.wait()
-        running -= 1
-        done.append(key)
-        if len(done) == len(slow):
-            all_slow.set()
+
+    async def handle(key: Key, computed: bool) -> None:
+        if key == ONE:
+            handled.set()
+        elif not computed:
+            raise TakesLong
+        else:
+            done.append(key)
+            if len(done) == len(slow):
+                all_slow.set()
 
     async def scenario(queue: WorkQueue) -> None:
         for key in slow:
             queue.touch(key)
-        while running < work_queue.PATIENT_WORKERS:
-            await asyncio.sleep(0)
+        await started.wait()
         queue.touch(ONE)
         await handled.wait()
         assert not done
+        assert len(computing) == work_queue.COMPUTATIONS, "more computations than cores"
         finish.set()
         await all_slow.wait()
-        assert most == work_queue.PATIENT_WORKERS
-        assert sorted(done) == sorted(slow)
+        assert sorted(done) == sorted(computing) == sorted(slow)
 
-    drive(handle, scenario, handle_patiently)
+    drive_both(handle, compute, scenario)
 
 
-def test_key_that_is_touched_while_it_waits_for_a_patient_worker_is_handled_once() -> None:
-    others = [("clinic", f"slow-{number}") for number in range(work_queue.PATIENT_WORKERS)]
-    ran: list[str] = []
-    finish, refused, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+def test_key_that_is_touched_while_it_is_computed_is_handled_once_more() -> None:
+    ran: list[bool] = []
+    computing, finish, done = (asyncio.Event() for _ in range(3))
     queues: list[WorkQueue] = []
 
-    async def handle(key: Key) -> None:
-        if key == ONE:
-            ran.append("refused")
-            queues[0].touch(key)  # while it is being handled
-            refused.set()
-        raise TakesLong
-
-    async def handle_patiently(key: Key) -> None:
+    async def compute(key: Key) -> None:
+        computing.set()
         await finish.wait()
-        if key == ONE:
-            ran.append("done")
-            done.set()
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append(computed)
+        if not computed:
+            queues[0].touch(key)  # while it is being handled
+            raise TakesLong
+        done.set()
 
     async def scenario(queue: WorkQueue) -> None:
         queues.append(queue)
-        for key in (*others, ONE):
-            queue.touch(key)
-        await refused.wait()
-        await asyncio.sleep(0.01)
-        queue.touch(ONE)  # while it waits for one of the patient workers, which are busy
+        queue.touch(ONE)
+        await computing.wait()
+        queue.touch(ONE)
         finish.set()
         await done.wait()
         await asyncio.sleep(0.05)
-        assert ran == ["refused", "done"] and queue.depth == 0
+        assert ran == [False, True] and queue.depth == 0
 
-    drive(handle, scenario, handle_patiently)
+    drive_both(handle, compute, scenario)
+
+
+def test_error_of_a_long_computation_is_left_to_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reports the error, and is called again later."""
+    monkeypatch.setattr(work_queue, "FIRST_RETRY_SECONDS", 0.01)
+    ran: list[bool] = []
+    done = asyncio.Event()
+
+    async def compute(key: Key) -> None:
+        raise ValueError("a bug")
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append(computed)
+        if len(ran) == 4:
+            done.set()
+        if not computed:
+            raise TakesLong
+        await compute(key)
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        await done.wait()
+        assert ran == [False, True, False, True]
+
+    drive_both(handle, compute, scenario)
