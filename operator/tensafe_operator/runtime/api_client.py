@@ -21,7 +21,7 @@ from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
 
 REQUEST_SECONDS = 10.0
-CONNECTIONS = 16
+CONNECTIONS = 8
 """How many requests of one client run concurrently. Each connection has a TLS buffer of 256 KiB."""
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""

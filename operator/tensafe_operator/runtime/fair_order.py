@@ -19,19 +19,24 @@ class FairOrder:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[tuple[int, int, Key]]] = {}
-        """Namespace → heap of when the key was handled last (0: never), when it was put, and the key."""
+        """Namespace → heap of when the key was handled last (0: never; -1: it goes first), when it was put, the key."""
         self._turns: deque[str] = deque()
         self._handled: dict[Key, int] = {}
         self._available = asyncio.Semaphore(0)
         self._numbers = itertools.count(1)
 
-    def put(self, key: Key) -> None:
-        """Add a key, which must not be waiting."""
+    def put(self, key: Key, *, first: bool = False) -> None:
+        """Add a key, which must not be waiting.
+
+        Args:
+            first: whether it goes before all other keys of its namespace, because it has had its turn.
+        """
         namespace = key[0]
         if namespace not in self._waiting:
             self._waiting[namespace] = []
             self._turns.append(namespace)
-        heapq.heappush(self._waiting[namespace], (self._handled.get(key, 0), next(self._numbers), key))
+        rank = -1 if first else self._handled.get(key, 0)
+        heapq.heappush(self._waiting[namespace], (rank, next(self._numbers), key))
         self._available.release()
 
     async def get(self) -> Key:

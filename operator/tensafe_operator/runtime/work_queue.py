@@ -134,7 +134,7 @@ class WorkQueue:
             with contextlib.suppress(Exception):  # the handler meets the same error, and reports it
                 await compute(key)
             self._computed.add(key)
-            self._ready.put(key)
+            self._ready.put(key, first=True)
 
     def _retry(self, key: Key, reason: str) -> None:
         self._ready.handled(key)

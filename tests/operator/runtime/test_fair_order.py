@@ -68,6 +68,19 @@ def test_key_that_was_taken_and_not_handled_stays_new() -> None:
     run(scenario)
 
 
+def test_key_that_has_had_its_turn_goes_first_in_its_namespace() -> None:
+    one, two, three = ("clinic", "one"), ("clinic", "two"), ("clinic", "three")
+
+    async def scenario(order: FairOrder) -> None:
+        order.put(one)
+        order.put(("other", "one"))
+        order.put(two)
+        order.put(three, first=True)
+        assert await take(order, 4) == [three, ("other", "one"), one, two]
+
+    run(scenario)
+
+
 def test_forgotten_key_counts_as_new() -> None:
     one, two = ("clinic", "one"), ("clinic", "two")
 
