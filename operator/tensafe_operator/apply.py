@@ -22,7 +22,7 @@ from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
 from tensafe_operator.plan.transitions import transitions_between
-from tensafe_operator.runtime.api_client import CONFLICT, ApiClient, ApiError
+from tensafe_operator.runtime.api_client import CONFLICT, AlreadyExists, ApiClient, ApiError
 
 log = logging.getLogger(__name__)
 _CREATED_LAST = (LEDGER_KIND, "RayJob")
@@ -98,7 +98,9 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
     try:
         return await api.create(manifest)
     except ApiError as error:
-        if error.status != CONFLICT:
+        if not isinstance(error, AlreadyExists):
+            if error.status == CONFLICT:
+                raise RetryLater(str(error)) from error  # a quota was changed at the same time
             fields = names.log_fields(namespace, metadata["labels"][names.JOB])
             log.warning("%s %s cannot be created: %s", kind, name, error, extra=fields)
             raise RetryLater(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error

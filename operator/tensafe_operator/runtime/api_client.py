@@ -39,6 +39,10 @@ class ApiError(Exception):
         self.status = status
 
 
+class AlreadyExists(ApiError):
+    """An object of this name exists. A conflict without that is for instance of a quota that others use, too."""
+
+
 class ApiUnavailable(Exception):
     """The API server does not answer, or is overloaded: the same request may succeed later."""
 
@@ -237,7 +241,8 @@ class ApiClient:
         if answer.status == _TOO_MANY or answer.status >= 500:
             raise ApiUnavailable(f"the API server answers with HTTP status {answer.status} ({message})")
         if answer.status >= 400:
-            raise ApiError(answer.status, message)
+            refusal = AlreadyExists if document.get("reason") == "AlreadyExists" else ApiError
+            raise refusal(answer.status, message)
         return document
 
     def _open_session(self) -> aiohttp.ClientSession:
