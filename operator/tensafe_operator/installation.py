@@ -20,6 +20,7 @@ import aiohttp
 
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
+from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.ledger_guard import missing_policies
@@ -60,7 +61,7 @@ async def check(
         ApiUnavailable: if the API server does not answer.
     """
     served = True
-    for kind in (KIND, LEDGER_KIND):
+    for kind in (KIND, LEDGER_KIND, PROFILE_KIND):
         known = await api.knows(kind)
         served &= known
         fix = "apply the files in crds/, or set the chart's value `crds.enabled`"

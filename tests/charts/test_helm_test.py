@@ -145,6 +145,7 @@ def test_good_installation_passes_and_leaves_nothing(installation: Installation)
     assert printed.splitlines() == [
         "the CRD of TenSafeTrainingJob is served",
         "the CRD of PrivacyLedger is served",
+        "the CRD of TenSafeClusterProfile is served",
         "the admission policies that protect ledgers are in force",
         "the operator is healthy (1 ready)",
         "the API server accepts the job quickstart (dry run)",
@@ -191,7 +192,7 @@ def test_missing_crds_are_named_and_limits_are_no_fault(installation: Installati
     assert without.returncode == 0, without.stderr
     printed, _, code = installation.test()
     assert code
-    for kind in ("TenSafeTrainingJob", "PrivacyLedger"):
+    for kind in ("TenSafeTrainingJob", "PrivacyLedger", "TenSafeClusterProfile"):
         assert f"FAILED: the CRD of {kind} is not served: apply the files in crds/" in printed
     values = {"limits_enabled": True, "limits_requireLineage": True}
     assert installation.helm("upgrade", "tensafe", str(CHART), **values).returncode == 0

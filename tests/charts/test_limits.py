@@ -24,6 +24,7 @@ LIMITS: dict[str, Any] = {
     "limits.annotationPrefixes": ["team.example/"],
     "limits.priorityClasses": ["batch"],
     "limits.profiles": ["small"],
+    "limits.requireProfile": True,
     "limits.trustRemoteCode": False,
     "limits.maxEpsilon": "8",
     "limits.minUnits": 1000,
@@ -47,7 +48,7 @@ WITHIN: dict[str, Any] = {
 }
 ALLOWED: list[dict[str, Any]] = [
     {},
-    {"spec.cluster": {"workers": 2}},
+    {"spec.cluster": {"workers": 2, "profileRef": "small"}},
     {"spec.cluster.image": f"other.example/trainer{DIGEST}"},
     {"spec.cluster.image": f"other.example/trainer:1{DIGEST}"},
     {"spec.model.trustRemoteCode": False},
@@ -73,6 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.cluster.rayJobLabels": {"ray.io/priority-class-name": "system-node-critical"}}, "rayJobLabels"),
     ({"spec.cluster.rayJobLabels": {"kueue.x-k8s.io/priority-class": "urgent"}}, "allows only batch"),
     ({"spec.cluster.profileRef": "urgent"}, "spec.cluster.profileRef: the administrator allows only small"),
+    ({"spec.cluster": {"workers": 2}}, "spec.cluster.profileRef: the administrator requires a profile: write small"),
     ({"spec.model.trustRemoteCode": True}, "spec.model.trustRemoteCode"),
     ({"spec.privacy.targetEpsilon": "8.000001"}, "spec.privacy.targetEpsilon: the administrator allows at most 8"),
     ({"spec.privacy.targetEpsilon": "9e0"}, "spec.privacy.targetEpsilon"),
