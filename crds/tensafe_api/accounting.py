@@ -281,13 +281,14 @@ def _rdp_epsilon(orders: np.ndarray, curve: np.ndarray, delta: float) -> float:
     return float(load().rdp_epsilon(orders, curve, delta))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=2048)
+@long_computation
 def _one_step_curve(sample_rate: float, noise_multiplier: float) -> tuple[np.ndarray, np.ndarray]:
     orders, curve = load().rdp_curve(sample_rate, _accounted_sigma(noise_multiplier))
     return orders, curve
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=8192)
 def _rdp_epsilon_of_steps(sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
     orders, curve = _one_step_curve(sample_rate, noise_multiplier)
     return _rdp_epsilon(orders, curve * steps, delta)
@@ -392,8 +393,7 @@ def _calibrate(
         if high == most:
             raise CalibrationError(f"no noise multiplier reaches ε {target_epsilon:g} over {steps} steps")
         low, high = high, min(most, 2 * high)
-    smallest = first_at_most_zero(excess, low, high)
-    return _sigma(smallest)
+    return _sigma(first_at_most_zero(excess, low, high))
 
 
 def _sigma(places: int) -> str:

@@ -155,10 +155,11 @@ async def _lead(
             if (job := cache.parent(key)) is not None:
                 job_metrics.update(key, job)
 
-    async def compute(key: Key) -> None:
+    async def compute(key: Key) -> bool:
         observed = observe_cached(cache, key)
         if observed is not None:
             await reconciler.compute(observed)
+        return observed is not None
 
     async def resync_periodically() -> None:
         before: list[Key] = []

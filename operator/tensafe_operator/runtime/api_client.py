@@ -7,6 +7,7 @@ message. A request without an answer is an `ApiUnavailable`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -82,6 +83,7 @@ class ApiClient:
         self._session: aiohttp.ClientSession | None = None
         self._proxy = connection.proxy or _proxy(connection.server)
         self._known_until: dict[str, float] = {}
+        self._free = asyncio.Semaphore(CONNECTIONS)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -219,7 +221,11 @@ class ApiClient:
     async def _request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> Manifest:
-        if method != "GET" and not self._may_write():
+        async with self._free:  # its wait is not part of the time of the request
+            return await self._send(method, path, body, content_type)
+
+    async def _send(self, method: str, path: str, body: Any, content_type: str) -> Manifest:
+        if method != "GET" and not self._may_write():  # after the wait for a connection
             raise ApiUnavailable("this process may no longer be the leader, so it does not write")
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -249,8 +255,7 @@ class ApiClient:
         if self._session is None:  # not in __init__: a session needs the running event loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._connection.ssl_context or True),
-                # Without the time in which all connections are in use.
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=REQUEST_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
                 headers={"User-Agent": self._field_manager},
             )
         return self._session

@@ -54,6 +54,10 @@ class FairOrder:
         """Note that a key was handled now."""
         self._handled[key] = next(self._numbers)
 
+    def was_handled(self, key: Key) -> bool:
+        """Whether a key was handled before, and not forgotten since."""
+        return key in self._handled
+
     def forget(self, key: Key) -> None:
         """Forget when a key was handled: it does not exist any more."""
         self._handled.pop(key, None)

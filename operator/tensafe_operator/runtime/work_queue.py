@@ -34,8 +34,9 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 60.0
 Handler = Callable[[Key, bool], Awaitable[float | None]]
 """Handles a key; returns when to handle it again at the latest (seconds since the epoch), or None. The second argument
 is true after its `TakesLong`: the results should be cached now, and it computes what is still missing."""
-Compute = Callable[[Key], Awaitable[None]]
-"""Computes what the handler of a key needs, so that it is cached. It must not block the event loop."""
+Compute = Callable[[Key], Awaitable[bool]]
+"""Computes what the handler of a key needs, so that it is cached, and returns whether it did: false where the key does
+not exist any more. It must not block the event loop."""
 
 
 class TakesLong(Exception):
@@ -82,6 +83,7 @@ class WorkQueue:
     def forget(self, key: Key) -> None:
         """Keep nothing about this key, which does not exist any more."""
         self._ready.forget(key)
+        self._due.pop(key, None)
 
     def touch_at(self, key: Key, when: float) -> None:
         """Touch the key at this time, unless an earlier time is already set."""
@@ -107,16 +109,17 @@ class WorkQueue:
             self._computed.discard(key)
             self._waiting.discard(key)
             self._running.add(key)
+            known = self._ready.was_handled(key)
+            self._ready.handled(key)  # before the handler, which may forget the key
             try:
                 wake = await handle(key, computed)
-                self._ready.handled(key)
                 self._failures.pop(key, None)
                 if wake is not None:
                     self.touch_at(key, wake)
             except TakesLong:
                 self._touched_while_running.discard(key)  # it is handled again in any case
                 self._waiting.add(key)
-                self._uncomputed.put(key)
+                self._uncomputed.put(key, first=known)  # a known job needs one ε, a new one a calibration
             except (ApiUnavailable, ApiError) as error:
                 self._retry(key, str(error))
             except Exception as error:
@@ -131,13 +134,17 @@ class WorkQueue:
     async def _compute(self, compute: Compute) -> None:
         while True:
             key = await self._uncomputed.get()
-            with contextlib.suppress(Exception):  # the handler meets the same error, and reports it
-                await compute(key)
-            self._computed.add(key)
+            try:
+                computed = await compute(key)
+            except (ApiUnavailable, ApiError):
+                computed = False
+            except Exception:
+                computed = True  # the handler meets the same error, and reports it
+            if computed:
+                self._computed.add(key)
             self._ready.put(key, first=True)
 
     def _retry(self, key: Key, reason: str) -> None:
-        self._ready.handled(key)
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
         log.warning("%s; retrying in %.0f s", reason, wait, extra=dict(self._log_fields(key)))

@@ -21,7 +21,7 @@ ONE, TWO = ("clinic", "one"), ("clinic", "two")
 def drive(handle: Callable[[Key], Awaitable[float | None]], scenario: Callable[[WorkQueue], Awaitable[None]]) -> None:
     """Run the scenario while the queue is being served."""
 
-    async def compute(key: Key) -> None:
+    async def compute(key: Key) -> bool:
         raise AssertionError("nothing takes long")
 
     drive_both(lambda key, computed: handle(key), compute, scenario)
@@ -173,11 +173,12 @@ def test_long_computations_of_many_keys_do_not_hold_up_another() -> None:
     started, finish, handled, all_slow = (asyncio.Event() for _ in range(4))
     done: list[Key] = []
 
-    async def compute(key: Key) -> None:
+    async def compute(key: Key) -> bool:
         computing.append(key)
         if len(computing) == work_queue.COMPUTATIONS:
             started.set()
         await finish.wait()
+        return True
 
     async def handle(key: Key, computed: bool) -> None:
         if key == ONE:
@@ -209,9 +210,10 @@ def test_key_that_is_touched_while_it_is_computed_is_handled_once_more() -> None
     computing, finish, done = (asyncio.Event() for _ in range(3))
     queues: list[WorkQueue] = []
 
-    async def compute(key: Key) -> None:
+    async def compute(key: Key) -> bool:
         computing.set()
         await finish.wait()
+        return True
 
     async def handle(key: Key, computed: bool) -> None:
         ran.append(computed)
@@ -239,7 +241,7 @@ def test_error_of_a_long_computation_is_left_to_the_handler(monkeypatch: pytest.
     ran: list[bool] = []
     done = asyncio.Event()
 
-    async def compute(key: Key) -> None:
+    async def compute(key: Key) -> bool:
         raise ValueError("a bug")
 
     async def handle(key: Key, computed: bool) -> None:
@@ -256,3 +258,80 @@ def test_error_of_a_long_computation_is_left_to_the_handler(monkeypatch: pytest.
         assert ran == [False, True, False, True]
 
     drive_both(handle, compute, scenario)
+
+
+def test_key_that_was_deleted_before_its_computation_is_not_computed_by_its_handler() -> None:
+    """It may exist again under the same name, and would take a worker from the others."""
+    ran: list[bool] = []
+    done = asyncio.Event()
+
+    async def compute(key: Key) -> bool:
+        return len(ran) > 1
+
+    async def handle(key: Key, computed: bool) -> None:
+        ran.append(computed)
+        if not computed:
+            raise TakesLong
+        done.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        await done.wait()
+        assert ran == [False, False, True]
+
+    drive_both(handle, compute, scenario)
+
+
+def test_known_key_is_computed_before_new_ones() -> None:
+    """It needs one figure, and a new one a calibration."""
+    new = [("clinic", f"new-{number}") for number in range(work_queue.COMPUTATIONS + 3)]
+    order: list[Key] = []
+    known, started, finish, done = (asyncio.Event() for _ in range(4))
+
+    async def compute(key: Key) -> bool:
+        order.append(key)
+        if len(order) == work_queue.COMPUTATIONS:
+            started.set()
+        await finish.wait()
+        return True
+
+    async def handle(key: Key, computed: bool) -> None:
+        if key == ONE and not known.is_set():
+            known.set()
+        elif not computed:
+            raise TakesLong
+        elif key == ONE:
+            done.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        queue.touch(ONE)
+        await known.wait()
+        for key in new:
+            queue.touch(key)
+        await started.wait()
+        queue.touch(ONE)
+        await asyncio.sleep(0.01)
+        finish.set()
+        await done.wait()
+        assert order.index(ONE) == work_queue.COMPUTATIONS
+
+    drive_both(handle, compute, scenario)
+
+
+def test_nothing_is_kept_of_a_key_that_its_handler_forgets() -> None:
+    queues: list[WorkQueue] = []
+    handled = asyncio.Event()
+
+    async def handle(key: Key) -> None:
+        queues[0].forget(key)
+        handled.set()
+
+    async def scenario(queue: WorkQueue) -> None:
+        queues.append(queue)
+        queue.touch_at(ONE, time.time() + 3600)
+        queue.touch(ONE)
+        await handled.wait()
+        await asyncio.sleep(0.01)
+        assert not queue._ready.was_handled(ONE) and ONE not in queue._due
+
+    drive(handle, scenario)

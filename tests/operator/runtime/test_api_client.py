@@ -1,0 +1,93 @@
+"""Requests end in time, and a process that is no longer the leader sends no write that waited for a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tensafe_operator.kinds import KINDS
+from tensafe_operator.runtime import api_client
+from tensafe_operator.runtime.api_client import CONNECTIONS, ApiClient, ApiUnavailable
+from tensafe_operator.runtime.connection import Connection
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def client_of(answer: Answer, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[ApiClient]:
+    """A client of a server that answers so."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(application) as server:
+        url = str(server.make_url("")).rstrip("/")
+        client = ApiClient(Connection(url), KINDS.resources, "test", may_write=may_write)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+def test_write_that_waits_for_a_connection_is_not_sent_once_the_lease_is_lost() -> None:
+    methods: list[str] = []
+    all_busy, finish = asyncio.Event(), asyncio.Event()
+    leading = [True]
+
+    async def answer(request: web.Request) -> web.Response:
+        methods.append(request.method)
+        if len(methods) == CONNECTIONS:
+            all_busy.set()
+        await finish.wait()
+        return web.json_response({})
+
+    async def run() -> None:
+        async with client_of(answer, lambda: leading[0]) as client:
+            reads = [asyncio.create_task(client.get("Secret", "clinic", str(each))) for each in range(CONNECTIONS)]
+            await all_busy.wait()
+            write = asyncio.create_task(client.delete("Secret", "clinic", "key"))
+            await asyncio.sleep(0)
+            leading[0] = False
+            finish.set()
+            with pytest.raises(ApiUnavailable, match="may no longer be the leader"):
+                await write
+            await asyncio.gather(*reads)
+        assert set(methods) == {"GET"}
+
+    asyncio.run(run())
+
+
+def test_answer_that_drips_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "REQUEST_SECONDS", 0.3)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.02)
+
+    async def run() -> None:
+        async with client_of(answer) as client, asyncio.timeout(20):
+            with pytest.raises(ApiUnavailable):
+                await client.get("Secret", "clinic", "key")
+
+    asyncio.run(run())
+
+
+def test_wait_for_a_connection_is_not_part_of_the_time_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer takes half of the time, and the last request waits for three others."""
+    monkeypatch.setattr(api_client, "REQUEST_SECONDS", 1.0)
+
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return web.json_response({})
+
+    async def run() -> None:
+        async with client_of(answer) as client:
+            await asyncio.gather(*(client.get("Secret", "clinic", str(each)) for each in range(4 * CONNECTIONS)))
+
+    asyncio.run(run())
