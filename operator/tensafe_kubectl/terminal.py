@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from tensafe_api.clean_text import clean as clean
 from tensafe_api.reasons import Phase
 from tensafe_api.timestamps import parse_time
 from tensorguard.cli import tables
@@ -27,18 +28,7 @@ PHASE_STYLES = {
     Phase.FAILED.value: "bold red",
 }
 _BAR_WIDTH = 30
-_LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-"""All that `str.splitlines` splits at."""
-_DROPPED = re.compile("[\x80-\x9f\u202a-\u202e\u2066-\u2069]")
-"""C1 controls, and those that change the direction of the text around them."""
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f\ud800-\udfff]")
-"""Other controls than the tab, and surrogates, which no encoding can write."""
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
-
-
-def clean(text: object) -> str:
-    """Text on one line, without control characters other than the tab."""
-    return _CONTROL.sub("�", _DROPPED.sub("", _LINE_END.sub(" ", str(text))))
 
 
 def clean_log(line: bytes) -> str:
