@@ -1,0 +1,147 @@
+"""The form of a privacy statement, for its readers: types, units, and a JSON schema.
+
+`statement.build_statement` writes a statement; a reader validates one here before it uses it, because it may come from
+anywhere. Fields that a reader does not know are kept and ignored, so that a later release can add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tensafe_api.accounting import AccountantName
+from tensafe_api.privacy_events import Adjacency, Mechanism, PrivacyEvent
+from tensafe_api.statement import SCHEMA
+
+Epsilon = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]{1,3})?|inf)$")]
+"""In nats, with at most three decimals, rounded up."""
+DecimalText = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$", max_length=400)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class StatementError(ValueError):
+    """A statement cannot be used. `str()` names the field and what is wrong."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class JobPart(_Part):
+    """Where the adapter comes from."""
+
+    name: str = Field(description="Name of the job.")
+    uid: str = Field(description="UID of the job.")
+    attempt: Count = Field(description="Attempt that wrote the checkpoint.")
+    step: Count = Field(description="Number of training steps in the adapter.")
+
+
+class ClaimPart(_Part):
+    """The privacy claim, and what it is about."""
+
+    epsilon: Epsilon = Field(description="ε of `steps` steps, in nats.")
+    target_epsilon: DecimalText = Field(description="ε that the job may not exceed, in nats.")
+    delta: DecimalText = Field(description="δ, a probability.")
+    unit: Literal["Example", "User"] = Field(description="What ε protects.")
+    unit_column: str | None = Field(None, description="Column whose values are the users. Absent for examples.")
+    unit_definition: str = Field(description="The unit in words.")
+    adjacency: Adjacency = Field(description="Which data sets are neighbours.")
+    adjacency_definition: str = Field(description="The adjacency in words.")
+    steps: Count = Field(description="Steps of this job that the claim covers.")
+    released: str = Field(description="What the claim holds for.")
+    covers: str = Field(description="The steps that the claim covers, in words.")
+
+
+class SpentPart(_Part):
+    """What was charged to the ledger when the statement was written."""
+
+    epsilon: Epsilon = Field(description="ε of the charged steps, in nats.")
+    steps_charged: Count
+    steps_recharged: Count = Field(description="Charged steps that ran again after a crash.")
+    steps_planned: Count
+
+
+class OutsiderPart(_Part):
+    """The claim against an adversary who holds no worker's share of the noise."""
+
+    epsilon: Epsilon = Field(description="ε in nats.")
+    steps: Count
+
+
+class MechanismPart(Mechanism):
+    """The mechanism that ran, and the one that the accounting assumes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    assumed: str = Field(description="The mechanism that the accounting assumes.")
+    run: str = Field(description="The mechanism that ran.")
+    dimension: Count = Field(description="Coordinates of a gradient.")
+    noise_distance_per_draw: DecimalText = Field(
+        description="Total variation distance between one draw of the noise sampler and the discrete Gaussian."
+    )
+
+
+class AccountingPart(_Part):
+    """How ε was computed."""
+
+    accountant: AccountantName
+    library: str = Field(description="Library that computed ε, with its version.")
+    loss_interval: DecimalText | None = Field(None, description="PLD only: interval of privacy losses, in nats.")
+    share_of_sigma_for_discrete_noise: DecimalText = Field(description="Share of σ that every ε leaves out.")
+    share_of_delta_for_noise_sampler: DecimalText = Field(description="Share of δ that pays for the samplers.")
+    unit_at_least: Count = Field(description="Public lower bound of the number of units.")
+
+
+class HashesPart(_Part):
+    """Digests and versions of what was used."""
+
+    adapter: str = Field(description="Digest of `adapter_model.safetensors`.")
+    dataset: str = Field(description="Digest of the data set under a key that the readers do not have.")
+    ledger_head: str = Field(description="Hash of the newest record of the ledger.")
+    ledger_length: Count = Field(description="Number of records in the ledger.")
+    code: str
+    ray: str
+    image: str
+
+
+class StatementDocument(_Part):
+    """The content of `statement.json`."""
+
+    schema_: Literal["tensafe.io/statement/v1alpha1"] = Field(alias="schema")
+    job: JobPart
+    claim: ClaimPart
+    spent: SpentPart
+    against_outsider: OutsiderPart
+    mechanism: MechanismPart
+    events: list[PrivacyEvent] = Field(min_length=1, description="Privacy events, those of this job last.")
+    accounting: AccountingPart
+    hashes: HashesPart
+    model: dict[str, str] | Literal["not known"] = Field(description="The base model: name and digest of its weights.")
+    started_from: dict[str, str] | None = Field(None, description="The adapter that the training started from.")
+    lineage: str
+    evaluation: str
+    private_metrics: str
+    budget: str
+    assumed: list[str] = Field(description="What the claim assumes, in sentences.")
+    not_covered: list[str] = Field(description="What the claim does not cover, in sentences.")
+    remarks: list[str]
+
+
+def parse_statement(document: Any) -> StatementDocument:
+    """A statement that was read as JSON, with its types checked. No figure is computed.
+
+    Raises:
+        StatementError: names the field.
+    """
+    if not isinstance(document, Mapping):
+        raise StatementError("it is not a JSON object")
+    if document.get("schema") != SCHEMA:
+        raise StatementError(f"it has the schema {document.get('schema')}, and this release reads {SCHEMA}")
+    try:
+        return StatementDocument.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StatementError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
