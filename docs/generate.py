@@ -33,6 +33,7 @@ from tensafe_operator.ledger_guard import guard_gauge
 from tensafe_operator.names import METRICS_PREFIX
 from tensafe_operator.runtime.metrics import OperatorMetrics
 from tensorguard.cli.main import command_parser
+from tensorguard.statements.report import StatementReport
 
 REFERENCE = Path(__file__).parent / "reference"
 Schema = Mapping[str, Any]
@@ -240,6 +241,12 @@ def operator_metrics() -> Iterator[tuple[str, str, Sequence[str], str]]:
         yield name + ("_total" if kind == "counter" else ""), kind, tuple(each._labelnames), meaning
 
 
+def report_schema() -> str:
+    """The JSON schema of `tensafe statement --format json`."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StatementReport.model_json_schema()}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
 def pages() -> dict[str, str]:
     """The text of each page, by file name."""
     return {
@@ -250,6 +257,7 @@ def pages() -> dict[str, str]:
         "cli.md": commands(COMMANDS_PAGE, command_parser()),
         "kubectl.md": commands(PLUGIN_PAGE, plugin_parser()),
         "metrics.md": metrics(),
+        "statement-report.schema.json": report_schema(),
     }
 
 

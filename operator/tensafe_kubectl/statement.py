@@ -29,6 +29,8 @@ examples:
   kubectl tensafe statement triage -n clinic               the claim, from the ledger in the cluster
   kubectl tensafe statement triage -n clinic --read        read the whole statement from the storage, and check it
   kubectl tensafe statement triage -n clinic --read -o json > statement.json
+  tensafe statement s3://clinic/models/triage/final --format html -o statement.html    (the trainer's command)
+                                                           the statement as a page for a browser or a printer
 
 --read uses fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. It compares the
 file with the digest that the ledger holds, and computes its ε again. It needs a package for the storage: `pipx inject

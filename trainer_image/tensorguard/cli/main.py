@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorguard.cli import account, export, ledger, plan, run, validate
+from tensorguard.cli import account, export, ledger, plan, run, statement, validate
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
 from tensorguard.cli.verbs import call_verb
@@ -20,6 +20,8 @@ examples:
   tensafe plan job.yaml                         compare numbers of steps and batches by their noise
   tensafe run job.yaml --output-dir runs/first  train; Ctrl-C saves a checkpoint, --resume continues
   tensafe ledger runs/first                     show the ε that a run has spent
+  tensafe statement runs/first/checkpoints/final --format html -o statement.html
+                                                write the privacy statement as a page
   tensafe export runs/first --to mlflow         send its public figures to MLflow, W&B or TensorBoard
   tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5
                                                 compute the noise that a budget needs
@@ -54,7 +56,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, plan, account, ledger, export):
+    for verb in (run, validate, plan, account, ledger, statement, export):
         verb.add_parser(subparsers)
     return parser
 
