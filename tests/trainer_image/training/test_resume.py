@@ -31,6 +31,7 @@ from tensorguard.training.worker import train
 
 Break = Callable[[int | None], None]
 FILES = (
+    "README.md",
     "adapter_config.json",
     "adapter_model.safetensors",
     "manifest.json",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tensafe_api.statement import canonical_json, digest
-from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE
+from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
@@ -65,6 +65,9 @@ class Saving:
         monkeypatch.setattr(checkpointing, "build_statement", lambda inputs: {"made of": inputs})
         monkeypatch.setattr(checkpointing, "render_markdown", lambda document: f"page of {document['made of']} ε")
         monkeypatch.setattr(
+            checkpointing, "model_card", lambda document, source: f"card of {document['made of']} and {source}"
+        )
+        monkeypatch.setattr(
             checkpointing, "check_checkpoints", lambda store, ledger: self.checked.append((store, ledger))
         )
 
@@ -97,6 +100,7 @@ def test_files_of_a_checkpoint(saving: Saving) -> None:
         OPTIMIZER: b"state of optimizer",
         STATEMENT_FILE: statement,
         STATEMENT_PAGE: "page of inputs ε".encode(),
+        MODEL_CARD: b"card of inputs and source",
     }
     assert json.loads(statement)
     assert saving.asked == [(17, 7, digest(WEIGHTS))]

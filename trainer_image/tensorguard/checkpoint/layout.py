@@ -1,11 +1,12 @@
-"""The names of the files in a checkpoint that its readers use: the adapter, as peft reads it, and the statement."""
+"""The names of the files in a checkpoint that readers use: the adapter, as peft reads it, its card, the statement."""
 
 from __future__ import annotations
 
 from tensafe_api.statement import STATEMENT_FILE
 
-__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "STATEMENT_FILE", "STATEMENT_PAGE"]
+__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "MODEL_CARD", "STATEMENT_FILE", "STATEMENT_PAGE"]
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 STATEMENT_PAGE = "statement.md"
+MODEL_CARD = "README.md"

@@ -8,8 +8,9 @@ written with (`rollback_check`). So a rollback of either shows in the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -17,13 +18,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
-from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE
+from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, parse_trainer_state
 from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
+from tensorguard.models.base_license import base_license
 from tensorguard.models.source import ModelSource
+from tensorguard.statements.model_card import BaseModel, render_model_card
 from tensorguard.training.rollback_check import check_checkpoints
 
 FINAL = "final"
@@ -81,6 +84,7 @@ class Checkpointer:
             TRAINER_STATE: trainer_state.dump(),
             STATEMENT_FILE: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
+            MODEL_CARD: model_card(document, self.source).encode(),
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
@@ -103,6 +107,12 @@ class Checkpointer:
         recorded = dict.fromkeys(checkpoint_name(each) for each in newest_first if not each.final)
         for name in [each for each in recorded if self.store.exists(each)][self.keep :]:
             self.store.remove(name)
+
+
+def model_card(document: Mapping[str, Any], source: ModelSource) -> str:
+    """The model card of an adapter from its statement, and from what is known of its base model."""
+    hub_id = source.name if source.is_hub else None
+    return render_model_card(document, BaseModel(source.name, hub_id, base_license(source)))
 
 
 def checkpoint_name(published: PublishedCheckpoint) -> str:
