@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ import dp_accounting
 import pytest
 import torch
 from dp_accounting import pld
+from huggingface_hub import ModelCard
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
@@ -19,6 +21,7 @@ from e2e.platform.trainer.rank_harness import Job, join
 from e2e.platform.trainer.recordings import KeepWeights
 from tensafe_api.statement import digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST
+from tensorguard.cli.main import main
 from tensorguard.training.run_log import Saved, Stepped
 
 STEPS = 7
@@ -101,6 +104,37 @@ def test_adapter_loads_in_plain_peft(job: Job) -> None:
     assert loaded.keys() == saved.keys()
     assert all(torch.equal(loaded[key], saved[key]) for key in saved)
     assert not torch.equal(before, after)
+
+
+def test_each_checkpoint_has_a_model_card_of_its_own_claim(job: Job) -> None:
+    for name in job.store().names():
+        files = job.store().read(name)
+        assert "README.md" in json.loads(checkpoint(job, name).joinpath(MANIFEST).read_bytes())["files"]
+        card, statement = ModelCard(files["README.md"].decode()), json.loads(files["statement.json"])
+        assert card.data.library_name == "peft" and card.data.datasets == "private"
+        assert card.data.differential_privacy["epsilon"] == statement["claim"]["epsilon"]
+        assert f"| steps in this adapter | {statement['job']['step']} | steps |" in card.text
+        # The base model of this job is a folder without a card: no id of the Hub, and no license.
+        assert (card.data.base_model, card.data.license, card.data.license_name) == (None, None, None)
+
+
+def test_peft_keeps_the_claim_in_the_model_card_when_it_saves_there(job: Job, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint(job, "final"), tmp_path / "final")
+    before = ModelCard((folder / "README.md").read_text("utf-8"))
+    base = AutoModelForSequenceClassification.from_pretrained(job.directory / "model", num_labels=2)
+    PeftModel.from_pretrained(base, folder).save_pretrained(folder)
+    after = ModelCard((folder / "README.md").read_text("utf-8"))
+    assert after.text.startswith(before.text.rstrip())
+    assert after.data.differential_privacy == before.data.differential_privacy
+    assert after.data.datasets == "private"
+
+
+def test_statement_of_the_final_checkpoint_is_shown(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["statement", str(checkpoint(job, "final")), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["statement"] == json.loads((checkpoint(job, "final") / "statement.json").read_text("utf-8"))
+    assert report["curve"][-1] == {"steps": STEPS, "epsilon": report["statement"]["claim"]["epsilon"]}
+    assert len(report["checked"]) == 2, "the manifest of the checkpoint lists the statement"
 
 
 def test_epsilon_in_the_status_is_that_of_dp_accounting_for_the_privacy_events(job: Job) -> None:
