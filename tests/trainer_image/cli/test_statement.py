@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from e2e.platform import s3
 from tensafe_api.statement import canonical_json, digest
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.cli.main import main
@@ -69,6 +70,14 @@ def test_statement_is_read_from_a_uri(capsys: pytest.CaptureFixture[str]) -> Non
     text = shown(capsys, "memory://bucket/models/final/")
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
     assert "claims-triage" in text
+
+
+def test_statement_is_read_from_a_bucket(s3_bucket: s3.S3, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the variables that other tools of S3 read too, and without a job that names the endpoint."""
+    publish(f"s3://{s3.BUCKET}/models", RAW)
+    assert "claims-triage" in shown(capsys, f"s3://{s3.BUCKET}/models/final")
+    code, message = refused(capsys, f"s3://{s3.BUCKET}/models/other")
+    assert code == 2 and f"s3://{s3.BUCKET}/models/other has no statement.json" in message
 
 
 def test_statement_without_a_manifest_is_not_said_to_be_listed(

@@ -62,9 +62,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _statement(arguments: argparse.Namespace) -> int:
     from tensafe_api.statement_document import StatementError
-    from tensorguard.statements.published import StatementUnreadableError, read_statement
-    from tensorguard.statements.report import build_report
 
+    try:
+        import jinja2  # noqa: F401
+
+        from tensorguard.statements.published import StatementUnreadableError, read_statement
+        from tensorguard.statements.report import build_report
+    except ImportError as error:
+        raise CommandError(
+            f"tensafe statement: the package {error.name} is missing: pip install 'tensafe[statement]'"
+        ) from error
     try:
         raw, checked = read_statement(arguments.checkpoint)
         report = build_report(raw, checked)

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from tensafe_api.clean_text import clean
 from tensorguard.statements import curve
 from tensorguard.statements.report import Report
+from tensorguard.statements.sentences import unit_words
 
 _TEMPLATE = "page.html.j2"
 
@@ -24,6 +25,7 @@ def render_page(report: Report) -> str:
     return template.render(
         report=report.parts,
         statement=report.document,
+        noun=unit_words(report.document)[0],
         picture=curve.draw(report),
         box=curve,
     )
