@@ -141,9 +141,15 @@ def test_folder_without_a_usable_statement_is_explained(
         ("pvc://claims/final", "is on a PVC, which only pods can read: copy the folder from a pod"),
         ("nothing://bucket/final", "cannot be read: this kind of URI is not supported"),
         ("/nowhere/at/all", "has no statement.json"),
+        ("s3://clinic/final", "cannot be read: the service does not answer: check AWS_ENDPOINT_URL"),
     ],
 )
-def test_uri_that_cannot_be_read_is_explained(uri: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uri_that_cannot_be_read_is_explained(
+    uri: str, found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     code, message = refused(capsys, uri)
     assert code == 2 and found in message
 

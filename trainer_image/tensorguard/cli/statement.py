@@ -1,8 +1,8 @@
 """`tensafe statement`: the privacy statement of a published checkpoint, for people.
 
 In: the folder of a checkpoint. Out: the statement as text, as one HTML page, or as JSON with a schema. Nothing is
-shown of a statement whose figures do not follow from its own mechanism. Signature and weights are not looked at:
-`tensafe verify` does that.
+shown of a statement whose figures do not follow from its own mechanism. Signature and weights are not
+checked: the output names the commands that do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ examples:
 
 The page needs no network, follows the theme of the browser, and prints on two pages of A4. The JSON is the statement
 and all that the page shows; its schema is docs/reference/statement-report.schema.json. Every ε is computed again before
-anything is shown. The signature and the weights are not checked: `tensafe verify` does that.
+anything is shown. The signature and the weights are not checked: the output ends with the commands that do.
 
 A URI is read by fsspec with the credentials of this machine, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
 

@@ -68,6 +68,7 @@ def _read(folder: str, name: str) -> bytes | None:
         raise StatementUnreadableError(f"{uri} needs a package for its storage, such as s3fs: install it") from error
     except Exception as error:  # each storage has errors of its own
         why = explain_storage_error(error) or clean(error)[:_MESSAGE_LENGTH] or type(error).__name__
+        why = why.replace("spec.storage.endpoint", "AWS_ENDPOINT_URL")  # there is no job here
         raise StatementUnreadableError(f"{uri} cannot be read: {why}") from error
     if len(content) > LIMIT_BYTES:
         raise StatementError(f"{name} has more than {LIMIT_BYTES >> 20} MiB, and is not read")
