@@ -9,16 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tensafe_api.accounting import AccountantName
 from tensafe_api.privacy_events import Adjacency, Mechanism, PrivacyEvent
 from tensafe_api.statement import SCHEMA
 
+
+def _below_one(delta: str) -> str:
+    if not 0 < float(delta) < 1:
+        raise ValueError(f"{delta} is not above 0 and below 1")
+    return delta
+
+
 Epsilon = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]{1,3})?|inf)$")]
 """In nats, with at most three decimals, rounded up."""
 DecimalText = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?$", max_length=400)]
+Delta = Annotated[DecimalText, AfterValidator(_below_one)]
+"""A probability above 0 and below 1. Any ε holds with δ = 1."""
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 
@@ -44,7 +53,7 @@ class ClaimPart(_Part):
 
     epsilon: Epsilon = Field(description="ε of `steps` steps, in nats.")
     target_epsilon: DecimalText = Field(description="ε that the job may not exceed, in nats.")
-    delta: DecimalText = Field(description="δ, a probability.")
+    delta: Delta = Field(description="δ, a probability above 0 and below 1.")
     unit: Literal["Example", "User"] = Field(description="What ε protects.")
     unit_column: str | None = Field(None, description="Column whose values are the users. Absent for examples.")
     unit_definition: str = Field(description="The unit in words.")

@@ -20,7 +20,7 @@ from tensafe_api.statement_document import parse_statement
 from tensorguard.statements.sentences import claim_sentence
 
 _TEMPLATE = "model_card.md.j2"
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>|~&$:@]|(?<=www)\.)")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>|~&$@]|:(?=//)|(?<=www)\.)")
 """Characters that can begin markup within a line, or a link without any."""
 TAGS = ("differential-privacy", "dp-sgd", "lora")
 PRIVATE = "private"
