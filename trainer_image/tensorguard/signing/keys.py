@@ -1,0 +1,171 @@
+"""Makes signing keys and age identities, and reads signing keys.
+
+A signing key is an elliptic-curve key (NIST P-256, P-384 or P-521) as PEM. The file may also hold the certificate of
+the key and those of its issuers. `tensafe keygen` makes a P-256 key without a certificate.
+
+The fingerprint of a key is `sha256:` and the SHA-256 of the public key as DER (SubjectPublicKeyInfo), in hex. OpenSSL
+computes the same: `openssl pkey -pubin -in KEY.pub.pem -outform DER | sha256sum`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensafe_api.statement import digest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.x509 import Certificate
+
+SIGNING_KEY = "signing-key.pem"
+PUBLIC_KEY = "signing-key.pub.pem"
+IDENTITY = "age-identity.txt"
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+
+
+class KeyUnusable(Exception):
+    """A key cannot be made or read. `str()` is a sentence with the fix; it quotes nothing of a key."""
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key, and the certificate chain that comes with it: that of the key first; empty for a bare key."""
+
+    path: Path
+    private: EllipticCurvePrivateKey
+    certificates: tuple[Certificate, ...]
+
+    @property
+    def public_pem(self) -> str:
+        return pem_of(self.private.public_key())
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.private.public_key())
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """The private key in a PEM file, with the certificates in the same file.
+
+    Raises:
+        KeyUnusable: there is no such key, or it cannot sign.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    content = _read(path)
+    try:
+        private = load_pem_private_key(content, password=None)
+    except TypeError:
+        raise KeyUnusable(f"{path}: the key has a passphrase: pass a file with the key in clear") from None
+    except ValueError:
+        raise KeyUnusable(f"{path} has no private key in PEM: pass the {SIGNING_KEY} of `tensafe keygen`") from None
+    if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in _CURVES:
+        raise KeyUnusable(f"{path}: only elliptic-curve keys on P-256, P-384 or P-521 can sign: use `tensafe keygen`")
+    try:
+        certificates = tuple(x509.load_pem_x509_certificates(content)) if b"BEGIN CERTIFICATE" in content else ()
+    except ValueError:
+        raise KeyUnusable(f"{path}: a certificate in it cannot be read: write the chain again, as PEM") from None
+    if certificates and certificates[0].public_key() != private.public_key():
+        raise KeyUnusable(f"{path}: the first certificate is that of another key: put the certificate of the key first")
+    return SigningKey(path, private, certificates)
+
+
+def read_public_key(path: Path) -> EllipticCurvePublicKey:
+    """The public key in a PEM file. Raises KeyUnusable."""
+    content = _read(path)
+    if b"PRIVATE KEY" in content:
+        raise KeyUnusable(f"{path} has a private key: pass the {PUBLIC_KEY} beside it, and keep the private key secret")
+    return parse_public_key(content, str(path))
+
+
+def parse_public_key(content: bytes, name: str) -> EllipticCurvePublicKey:
+    """The public key in `content`, which messages call `name`. Raises KeyUnusable."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyUnusable(f"{name} has no public key in PEM: pass the {PUBLIC_KEY} of the signer") from None
+    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+        raise KeyUnusable(f"{name}: only elliptic-curve keys on P-256, P-384 or P-521 sign: pass the signer's key")
+    return key
+
+
+def fingerprint_of(key: EllipticCurvePublicKey) -> str:
+    """`sha256:` and the hash of the public key as DER."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return digest(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def pem_of(key: EllipticCurvePublicKey) -> str:
+    """The public key as PEM."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
+def new_signing_key() -> tuple[bytes, str, str]:
+    """A new P-256 key: the private key and the public one as PEM, and its fingerprint."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    content = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return content, pem_of(private.public_key()), fingerprint_of(private.public_key())
+
+
+def new_identity() -> tuple[bytes, str]:
+    """A new age identity: the content of its file, in the format of age-keygen, and its recipient."""
+    import pyrage
+
+    identity = pyrage.x25519.Identity.generate()
+    recipient = str(identity.to_public())
+    return f"# public key: {recipient}\n{identity}\n".encode(), recipient
+
+
+def write_new(directory: Path, files: dict[str, tuple[bytes, int]]) -> None:
+    """Write files with their modes, all of them or none. An existing file is never replaced.
+
+    Args:
+        directory: created, for its owner only, if it does not exist.
+        files: by name, their content and mode.
+
+    Raises:
+        KeyUnusable: one of them exists, or the folder is not writable.
+    """
+    written: list[Path] = []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, (content, mode) in files.items():
+            path = directory / name
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            written.append(path)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, mode)
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError) and error.filename:
+            raise KeyUnusable(
+                f"{error.filename} exists, and keys are never overwritten: what they signed or encrypted would be "
+                "lost; choose another folder"
+            ) from error
+        raise KeyUnusable(f"{directory} is not writable ({error.strerror}): choose another folder") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyUnusable(f"{path} cannot be read ({error.strerror}): pass the file of a key") from error
