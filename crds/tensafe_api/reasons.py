@@ -186,6 +186,12 @@ class Reason(StrEnum):
         "Remove the checkpoint, then continue a local run from the previous one with --resume; in a cluster, create a "
         "new job. Charged steps stay charged.",
     )
+    SIGNATURE_INVALID = (
+        "SignatureInvalid",
+        "The job signs its checkpoints, and the one to resume from is not signed by its key.",
+        "Continue a local run with --resume and the key that signed the checkpoint, or move the checkpoint away first "
+        "(its steps are then charged again); in a cluster, create a new job.",
+    )
     LEDGER_CORRUPT = (
         "LedgerCorrupt",
         "The ledger was edited or truncated, or belongs to another run, so the spent budget is unknown.",
@@ -370,6 +376,7 @@ _EXIT_CODE_REASONS = (
     Reason.AGGREGATION_FAILED,
     Reason.PRIVACY_BUDGET_EXCEEDED,
     Reason.INTERNAL_ERROR,
+    Reason.SIGNATURE_INVALID,
 )
 """Reasons with their own exit code. New ones are added at the end, so that codes never change."""
 _PERMANENT = frozenset(
@@ -380,6 +387,7 @@ _PERMANENT = frozenset(
         Reason.DATASET_UNSUITABLE,
         Reason.MODEL_UNSUPPORTED,
         Reason.CHECKPOINT_CORRUPT,
+        Reason.SIGNATURE_INVALID,
         Reason.LEDGER_CORRUPT,
         Reason.PRIVACY_BUDGET_EXCEEDED,
         Reason.VALIDATION_FAILED,

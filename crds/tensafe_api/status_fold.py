@@ -65,6 +65,8 @@ class RecordedCheckpoint(Protocol):
     def statement_digest(self) -> str: ...
     @property
     def final(self) -> bool: ...
+    @property
+    def signer(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class KeptCheckpoint:
     Attributes:
         steps_charged: steps charged over all attempts when it was written; its ε is computed from them.
         time: seconds since the epoch at which it was written; None where the record has no time.
+        signed: whether the ledger records who signed it.
     """
 
     uri: str
@@ -81,6 +84,7 @@ class KeptCheckpoint:
     digest: str
     steps_charged: int
     time: float | None = None
+    signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -246,6 +250,7 @@ def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
         epsilon=accounting.format_epsilon(claim.epsilon(checkpoint.steps_charged)),
         steps_charged=checkpoint.steps_charged,
         digest=checkpoint.digest,
+        signed=checkpoint.signed,
         time=None if checkpoint.time is None else format_time(checkpoint.time),
     )
 

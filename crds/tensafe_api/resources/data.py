@@ -66,13 +66,13 @@ class Unit(Block):
     column: OneLine | None = Field(None, description="Column of the user id. Required for User, refused for Example.")
     max_examples_per_unit: Positive | None = Field(
         None,
-        description="Maximum number of records of one user to train on. The limit is applied once, when the data is "
+        description="Maximum number of records of one user to train on. It is applied once, when the data is "
         "read, and bounds the work that one user causes. Refused for Example. Default for User: 8.",
     )
     at_least: UnitCount = Field(
-        description="A public lower bound of the number of units. The true number is private. If the bound is higher "
-        "than the true number, batches are smaller than expectedBatchSize. If it is far lower, batches are larger and "
-        "steps take longer."
+        description="A public lower bound of the number of units. The true number is private. With a bound above "
+        "the true number, batches are smaller than expectedBatchSize. With one far below, batches "
+        "are larger and steps take longer."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -112,9 +112,9 @@ class Dataset(Block):
 
     uri: URI = Field(
         description="Location of the data: a file, a directory or a pattern, as an s3://, gs://, file://, "
-        "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest and valid for local "
-        "runs only. In a directory, names that start with a dot or an underscore are left out; a pattern includes "
-        "them. A file with several names is read once."
+        "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest, "
+        "for local runs only. In a directory, names that start with a dot or an underscore are left "
+        "out; a pattern includes them. A file with several names is read once."
     )
     format: FileFormat | None = Field(
         None, description="Format of the files; text is UTF-8. Default: from the file names."
@@ -128,15 +128,15 @@ class Dataset(Block):
     )
     over_length: Literal["Truncate", "Drop"] | None = Field(
         None,
-        description="What happens to a record of more than training.maxLength tokens: it is cut off or left out. It is "
-        "never an error, because an error would reveal something about one record. Refused for images. Default for "
-        "text: Truncate.",
+        description="What happens to a record of more than training.maxLength tokens: it is cut off or left out. "
+        "It is never an error, which would reveal something about a record. Refused for images. "
+        "Default for text: Truncate.",
     )
     unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(
         None,
-        description="Your name for the group of people in the data. Use the same name for all data sets with records "
-        "of these people. The ledger and the privacy statement record it. Default: none.",
+        description="Your name for the people in the data: the same for all data sets with records of them. The "
+        "ledger and the privacy statement record it. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -166,9 +166,9 @@ class Evaluation(Block):
         None, description="Format of the files; text is UTF-8. Default: from the file names."
     )
     visibility: Literal["Public", "Private"] = Field(
-        description="Your attestation about the data. Public: the status shows the results; a set that shares a file "
-        "or most of its records with the data set is refused. Private: the status does not show them, and the privacy "
-        "statement records the evaluation."
+        description="Your attestation about the data. Public: the status shows the results; a set that shares a "
+        "file or most of its records with the data set is refused. Private: it does not, and the "
+        "privacy statement records the evaluation."
     )
     every_steps: Positive | None = Field(
         None,

@@ -150,6 +150,9 @@ class PublishedCheckpointRecord(StrictStatusBlock):
     statement_digest: Text = Field(description="SHA-256 digest of its privacy statement.")
     final: Flag = Field(False, description="Whether this checkpoint is the result of the job.")
     steps_charged: Count = Field(description="Number of steps charged, over all attempts, when it was written.")
+    signer: Text | None = Field(
+        None, description="Fingerprint of the key that signed it: SHA-256 of the public key as DER. Absent: unsigned."
+    )
 
     transitions: ClassVar[tuple[Transition, ...]] = (
         Transition("self == oldSelf", "a published checkpoint never changes: record a new one"),

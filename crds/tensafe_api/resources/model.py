@@ -63,16 +63,17 @@ class Model(Block):
     )
     quantization: Quantization | None = Field(
         None,
-        description="Keep the frozen linear layers of the base model in fewer bits: NF4 with 4.5 bits a number, INT8 "
-        "with 8. Everything is computed in training.precision. Less memory, more time. Default: none.",
+        description="Keep the frozen linear layers of the base model in fewer bits: NF4 with 4.5 bits a number, "
+        "INT8 with 8. It computes in training.precision. Less memory, more time. Default: none.",
     )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description=f"Number of classes. Required for {_WITH}, otherwise refused."
     )
     label_names: Annotated[tuple[OneLine, ...], Field(max_length=1000), Unique()] = Field(
         (),
-        description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the data may "
-        "then be these names instead of numbers, and the trained model contains the names. Default: none.",
+        description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the "
+        "data may then be names instead of numbers, and the trained model has the names. Default: "
+        "none.",
     )
     token_secret: ObjectKey | None = Field(
         None, description="Key of a Secret with the access token of the Hub. Default: none, for public models."
@@ -82,9 +83,9 @@ class Model(Block):
     )
     sharding: Literal["Replicated", "Worker", "Workers"] | None = Field(
         None,
-        description="Which GPUs hold the frozen weights of the base model together. Replicated: each holds all. "
-        "Worker: those of one worker. Workers: those of the job, over a fast network. Default: Worker if "
-        "cluster.worker.gpus is above 1, otherwise Replicated.",
+        description="Which GPUs hold the frozen base model together. Replicated: each holds all. Worker: those "
+        "of one worker. Workers: those of the job, over a fast network. Default: Worker if "
+        "cluster.worker.gpus is above 1, else Replicated.",
     )
     chat_template: Template | None = Field(
         None,
@@ -138,7 +139,7 @@ class Lora(Block):
     variant: Literal["Standard", "FrozenA"] = Field(
         "Standard",
         description="Which factors of a layer are trained. Standard: both, A and B. FrozenA: only B; A keeps its "
-        "initial values. Fewer parameters are trained, and only trained parameters receive noise.",
+        "initial values. Only trained parameters receive noise.",
     )
     dropout: Share = Field("0.05", description="Dropout probability of the inputs of the factors.")
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
@@ -159,7 +160,7 @@ class Lora(Block):
     )
     init_from: InitFrom | None = Field(
         None,
-        description="An adapter that was trained before: training starts from its weights. It must have the same base "
+        description="An adapter trained before, from whose weights training starts. It must have the same base "
         "model, unit, and lora fields, except variant, dropout and initSeed. Default: new factors.",
     )
 

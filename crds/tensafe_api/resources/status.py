@@ -99,8 +99,8 @@ class PrivacyStatus(StatusBlock):
     unit: Text | None = Field(None, description="The unit that epsilon protects: Example or User.")
     adjacency: Text | None = Field(
         None,
-        description="Which data sets are neighbours. AddOrRemoveOne: one has one unit more. ZeroOut: one has nothing "
-        "in place of one unit of the other, and the number of units is public.",
+        description="Which data sets are neighbours. AddOrRemoveOne: one has one unit more. ZeroOut: one has "
+        "nothing in place of a unit of the other; the number of units is public.",
     )
     noise_multiplier: PositiveDecimal | None = Field(
         None, description="Standard deviation of the noise divided by the clip norm."

@@ -27,7 +27,6 @@ from tensafe_api.resources.numeric import (
     WeightDecay,
 )
 from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreURI
-from tensafe_api.tasks import learning_rates
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Accountant = Literal["RDP", "PLD"]
@@ -41,8 +40,7 @@ class Training(Block):
     epochs: PositiveDecimal | None = Field(
         None,
         description="Length of the training in passes over unit.atLeast units: steps = epochs x unit.atLeast / "
-        "expectedBatchSize. At most one of epochs and steps may be set. Default, if neither is "
-        'set: "3".',
+        'expectedBatchSize. Set at most one of epochs and steps. Default, with neither: "3".',
     )
     steps: Positive | None = Field(
         None,
@@ -56,13 +54,12 @@ class Training(Block):
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8,
-        description="Maximum number of records that a worker processes at a time. It affects memory and speed, not the "
-        "result. A worker processes fewer where its kernels would round differently for so many.",
+        description="Maximum number of records that a worker processes at a time. It affects memory and speed, "
+        "not the result. It processes fewer where its kernels would round differently for so many.",
     )
     learning_rate: LearningRate | None = Field(
         None,
-        description="Peak learning rate of AdamW. Private training needs a higher one than training without privacy. "
-        f"Default: {learning_rates()}.",
+        description="Peak learning rate of AdamW. Private training needs a higher one than usual. Default:",
     )
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(
         "Linear", description="Learning rate after the warm-up. Linear and Cosine: decay to 0. Constant: no decay."
@@ -83,9 +80,9 @@ class Training(Block):
     )
     loss_scale: LossScale | None = Field(
         None,
-        description="Constant factor of the loss that keeps small fp16 gradients from underflowing. It is divided out "
-        "before clipping. Required with precision fp16, otherwise refused. Use a power of two such as 1024, at most "
-        "16777216.",
+        description="Constant factor of the loss that keeps fp16 gradients from underflowing. It is divided out "
+        "before clipping. Required with precision fp16, else refused. A power of two such as 1024, "
+        "at most 16777216.",
     )
     gradient_checkpointing: Flag = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
@@ -133,7 +130,7 @@ class Privacy(Block):
     on_budget_exhausted: Literal["Stop", "Fail"] = Field(
         "Stop",
         description="What happens before the next steps would exceed targetEpsilon. Stop: the job writes a final "
-        "checkpoint and ends in phase BudgetExhausted. Fail: the job ends in phase Failed.",
+        "checkpoint and ends as BudgetExhausted. Fail: it ends as Failed.",
     )
     reserve_steps: Count | None = Field(
         None,
@@ -148,8 +145,8 @@ class Aggregation(Block):
 
     colluding_workers: Colluders = Field(
         0,
-        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 is "
-        "accepted: every worker can read the whole data set, so more noise would hide no record from it.",
+        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 "
+        "is accepted: every worker can read all data, so more noise would hide no record from it.",
     )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",
@@ -158,12 +155,18 @@ class Aggregation(Block):
     )
 
 
+class Signing(Block):
+    """How checkpoints are signed."""
+
+    secret_name: ObjectName = Field(description="Secret whose key signing-key.pem is the private key, as PEM.")
+
+
 class Checkpoint(Block):
     """Where and how often checkpoints are written."""
 
     uri: StoreURI = Field(
-        description="Directory of the checkpoints: an s3://, gs://, file:// or pvc://NAME/path URI, or a path. It "
-        "must not hold data. Each checkpoint contains the adapter, the optimiser state and the privacy statement."
+        description="Directory of the checkpoints: an s3://, gs://, file:// or pvc://NAME/path URI, or a path. "
+        "It must not hold data. Each has the adapter, the optimiser state and the privacy statement."
     )
     every_steps: Positive | None = Field(
         None,
@@ -172,6 +175,7 @@ class Checkpoint(Block):
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
         3, description="Number of checkpoints to keep in addition to the final one. Older ones are deleted."
     )
+    signing: Signing | None = Field(None, description="Sign checkpoints, and resume only from those signed.")
 
 
 class Storage(Block):

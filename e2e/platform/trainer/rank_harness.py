@@ -203,6 +203,7 @@ class Job:
     attempt: int = 0
     job_uid: str = "tiny-uid"
     instruments: tuple[Instrument, ...] = (Journal(),)
+    signing_key: Path | None = None
 
     @classmethod
     def make(
@@ -235,6 +236,7 @@ class Job:
             evaluation=str(self.shards[0]) if self.job.spec.evaluation else None,
             dataset_digest=self.digest,
             threads=1,
+            signing_key=str(self.signing_key) if self.signing_key else None,
         )
 
     def start(self, *instruments: Instrument) -> list[BaseProcess]:

@@ -22,6 +22,10 @@ from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
 """Characters. A longer annotation is not parsed, so that one object cannot delay all others."""
+_NO_SIGNING = (
+    "spec.checkpoint.signing: pods cannot sign checkpoints in this version, because the key would be in all of them: "
+    "remove it"
+)
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -80,6 +84,8 @@ def _admit_text(text: str) -> Admitted | Rejected:
             # The API server has kept these fields, so its CRD has them.
             return Rejected(Reason.NEWER_MANIFEST, message)
         return Rejected(Reason.INVALID_MANIFEST, message)
+    if completed.spec.checkpoint.signing is not None:
+        return Rejected(Reason.INVALID_MANIFEST, _NO_SIGNING)
     # A profile may add volumes, so these are checked when an attempt takes it.
     if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
         return Rejected(Reason.INVALID_MANIFEST, problem)

@@ -54,7 +54,14 @@ def _records(ledger: LedgerStatus, times: Mapping[str, float | None]) -> JobReco
         progress=ledger.progress,
         evaluations=ledger.evaluations,
         checkpoints=[
-            KeptCheckpoint(each.uri, each.step, each.digest, each.steps_charged, times.get(each.uri))
+            KeptCheckpoint(
+                each.uri,
+                each.step,
+                each.digest,
+                each.steps_charged,
+                times.get(each.uri),
+                signed=each.signer is not None,
+            )
             for each in ledger.releases[-_MAX_CHECKPOINTS:]
         ],
         published=ledger.releases,

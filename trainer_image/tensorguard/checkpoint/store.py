@@ -3,7 +3,10 @@
 A checkpoint is a folder of small files with `manifest.json`, which lists each file with its SHA-256. On a local disk
 the folder is written under a temporary name, synced and renamed. An object store cannot rename: there the manifest is
 written last, and a folder without one is not a checkpoint. The digest of a checkpoint is the digest of its manifest.
-The ledger records this digest, and a signature will cover it.
+The ledger records this digest.
+
+Signatures lie beside the files and are not in the manifest. A signer gets the digests of all files as they are stored,
+the manifest included (`Sign`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +29,8 @@ from tensafe_api.statement import canonical_json, digest
 from tensorguard.storage import PVC_SCHEME, RetryingFileSystem, explain_storage_error, filesystem_options
 
 MANIFEST = "manifest.json"
+Sign = Callable[[str, Mapping[str, str]], Mapping[str, bytes]]
+"""From the name of a checkpoint and the digests of its files, the further files that are written beside them."""
 _UNFINISHED = ".unfinished-"
 """Prefix of temporary folders, which are not checkpoints."""
 
@@ -104,15 +109,17 @@ class CheckpointStore:
             return f"{self._public_uri.rstrip('/')}/{name}"
         return str(self._fs.unstrip_protocol(f"{self._root}/{name}"))
 
-    def write(self, name: str, files: Mapping[str, bytes]) -> str:
+    def write(self, name: str, files: Mapping[str, bytes], sign: Sign | None = None) -> str:
         """Write a complete checkpoint and return its digest. Replaces a checkpoint of the same name."""
         listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
         manifest = canonical_json({"files": listing})
+        digests = {MANIFEST: digest(manifest), **{file: str(entry["sha256"]) for file, entry in listing.items()}}
+        stored = {**files, **(sign(name, digests) if sign is not None else {}), MANIFEST: manifest}
         try:
             if self._local:
-                self._write_local(name, {**files, MANIFEST: manifest})
+                self._write_local(name, stored)
             else:
-                self._write_remote(name, {**files, MANIFEST: manifest})
+                self._write_remote(name, stored)
         except _failures(self._local) as error:
             raise CheckpointError(f"{self.uri(name)} cannot be written: {_describe(error)}; {_FIX_WRITE}") from error
         return digest(manifest)
@@ -132,14 +139,12 @@ class CheckpointStore:
                 raise CheckpointCorrupt(
                     f"{uri} is not the checkpoint that the ledger recorded: its manifest was changed; {_FIX_CORRUPT}"
                 )
-            listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
-            if any("/" in file for file in listing):
-                raise ValueError("a file of a checkpoint is in its folder")
+            listing = _listing(manifest)
             files = {file: self._fetch(name, file) for file in listing if only is None or file in only}
         except FileNotFoundError as error:
             missing = Path(str(error.filename or error)).name
             raise CheckpointAbsent(f"{uri} lacks {missing}; {_FIX_CORRUPT}", missing) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except _UNREADABLE as error:
             raise CheckpointCorrupt(f"{uri} has an unreadable {MANIFEST}; {_FIX_CORRUPT}") from error
         for file in sorted(set(only or ()) - files.keys()):
             raise CheckpointAbsent(f"{uri} lacks {file}; {_FIX_CORRUPT}", file)
@@ -147,6 +152,50 @@ class CheckpointStore:
             if digest(content) != listing[file]:
                 raise CheckpointCorrupt(f"{uri} is corrupt: {file} is not what was written; {_FIX_CORRUPT}")
         return files
+
+    def read_beside(self, name: str, files: Collection[str]) -> dict[str, bytes]:
+        """Those of `files` that exist beside a checkpoint, such as its signatures. Nothing is checked.
+
+        Raises CheckpointError if the store refuses the read.
+        """
+        found = {}
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found[file] = self._fetch(name, file)
+        return found
+
+    def listing(self, name: str) -> dict[str, str]:
+        """The digest of each file of a checkpoint by its manifest, and that of the manifest. The files are not read.
+
+        Raises as `read`.
+        """
+        uri = self.uri(name)
+        try:
+            manifest = self._fetch(name, MANIFEST)
+            return {MANIFEST: digest(manifest), **_listing(manifest)}
+        except FileNotFoundError as error:
+            raise CheckpointAbsent(f"{uri} lacks {MANIFEST}; {_FIX_CORRUPT}", MANIFEST) from error
+        except _UNREADABLE as error:
+            raise CheckpointCorrupt(f"{uri} has an unreadable {MANIFEST}; {_FIX_CORRUPT}") from error
+
+    def entries(self, name: str) -> dict[str, str]:
+        """What lies in the folder of a checkpoint: the type of each entry ("file", "directory" or "link") by its path
+        in the folder. Raises CheckpointError if the store refuses.
+        """
+        root = f"{self._root}/{name}"
+        try:
+            self._fs.invalidate_cache()
+            found = self._fs.find(root, withdirs=True, detail=True)
+        except FileNotFoundError:
+            return {}
+        except _failures(self._local) as error:
+            raise CheckpointError(f"{self.uri(name)} cannot be read: {_describe(error)}; {_FIX_READ}") from error
+        entries = {
+            path.removeprefix(root).lstrip("/"): "link" if info.get("islink") else str(info["type"])
+            for path, info in found.items()
+        }
+        entries.pop("", None)
+        return entries
 
     def names(self) -> list[str]:
         """The names of the complete checkpoints, sorted."""
@@ -223,6 +272,17 @@ _FIX_CORRUPT = (
     "move it away to resume from the previous checkpoint, or from the start if there is none (the steps since then are "
     "charged again)"
 )
+
+
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def _listing(manifest: bytes) -> dict[str, str]:
+    """The digest of each file by the content of a manifest. Raises one of `_UNREADABLE`."""
+    listing = {file: entry["sha256"] for file, entry in json.loads(manifest)["files"].items()}
+    if any("/" in file for file in listing):
+        raise ValueError("a file of a checkpoint is in its folder")
+    return listing
 
 
 def _sync(directory: Path) -> None:

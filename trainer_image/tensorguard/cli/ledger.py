@@ -144,6 +144,7 @@ def _figures(state: LedgerState) -> dict[str, Any]:
                 "digest": release.digest,
                 "statementDigest": release.statement_digest,
                 "final": release.final,
+                "signer": release.signer,
             }
             for release in state.checkpoints
         ],

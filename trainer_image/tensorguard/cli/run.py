@@ -31,6 +31,7 @@ examples:
   tensafe run job.yaml --set spec.training.steps=20 --set spec.privacy.targetEpsilon=4 --output-dir runs/short
   tensafe run runs/short/job.yaml --output-dir runs/short --resume      continue after Ctrl-C or a crash
   tensafe run job.yaml --address auto --output-dir /shared/run          on the machines of a Ray cluster
+  tensafe run job.yaml --signing-key ~/keys/signing-key.pem             sign the checkpoints (`tensafe keygen`)
   tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
 
 The run's folder holds the ledger (the steps charged), job.yaml (the manifest with all defaults), checkpoints, the log
@@ -46,6 +47,8 @@ Exit codes: 0 succeeded; 1 failed, or the ledger was edited; 2 invalid manifest 
 the planned steps; 130 stopped by Ctrl-C or SIGTERM (a checkpoint was saved, and the command to resume is printed).
 """
 
+SIGNING_KEY_VARIABLE = "TENSAFE_SIGNING_KEY"
+"""Environment variable with the path of the signing key, where --signing-key is not given."""
 MANIFEST_COPY = "job.yaml"
 """The completed manifest in a run's folder, with absolute paths: a resume reads it."""
 
@@ -75,6 +78,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "local: start a Ray cluster on this machine for the run)",
     )
     parser.add_argument(
+        "--signing-key",
+        metavar="FILE",
+        type=Path,
+        help="sign the checkpoints with this key, and resume only from one that it signed (default: "
+        f"{SIGNING_KEY_VARIABLE}, else they are not signed)",
+    )
+    parser.add_argument(
         "-o",
         dest="output",
         choices=("yaml", "json"),
@@ -100,6 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
         output_dir = (given or Path("tensafe-runs") / loaded.job.metadata.name).absolute()
         base_dir = Path(arguments.manifest).absolute().parent
         job = loaded.job
+        variable = os.environ.get(SIGNING_KEY_VARIABLE)
+        signing_key: Path | None = arguments.signing_key or (Path(variable) if variable else None)
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
         try:
@@ -112,15 +124,18 @@ def _run(arguments: argparse.Namespace) -> int:
                     resume=arguments.resume,
                     address=arguments.address,
                     signals=signals,
+                    signing_key=signing_key,
                 )
         except KeyboardInterrupt:
-            summary.print_aborted(output_dir, arguments.address)
+            summary.print_aborted(output_dir, arguments.address, arguments.signing_key)
             return INTERRUPTED
         picture = report.write_report(output_dir, loaded.plan, result.job)
         try:
             print(dump_manifest(result.job, arguments.output), end="", flush=True)
         finally:  # last, so that on a terminal the printed job does not scroll the summary away
-            summary.print_summary(result.job, loaded.plan, output_dir, picture, arguments.address)
+            summary.print_summary(
+                result.job, loaded.plan, output_dir, picture, arguments.address, arguments.signing_key
+            )
         return result.exit_code
 
 
@@ -133,6 +148,7 @@ def _train(
     resume: bool,
     address: str | None,
     signals: StopOnSignal,
+    signing_key: Path | None,
 ) -> RunResult:
     """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
     from tensafe_api.manifest import ManifestError
@@ -157,6 +173,7 @@ def _train(
                     listener=display.show,
                     stop=stop,
                     address=address,
+                    signing_key=signing_key,
                 )
         except RunRefused as refusal:
             edited = isinstance(refusal.__cause__, LedgerCorrupt)

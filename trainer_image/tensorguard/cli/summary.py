@@ -31,17 +31,29 @@ _STYLES = {
 _RESUME = "Resume from the last checkpoint"
 
 
-def resume_command(output_dir: Path, address: str | None = None) -> str:
+def resume_command(output_dir: Path, address: str | None = None, signing_key: Path | None = None) -> str:
     """The command that resumes the run in `output_dir`; it works in any working directory."""
     joined = ["--address", address] if address else []
-    command = ["tensafe", "run", str(output_dir / "job.yaml"), *joined]
+    signed = ["--signing-key", str(signing_key.absolute())] if signing_key else []
+    command = ["tensafe", "run", str(output_dir / "job.yaml"), *joined, *signed]
     return shlex.join([*command, "--output-dir", str(output_dir), "--resume"])
 
 
 def print_summary(
-    job: TenSafeTrainingJob, plan: Plan, output_dir: Path, picture: Path | None, address: str | None = None
+    job: TenSafeTrainingJob,
+    plan: Plan,
+    output_dir: Path,
+    picture: Path | None,
+    address: str | None = None,
+    signing_key: Path | None = None,
 ) -> None:
-    """Print how the run of `job` ended. picture: the report, if drawn; address: of the Ray cluster, if given."""
+    """Print how the run of `job` ended.
+
+    Args:
+        picture: the report, if drawn.
+        address: of the Ray cluster, if given.
+        signing_key: if given as an option.
+    """
     console = Console(stderr=True, highlight=False)
     status = job.status or Status()
     phase = Phase(status.phase or Phase.FAILED)
@@ -67,17 +79,17 @@ def print_summary(
         _line(console, "This job spent nothing", "bold", ": fix the fault above, and run the command again")
     elif not phase.final or phase is Phase.FAILED:
         heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
-        _print_resume(console, output_dir, heading, address)
+        _print_resume(console, output_dir, heading, address, signing_key)
     _line(console)
     for name, place in _places(job, status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
 
 
-def print_aborted(output_dir: Path, address: str | None = None) -> None:
+def print_aborted(output_dir: Path, address: str | None = None, signing_key: Path | None = None) -> None:
     """Print that a second Ctrl-C aborted the run."""
     console = Console(stderr=True, highlight=False)
     _line(console, "aborted", "bold red", ": no further checkpoint was saved; charged steps stay charged")
-    _print_resume(console, output_dir, _RESUME, address)
+    _print_resume(console, output_dir, _RESUME, address, signing_key)
 
 
 def _summary(status: Status, plan: Plan) -> str:
@@ -97,13 +109,15 @@ def _summary(status: Status, plan: Plan) -> str:
     return "; ".join(parts)
 
 
-def _print_resume(console: Console, output_dir: Path, heading: str, address: str | None) -> None:
+def _print_resume(
+    console: Console, output_dir: Path, heading: str, address: str | None, signing_key: Path | None
+) -> None:
     if not (output_dir / "job.yaml").exists():
         return
     _line(console)
     _line(console, f"{heading}:", "bold")
     _line(console)
-    _line(console, f"    {resume_command(output_dir, address)}", "cyan")
+    _line(console, f"    {resume_command(output_dir, address, signing_key)}", "cyan")
 
 
 def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:

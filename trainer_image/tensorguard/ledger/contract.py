@@ -96,6 +96,8 @@ class PublishedCheckpoint:
     digest: str
     statement_digest: str
     final: bool
+    signer: str | None = None
+    """Fingerprint of the key that signed it; None: it is not signed."""
 
 
 @dataclass(frozen=True)

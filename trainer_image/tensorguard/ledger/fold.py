@@ -83,6 +83,7 @@ def _changes(state: LedgerState, entry: Entry) -> dict[str, Any]:
                 digest=entry["digest"],
                 statement_digest=entry["statementDigest"],
                 final=entry["final"],
+                signer=entry.get("signer"),
             )
             return {"checkpoints": (*state.checkpoints, checkpoint)}
         case "outcome":
@@ -107,4 +108,5 @@ def checkpoint_entry(checkpoint: PublishedCheckpoint) -> Entry:
         "digest": checkpoint.digest,
         "statementDigest": checkpoint.statement_digest,
         "final": checkpoint.final,
+        **({"signer": checkpoint.signer} if checkpoint.signer else {}),
     }

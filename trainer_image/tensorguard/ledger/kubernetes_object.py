@@ -60,6 +60,7 @@ def decode(found: dict[str, Any]) -> LedgerState:
                 digest=record.digest,
                 statement_digest=record.statement_digest,
                 final=record.final,
+                signer=record.signer,
             )
             for record in status.releases
         ),
@@ -143,6 +144,7 @@ def _checkpoint_record(checkpoint: PublishedCheckpoint, state: LedgerState) -> P
         statement_digest=checkpoint.statement_digest,
         final=checkpoint.final,
         steps_charged=state.steps_charged,
+        signer=checkpoint.signer,
     )
 
 

@@ -1,4 +1,14 @@
-"""Keys that sign and encrypt checkpoints (`keys`).
+"""Signs the files of a checkpoint, and checks such signatures.
 
-The libraries are imported when a function needs them, since most commands sign nothing.
+In: the digests of files, and a key. Out: two small files that lie beside them. The modules, from the bottom up:
+
+- `keys` makes and reads keys.
+- `model_signature` is the signature over all files in the format of OpenSSF model-signing, so that its own command
+  checks it.
+- `envelope` is a signed in-toto statement (DSSE): the privacy claim about the same files.
+- `signer` puts both together: what is written beside the files of one checkpoint, and how it is checked.
+
+Nothing here reads the files of a checkpoint. Where they are encrypted, that happens before: the signatures cover the
+bytes that are stored, and stay readable. The libraries are imported when a function needs them, since most commands
+sign nothing.
 """

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from tensafe_api.reasons import Reason
 from tensafe_api.statement import digest
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 class KeyUnusable(Exception):
     """A key cannot be made or read. `str()` is a sentence with the fix; it quotes nothing of a key."""
 
+    reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
+
 
 @dataclass(frozen=True)
 class SigningKey:
@@ -41,6 +44,13 @@ class SigningKey:
     @property
     def public_pem(self) -> str:
         return pem_of(self.private.public_key())
+
+    @property
+    def certificates_der(self) -> tuple[bytes, ...]:
+        """The certificates that a signature holds."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        return tuple(each.public_bytes(Encoding.DER) for each in self.certificates)
 
     @property
     def fingerprint(self) -> str:
@@ -81,6 +91,16 @@ def read_public_key(path: Path) -> EllipticCurvePublicKey:
     if b"PRIVATE KEY" in content:
         raise KeyUnusable(f"{path} has a private key: pass the {PUBLIC_KEY} beside it, and keep the private key secret")
     return parse_public_key(content, str(path))
+
+
+def read_certificates(path: Path) -> None:
+    """Check that a PEM file has certificates. Raises KeyUnusable."""
+    from cryptography import x509
+
+    try:
+        x509.load_pem_x509_certificates(_read(path))
+    except ValueError:
+        raise KeyUnusable(f"{path} has no certificates in PEM: pass those of the authority that you trust") from None
 
 
 def parse_public_key(content: bytes, name: str) -> EllipticCurvePublicKey:

@@ -18,7 +18,8 @@ from tensafe_api.resolve import ledger_spec
 from tensorguard.checkpoint.layout import STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import Ledger, LedgerState, PublishedCheckpoint
-from tensorguard.training.checkpointing import checkpoint_name, latest_checkpoint
+from tensorguard.signing.keys import SigningKey
+from tensorguard.training.checkpointing import check_signed, checkpoint_name, latest_checkpoint
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.initial_adapter import InitialAdapter, started_from
@@ -58,11 +59,17 @@ NOT_RANK_0 = Acquisition(0, 0, "", "")
 """What the other ranks contribute before they receive rank 0's acquisition."""
 
 
-def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepComponents) -> Acquisition:
+def acquire_ledger(
+    ledger: Ledger, config: WorkerConfig, components: StepComponents, signing_key: SigningKey | None = None
+) -> Acquisition:
     """Check that the run may continue, then acquire its ledger at the newest checkpoint. Call on rank 0.
 
+    Args:
+        signing_key: of a run that signs its checkpoints. It resumes only from one that this key has signed.
+
     Raises:
-        AttemptFailed: the ledger has another plan, or the last restart made no progress.
+        AttemptFailed: the ledger has another plan, the last restart made no progress, or the newest checkpoint is not
+            signed by `signing_key`.
         LedgerError: the ledger cannot be used, or another process holds it.
         CheckpointError: a checkpoint cannot be read, or belongs to another job.
     """
@@ -77,6 +84,8 @@ def acquire_ledger(ledger: Ledger, config: WorkerConfig, components: StepCompone
         )
     check_checkpoints(components.store, ledger)
     newest = latest_checkpoint(components.store, state)
+    if newest is not None and signing_key is not None:
+        check_signed(components.store, newest, signing_key)
     if newest is not None and components.initial is not None:
         _check_start(components.store, newest, components.initial)
     step = newest.step if newest else 0

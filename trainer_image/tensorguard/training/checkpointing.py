@@ -1,8 +1,9 @@
 """Writes checkpoints with their statements, publishes them in the ledger, and restores them.
 
 Rank 0 writes a checkpoint, then records it in the ledger as published; every rank restores from it. A checkpoint is
-used only if the ledger recorded its digest. The ledger is used only if it extends the ledger that each checkpoint was
-written with (`rollback_check`). So a rollback of either shows in the other.
+used only if the ledger recorded its digest, and, where the job signs its checkpoints, only if the same key has signed
+it. The ledger is used only if it extends the ledger that each checkpoint was written with (`rollback_check`). So a
+rollback of either shows in the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +22,23 @@ from safetensors.torch import save as save_tensors
 from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
-from tensorguard.checkpoint.store import CheckpointStore
+from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState, parse_trainer_state
 from tensorguard.ledger.contract import Fenced, Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.models.adapter import adapter_config, adapter_state, load_adapter_state
 from tensorguard.models.base_license import base_license
 from tensorguard.models.source import ModelSource
+from tensorguard.signing.keys import SigningKey
+from tensorguard.signing.signer import (
+    ATTESTATION,
+    SIGNATURE_FILES,
+    SignatureInvalid,
+    TrustedKey,
+    check_signature,
+    sign_checkpoint,
+)
 from tensorguard.statements.model_card import BaseModel, render_model_card
+from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.rollback_check import check_checkpoints
 
 FINAL = "final"
@@ -41,6 +53,7 @@ class Checkpointer:
         statement_inputs: from (ledger, step, the adapter's digest), what the statement is computed from.
         keep: how many checkpoints that are not final are kept.
         acquired_as: attempt and incarnation of the writer.
+        signing_key: signs the checkpoints; None: they are not signed.
     """
 
     store: CheckpointStore
@@ -51,6 +64,7 @@ class Checkpointer:
     statement_inputs: Callable[[LedgerState, int, str], StatementInputs]
     keep: int
     acquired_as: tuple[int, int]
+    signing_key: SigningKey | None = None
 
     def save(self, step: int, *, final: bool = False) -> PublishedCheckpoint | None:
         """Write and publish a checkpoint of `step` steps, and remove those that are no longer kept.
@@ -88,7 +102,9 @@ class Checkpointer:
         }
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
-        manifest_digest = self.store.write(name, files)
+        key = self.signing_key
+        sign = partial(sign_checkpoint, key, statement=statement) if key is not None else None
+        manifest_digest = self.store.write(name, files, sign)
         published = PublishedCheckpoint(
             step=step,
             attempt=state.attempt,
@@ -96,6 +112,7 @@ class Checkpointer:
             digest=manifest_digest,
             statement_digest=digest(statement),
             final=final,
+            signer=key.fingerprint if key is not None else None,
         )
         self.ledger.record_checkpoint(published)
         self._prune()
@@ -123,6 +140,32 @@ def checkpoint_name(published: PublishedCheckpoint) -> str:
 def latest_checkpoint(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:
     """The newest checkpoint that the ledger recorded and that still exists; None where training starts at step 0."""
     return next((each for each in reversed(ledger.checkpoints) if store.exists(checkpoint_name(each))), None)
+
+
+def check_signed(store: CheckpointStore, published: PublishedCheckpoint, key: SigningKey) -> None:
+    """Check that `key` signed the files whose digests the manifest of a checkpoint has.
+
+    The files themselves are compared with the manifest where they are read (`restore_checkpoint`).
+
+    Raises:
+        AttemptFailed: the checkpoint is not signed, or by another key.
+        CheckpointError: it cannot be read.
+    """
+    name = checkpoint_name(published)
+    statement = store.read(name, published.digest, only=(STATEMENT_FILE,))[STATEMENT_FILE]
+    digests = {**store.listing(name), MANIFEST: published.digest}
+    trust = TrustedKey(key.private.public_key())
+    try:
+        found = check_signature(digests, statement, store.read_beside(name, SIGNATURE_FILES), trust)
+        if found.name != name:
+            raise SignatureInvalid(ATTESTATION, f"is that of the checkpoint {found.name}")
+    except SignatureInvalid as error:
+        raise AttemptFailed(
+            error.reason,
+            f"{published.uri} is not signed by the key of this run: {error}; resume with the key that signed it, or "
+            "move it away to resume from the previous checkpoint, or from the start if there is none (the steps since "
+            "then are charged again)",
+        ) from error
 
 
 def restore_checkpoint(

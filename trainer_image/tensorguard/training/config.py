@@ -59,6 +59,8 @@ class WorkerConfig:
     """CPU threads of PyTorch."""
     ledger_location: LedgerLocation | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
+    signing_key: str | None = None
+    """The file of the key with which rank 0 signs checkpoints; None: they are not signed."""
     mounts: str | None = None
     """Folder in which the PVCs of pvc:// URIs are mounted; None: nothing is mounted."""
 

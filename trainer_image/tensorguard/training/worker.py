@@ -16,6 +16,7 @@ import hashlib
 import math
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -32,6 +33,7 @@ from tensorguard.ledger.backends import JobObject, open_ledger
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
+from tensorguard.signing.keys import SigningKey, read_signing_key
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
 from tensorguard.training.budget_gate import BudgetGate, Verdict
 from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_checkpoint
@@ -102,6 +104,7 @@ class Worker:
         self._saved_step = 0
         self._resumed_from_final = False
         self._progress = Progress()
+        self._signing_key: SigningKey | None = None
 
     def start(self) -> None:
         """Set up the components, acquire the ledger, restore the newest checkpoint, and prepare the aggregation."""
@@ -219,7 +222,9 @@ class Worker:
     def _acquire(self) -> Acquisition:
         if self._ledger is None:
             return NOT_RANK_0
-        return acquire_ledger(self._ledger, self.config, self.components)
+        if self.config.signing_key is not None:
+            self._signing_key = read_signing_key(Path(self.config.signing_key))
+        return acquire_ledger(self._ledger, self.config, self.components, self._signing_key)
 
     def _restore(self, acquisition: Acquisition) -> bool:
         """Restore the checkpoint on this rank. Returns True, since `run_on_all_ranks` needs a result."""
@@ -322,6 +327,7 @@ class Worker:
             ),
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,
+            signing_key=self._signing_key,
         )
         published = checkpointer.save(self._step, final=final)
         if published is None:

@@ -47,6 +47,7 @@ from tensorguard.runners.local.earlier_run import (
 )
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank, run_node_rank
+from tensorguard.runners.local.signing import check_signing
 from tensorguard.runners.local.status import exit_code_of, fold_status
 from tensorguard.runners.nodes.checks import check_nodes
 from tensorguard.runners.nodes.cluster import call_on_nodes, has_other_nodes, joined_cluster, nodes_with
@@ -96,6 +97,7 @@ def run(
     timeout: float | None = None,
     admitted: Callable[[], None] = lambda: None,
     address: str | None = None,
+    signing_key: Path | None = None,
 ) -> RunResult:
     """Train `job` and return it with its status.
 
@@ -111,6 +113,7 @@ def run(
         admitted: called on this thread when the run is accepted. If it requests a stop, nothing starts.
         address: of the Ray cluster to join; None: what RAY_ADDRESS names. Where neither does, or the address is
             "local", and this process has joined no cluster, the run starts one on this machine.
+        signing_key: file of the key that signs the checkpoints; None: they are not signed.
 
     Raises:
         ManifestError: the manifest does not resolve.
@@ -127,7 +130,7 @@ def run(
         if on_nodes:
             data.refuse_on_nodes()
         with _locked(output_dir), ExitStack() as locks:
-            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes)
+            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key)
             one.admit(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
@@ -162,6 +165,7 @@ class _Run:
     """Holds the lock of the private folder, which runs in different folders may share, until the run has ended."""
     on_nodes: bool = False
     """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
+    signing_key: Path | None = None
     attempt: int = 1
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
@@ -178,6 +182,7 @@ class _Run:
         from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 
         earlier = find_earlier_run(self.directory, resume=resume)
+        check_signing(self.job, earlier, self.signing_key, on_nodes=self.on_nodes)
         if earlier is None:
             refuse_foreign_files(self.directory)
         self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
@@ -340,6 +345,7 @@ class _Run:
             evaluation=prepared.evaluation,
             dataset_digest=prepared.digest,
             threads=max(1, int(cpus_per_rank(self.job))),
+            signing_key=str(self.signing_key.absolute()) if self.signing_key else None,
         )
 
     @property

@@ -23,7 +23,7 @@ from tensafe_api.status_fold import (
     progress_at,
 )
 from tensafe_api.timestamps import format_time
-from tensorguard.ledger.contract import LedgerState
+from tensorguard.ledger.contract import LedgerState, PublishedCheckpoint
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Saved, Started, Stepped
 
 _EXIT_CODES = {Phase.SUCCEEDED: 0, Phase.BUDGET_EXHAUSTED: 3, Phase.SUSPENDED: 130}
@@ -60,7 +60,7 @@ def fold_status(
         steps_recharged=ledger.steps_recharged if ledger else 0,
         progress=_progress(plan, records),
         evaluations=_evaluations(records),
-        checkpoints=_checkpoints(records, job.spec.checkpoint.keep),
+        checkpoints=_checkpoints(records, job.spec.checkpoint.keep, ledger.checkpoints if ledger else ()),
         published=ledger.checkpoints if ledger else (),
         dataset_digest=ledger.dataset_digest if ledger else None,
         model_weights=ledger.model_weights if ledger else None,
@@ -129,7 +129,9 @@ def _evaluations(records: Sequence[LogRecord]) -> tuple[EvaluationResult, ...]:
     return tuple(results)[-1000:]
 
 
-def _checkpoints(records: Sequence[LogRecord], keep: int) -> tuple[KeptCheckpoint, ...]:
+def _checkpoints(
+    records: Sequence[LogRecord], keep: int, published: Sequence[PublishedCheckpoint]
+) -> tuple[KeptCheckpoint, ...]:
     """The checkpoints that are kept: the newest `keep` that are not final, and the final one."""
     saved: dict[str, Saved] = {}
     for record in records:
@@ -138,6 +140,10 @@ def _checkpoints(records: Sequence[LogRecord], keep: int) -> tuple[KeptCheckpoin
             saved[record.uri] = record
     passing = [record for record in saved.values() if not record.final][-keep:]
     final = [record for record in saved.values() if record.final][-1:]
+    signed = {(each.uri, each.digest) for each in published if each.signer is not None}
     return tuple(
-        KeptCheckpoint(each.uri, each.step, each.digest, each.charged, each.time) for each in (*passing, *final)
+        KeptCheckpoint(
+            each.uri, each.step, each.digest, each.charged, each.time, signed=(each.uri, each.digest) in signed
+        )
+        for each in (*passing, *final)
     )

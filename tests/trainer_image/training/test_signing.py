@@ -1,0 +1,163 @@
+"""Checkpoints that a run signs, the status that says so, and what a run that signs resumes from."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.platform.trainer.rank_harness import Job
+from tensorguard.signing import keys
+from tensorguard.signing.keys import read_signing_key
+from tensorguard.signing.signer import SIGNATURE_FILES
+
+Break = Callable[[int | None], None]
+
+
+def make_key(folder: Path) -> Path:
+    private, public, _ = keys.new_signing_key()
+    keys.write_new(folder, {keys.SIGNING_KEY: (private, 0o600), keys.PUBLIC_KEY: (public.encode(), 0o644)})
+    return folder / keys.SIGNING_KEY
+
+
+@pytest.fixture(scope="module")
+def signed_once(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that signs its checkpoints, broken after those of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("signed")
+    job = Job.make(
+        folder / "run",
+        "spec.cluster.workers=1",
+        "spec.training.steps=6",
+        "spec.checkpoint.everySteps=2",
+        "spec.training.microBatchSize=32",
+    )
+    job.signing_key = make_key(folder / "keys")
+    with pytest.MonkeyPatch.context() as patch:
+        from tensorguard.training.worker import Checkpointer
+
+        save = Checkpointer.save
+
+        def killed(self: Checkpointer, step: int, *, final: bool = False) -> object:
+            if final:
+                raise RuntimeError
+            return save(self, step, final=final)
+
+        patch.setattr(Checkpointer, "save", killed)
+        with pytest.raises(RuntimeError):
+            job.train_alone()
+    shutil.copytree(job.directory, folder / "copy")
+    return job
+
+
+@pytest.fixture
+def signed(signed_once: Job) -> Job:
+    shutil.rmtree(signed_once.directory)
+    shutil.copytree(signed_once.directory.with_name("copy"), signed_once.directory)
+    signed_once.attempt = 1
+    signed_once.signing_key = signed_once.directory.with_name("keys") / keys.SIGNING_KEY
+    return signed_once
+
+
+def newest(job: Job) -> Path:
+    return job.directory / "checkpoints" / "step-000004-a1i1"
+
+
+def refused(job: Job) -> str:
+    """Run the next attempt, which must charge nothing and end for its signature; return its message."""
+    charged = job.ledger().steps_charged
+    job.train_alone()
+    assert job.ledger().steps_charged == charged
+    assert (job.ended().attempt, job.ended().reason) == (job.attempt, "SignatureInvalid")
+    return job.ended().message
+
+
+def test_ledger_and_status_name_the_signer(signed: Job) -> None:
+    assert signed.signing_key is not None
+    fingerprint = read_signing_key(signed.signing_key).fingerprint
+    signed.train_alone()
+    assert signed.ended().reason == "Completed"
+    assert [each.signer for each in signed.ledger().checkpoints] == [fingerprint] * 3
+    assert [each.signed for each in signed.status().checkpoints] == [True, True, True]
+
+
+def test_run_without_a_key_signs_nothing_and_says_so(signed: Job) -> None:
+    signed.signing_key = None
+    signed.train_alone()
+    assert [each.signed for each in signed.status().checkpoints] == [True, True, False]
+    final = signed.directory / "checkpoints" / "final"
+    assert not {path.name for path in final.iterdir()} & set(SIGNATURE_FILES)
+
+
+def test_command_of_model_signing_verifies_a_checkpoint(signed: Job) -> None:
+    public = signed.directory.with_name("keys") / keys.PUBLIC_KEY
+
+    def verify() -> subprocess.CompletedProcess[str]:
+        command = Path(sys.executable).with_name("model_signing")
+        options = ["--signature", newest(signed) / "model.sig", "--public_key", public]
+        return subprocess.run(
+            [command, "verify", "key", *options, newest(signed)], capture_output=True, text=True, check=False
+        )
+
+    assert verify().stdout == "Verification succeeded\n"
+    for path in sorted(newest(signed).iterdir()):
+        content = path.read_bytes()
+        path.write_bytes(content + b"\n")
+        if path.name != "model.sig":  # its own signature does not cover spaces after it
+            assert verify().returncode == 1, path.name
+        path.write_bytes(content)
+    (newest(signed) / "extra").write_text("x")
+    assert "Extra files" in verify().stderr
+
+
+@pytest.mark.parametrize("file", SIGNATURE_FILES)
+def test_checkpoint_without_a_signature_is_refused(signed: Job, file: str) -> None:
+    (newest(signed) / file).unlink()
+    assert f"{file}: is missing, so the checkpoint is not signed" in refused(signed)
+
+
+def test_checkpoint_signed_by_another_key_is_refused(signed: Job, tmp_path: Path) -> None:
+    signed.signing_key = make_key(tmp_path / "other")
+    message = refused(signed)
+    assert "was signed by another key" in message and "resume with the key that signed it" in message
+
+
+def test_signature_of_another_checkpoint_is_refused(signed: Job) -> None:
+    for file in SIGNATURE_FILES:
+        shutil.copy(newest(signed).with_name("step-000002-a1i1") / file, newest(signed) / file)
+    refused(signed)
+
+
+@pytest.mark.parametrize("file", SIGNATURE_FILES)
+def test_changed_signature_is_refused(signed: Job, file: str) -> None:
+    content = bytearray((newest(signed) / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest(signed) / file).write_bytes(content)
+    assert file in refused(signed)
+
+
+def test_unsigned_checkpoint_is_refused_where_the_run_signs(signed: Job, tmp_path: Path) -> None:
+    """A later attempt ran without a key."""
+    signed.signing_key = None
+    signed.train_alone()
+    signed.signing_key = make_key(tmp_path / "keys")
+    assert "is not signed" in refused(signed)
+
+
+def test_refused_checkpoint_can_be_moved_away(signed: Job) -> None:
+    (newest(signed) / SIGNATURE_FILES[0]).unlink()
+    shutil.move(newest(signed), signed.directory / "moved")
+    signed.train_alone()
+    assert signed.ended().reason == "Completed"
+    assert signed.ledger().steps_recharged == 4
+
+
+def test_unusable_key_ends_the_attempt_before_the_ledger_is_acquired(signed: Job, tmp_path: Path) -> None:
+    signed.signing_key = tmp_path / "absent.pem"
+    head = signed.ledger().head
+    signed.train_alone()
+    assert (signed.ended().reason, signed.ledger().head) == ("InvalidManifest", head)
+    assert "absent.pem cannot be read" in signed.ended().message

@@ -1,0 +1,173 @@
+"""A signature over all files of a checkpoint, in the format of OpenSSF model-signing.
+
+The library signs and verifies. It usually hashes a folder; here it gets the digests, which the checkpoint's store has
+computed, so nothing is written to a disk and nothing is hashed twice. Its own command verifies the result:
+
+    model_signing verify key --signature DIR/model.sig --public_key signing-key.pub.pem DIR
+
+The file is a Sigstore bundle, in which some bytes are covered by no signature, such as spaces, unknown fields and the
+unused bits of base64. So `parse_bundle` accepts one form only, and a changed byte anywhere in the file is noticed.
+
+Importing this module takes half a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from model_signing import hashing, signing, verifying
+from model_signing._hashing.hashing import Digest
+from model_signing.manifest import Manifest, SerializationType
+
+from tensafe_api.attestation import PAYLOAD_TYPE
+from tensafe_api.statement import canonical_json
+from tensorguard.signing.keys import SigningKey, pem_of
+
+_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
+
+
+class _Digests(hashing.Config):  # type: ignore[misc]
+    """Gives the library digests that are known already, in place of those of a folder."""
+
+    def __init__(self, name: str, digests: Mapping[str, str]) -> None:
+        super().__init__()
+        self._known = (name, digests)
+
+    def hash(self, model_path: Any, *, files_to_hash: Iterable[Any] | None = None) -> Manifest:
+        name, digests = self._known
+        form = SerializationType.from_args(_SERIALIZATION)
+        items = [
+            form.new_item(file, Digest("sha256", bytes.fromhex(value.removeprefix("sha256:"))))
+            for file, value in sorted(digests.items())
+        ]
+        return Manifest(name, items, form)
+
+
+def sign_digests(key: SigningKey, name: str, digests: Mapping[str, str]) -> bytes:
+    """The signature file over `digests`.
+
+    Args:
+        name: of the checkpoint; it is signed too, but the library does not compare it.
+        digests: `sha256:` and 64 hex digits, by file name.
+    """
+    config = signing.Config().set_hashing_config(_Digests(name, digests))
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "signature"
+        if key.certificates:
+            leaf, issuers = Path(folder) / "leaf.pem", Path(folder) / "issuers.pem"
+            encoded = [each.public_bytes(Encoding.PEM) for each in key.certificates]
+            leaf.write_bytes(encoded[0])
+            issuers.write_bytes(b"".join(encoded[1:] or encoded))  # the library needs at least one
+            config.use_certificate_signer(private_key=key.path, signing_certificate=leaf, certificate_chain=[issuers])
+        else:
+            config.use_elliptic_key_signer(private_key=key.path)
+        config.sign(name, written)
+        return canonical_json(json.loads(written.read_bytes()))
+
+
+def parse_bundle(content: bytes) -> dict[str, Any]:
+    """The bundle in a signature file. Raises ValueError unless each byte is as `sign_digests` writes it."""
+    try:
+        bundle = json.loads(content)
+        envelope, material = bundle["dsseEnvelope"], bundle["verificationMaterial"]
+        (signature,) = envelope["signatures"]
+        if "publicKey" in material:
+            signer: dict[str, Any] = {"publicKey": {"hint": str(material["publicKey"]["hint"])}}
+        else:
+            signer = _chain(_same_bytes(each["rawBytes"]) for each in material["x509CertificateChain"]["certificates"])
+        expected = {
+            "mediaType": _MEDIA_TYPE,
+            "verificationMaterial": {**signer, "tlogEntries": []},
+            "dsseEnvelope": {
+                "payload": _same_bytes(envelope["payload"]),
+                "payloadType": PAYLOAD_TYPE,
+                "signatures": [{"sig": _same_bytes(signature["sig"]), "keyid": ""}],
+            },
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it is no signature") from error
+    if canonical_json(expected) != content:
+        raise ValueError("it has bytes that no signer wrote")
+    return expected
+
+
+def certificates_in(content: bytes) -> tuple[bytes, ...]:
+    """The certificates (DER) in a signature file, that of the key first; empty for a bare key. Raises ValueError."""
+    chain = parse_bundle(content)["verificationMaterial"].get("x509CertificateChain", {"certificates": ()})
+    return tuple(base64.b64decode(each["rawBytes"]) for each in chain["certificates"])
+
+
+def verify_with_key(content: bytes, key: EllipticCurvePublicKey, digests: Mapping[str, str]) -> None:
+    """Check that `key` signed exactly these digests. Raises an error of any class if not.
+
+    A signature with certificates is checked as well: the certificates are no part of what is signed.
+    """
+    bundle, pem = parse_bundle(content), pem_of(key)
+    if "publicKey" not in bundle["verificationMaterial"]:
+        hint = {"hint": hashlib.sha256(pem.encode()).hexdigest()}
+        bundle["verificationMaterial"] = {"publicKey": hint, "tlogEntries": []}
+    with tempfile.TemporaryDirectory() as folder:
+        key_file = Path(folder) / "key.pem"
+        key_file.write_text(pem)
+        _verify(verifying.Config().use_elliptic_key_verifier(public_key=key_file), bundle, digests, Path(folder))
+
+
+def signed_digests(content: bytes, key: EllipticCurvePublicKey) -> dict[str, str] | None:
+    """What `key` signed, for messages; None where `key` signed none of it."""
+    try:
+        payload = json.loads(base64.b64decode(parse_bundle(content)["dsseEnvelope"]["payload"]))
+        found = {each["name"]: f"sha256:{each['digest']}" for each in payload["predicate"]["resources"]}
+        verify_with_key(content, key, found)
+    except Exception:  # the library raises errors of many classes
+        return None
+    return found
+
+
+def verify_with_chain(content: bytes, chain: Path, digests: Mapping[str, str]) -> EllipticCurvePublicKey:
+    """Check that a certificate which `chain` (trusted certificates, PEM) vouches for signed exactly these digests.
+
+    The certificate must be for signing, and is checked as of the start of its validity: an expired one is accepted.
+
+    Returns:
+        The key of the certificate.
+
+    Raises:
+        Exception: of any class, if not.
+    """
+    bundle = parse_bundle(content)
+    certificates = certificates_in(content)
+    if not certificates:
+        raise ValueError("it was made with a bare key, which no certificate vouches for")
+    with tempfile.TemporaryDirectory() as folder:
+        _verify(verifying.Config().use_certificate_verifier(certificate_chain=[chain]), bundle, digests, Path(folder))
+    key = x509.load_der_x509_certificate(certificates[0]).public_key()
+    assert isinstance(key, EllipticCurvePublicKey)
+    return key
+
+
+def _verify(config: verifying.Config, bundle: Mapping[str, Any], digests: Mapping[str, str], folder: Path) -> None:
+    signature = folder / "signature"
+    signature.write_bytes(canonical_json(bundle))
+    with contextlib.redirect_stdout(io.StringIO()):  # the library prints warnings
+        config.set_hashing_config(_Digests("", digests)).verify(folder, signature)
+
+
+def _chain(certificates: Iterable[str]) -> dict[str, Any]:
+    return {"x509CertificateChain": {"certificates": [{"rawBytes": each} for each in certificates]}}
+
+
+def _same_bytes(text: str) -> str:
+    """The one base64 text of the bytes in `text`."""
+    return base64.b64encode(base64.b64decode(text, validate=True)).decode()

@@ -1,0 +1,207 @@
+"""What is written beside the files of a signed checkpoint, and how it is checked.
+
+Two files. `privacy-attestation.json` is the privacy claim about the files, signed. `model.sig` is the signature over all
+files, that one and the manifest included. The manifest does not list them, so the digest of a checkpoint, which the
+ledger records, does not depend on who signs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tensafe_api.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
+from tensafe_api.reasons import Reason
+from tensafe_api.statement import STATEMENT_FILE, digest
+from tensorguard.signing.keys import KeyUnusable, SigningKey, fingerprint_of, parse_public_key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+SIGNATURE = "model.sig"
+ATTESTATION = "privacy-attestation.json"
+SIGNATURE_FILES = (ATTESTATION, SIGNATURE)
+
+
+class SignatureInvalid(Exception):
+    """A checkpoint is not signed as it must be. `str()` is a sentence; `file` is the file that shows it."""
+
+    reason: ClassVar[Reason] = Reason.SIGNATURE_INVALID
+
+    def __init__(self, file: str, problem: str) -> None:
+        super().__init__(f"{file}: {problem}")
+        self.file, self.problem = file, problem
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """The signer must have this key."""
+
+    key: EllipticCurvePublicKey
+
+
+@dataclass(frozen=True)
+class TrustedCertificates:
+    """The signer must have a certificate that one in this PEM file vouches for."""
+
+    path: Path
+
+
+Trust = TrustedKey | TrustedCertificates | None
+"""Whom a check trusts. None: no key, so that a check shows only that the files are those that some key signed."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A signature that was checked.
+
+    Attributes:
+        name: of the checkpoint that was signed.
+        fingerprint: of the signer's key.
+    """
+
+    name: str
+    fingerprint: str
+
+
+def sign_checkpoint(key: SigningKey, name: str, digests: Mapping[str, str], statement: bytes) -> dict[str, bytes]:
+    """The two files to write beside those of a checkpoint.
+
+    Args:
+        name: of the checkpoint.
+        digests: of all its files as they are stored, the manifest included.
+        statement: the privacy statement among them.
+    """
+    from tensorguard.signing.envelope import sign_statement
+    from tensorguard.signing.model_signature import sign_digests
+
+    attestation = sign_statement(
+        key,
+        build_attestation(
+            name,
+            digests,
+            statement,
+            json.loads(statement),
+            public_key=key.public_pem,
+            fingerprint=key.fingerprint,
+            certificates=[digest(each) for each in key.certificates_der],
+        ),
+    )
+    signature = sign_digests(key, name, {**digests, ATTESTATION: digest(attestation)})
+    return {ATTESTATION: attestation, SIGNATURE: signature}
+
+
+def check_signature(
+    digests: Mapping[str, str], statement: bytes, signatures: Mapping[str, bytes], trust: Trust
+) -> Signature:
+    """Check the two files of a signed checkpoint.
+
+    Args:
+        digests: of all files of the checkpoint, the manifest included and the two files left out. The caller has
+            compared the files with them.
+        statement: the privacy statement among the files.
+        signatures: the two files, by name.
+        trust: whom to trust.
+
+    Raises:
+        SignatureInvalid: they are missing, were changed, are about other files, or are by another signer.
+    """
+    from tensorguard.signing.envelope import statement_in, verify_statement
+    from tensorguard.signing.model_signature import certificates_in, verify_with_chain, verify_with_key
+
+    for file in SIGNATURE_FILES:
+        if file not in signatures:
+            raise SignatureInvalid(file, "is missing, so the checkpoint is not signed")
+    attestation, signature = signatures[ATTESTATION], signatures[SIGNATURE]
+    try:
+        certificates = certificates_in(signature)
+    except ValueError as error:
+        raise SignatureInvalid(SIGNATURE, f"was changed: {error}") from error
+    try:
+        attested = statement_in(attestation)
+        key = parse_public_key(attested["predicate"]["signer"]["publicKey"].encode(), ATTESTATION)
+        name = str(attested["predicate"]["checkpoint"])
+    except (ValueError, KeyError, TypeError, AttributeError, KeyUnusable) as error:
+        raise SignatureInvalid(ATTESTATION, "was changed: it is no signed privacy claim") from error
+    if isinstance(trust, TrustedKey) and fingerprint_of(key) != fingerprint_of(trust.key):
+        raise SignatureInvalid(
+            SIGNATURE, f"was signed by another key ({fingerprint_of(key)}) than the trusted {fingerprint_of(trust.key)}"
+        )
+    signed = {**digests, ATTESTATION: digest(attestation)}
+    try:
+        verify_with_key(signature, key, signed)
+    except Exception as error:  # the library raises errors of many classes
+        raise SignatureInvalid(*_which(signature, key, signed)) from error
+    if isinstance(trust, TrustedCertificates):
+        try:
+            vouched = verify_with_chain(signature, trust.path, signed)
+        except Exception as error:
+            raise SignatureInvalid(
+                SIGNATURE,
+                f"no certificate of {trust.path} vouches for its signer ({str(error) or type(error).__name__})",
+            ) from error
+        if fingerprint_of(vouched) != fingerprint_of(key):
+            raise SignatureInvalid(ATTESTATION, "was signed by another key than the certificate's")
+    try:
+        verify_statement(attestation, key)
+    except Exception as error:
+        raise SignatureInvalid(ATTESTATION, "has a wrong signature") from error
+    _check_attested(attested, name, digests, statement, key, [digest(each) for each in certificates])
+    return Signature(name, fingerprint_of(key))
+
+
+def _which(signature: bytes, key: EllipticCurvePublicKey, signed: Mapping[str, str]) -> tuple[str, str]:
+    """The file for which a signature does not hold, and what is wrong."""
+    from tensorguard.signing.model_signature import signed_digests
+
+    found = signed_digests(signature, key)
+    if found is None:
+        return SIGNATURE, "has a wrong signature: it, or what it covers, was changed"
+    for file in sorted(signed.keys() | found.keys()):
+        if file not in found:
+            return file, "is not covered by the signature: it was added"
+        if file not in signed:
+            return file, "is covered by the signature and missing"
+        if signed[file] != found[file]:
+            return file, "is not what was signed"
+    return SIGNATURE, "has a wrong signature"
+
+
+def _check_attested(
+    attested: Mapping[str, Any],
+    name: str,
+    digests: Mapping[str, str],
+    statement: bytes,
+    key: EllipticCurvePublicKey,
+    certificates: list[str],
+) -> None:
+    """Check that the claim is about these files and this statement, by building it again."""
+    from tensorguard.signing.keys import pem_of
+
+    if (attested.get("_type"), attested.get("predicateType")) != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise SignatureInvalid(ATTESTATION, f"is not of the type {PREDICATE_TYPE}")
+    try:
+        expected = build_attestation(
+            name,
+            digests,
+            statement,
+            json.loads(statement),
+            public_key=pem_of(key),
+            fingerprint=fingerprint_of(key),
+            certificates=certificates,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SignatureInvalid(STATEMENT_FILE, "is no privacy statement") from error
+    if attested != expected:
+        parts = (*expected, *expected["predicate"])
+        differing = [
+            part
+            for part in parts
+            if part != "predicate"
+            and attested.get(part, attested["predicate"].get(part))
+            != expected.get(part, expected["predicate"].get(part))
+        ]
+        raise SignatureInvalid(ATTESTATION, f"does not match the files beside it ({', '.join(differing) or 'more'})")
