@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorguard.cli import account, export, keygen, ledger, plan, run, statement, validate
+from tensorguard.cli import account, export, keygen, ledger, plan, run, statement, validate, verify
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
 from tensorguard.cli.verbs import call_verb
@@ -24,6 +24,8 @@ examples:
                                                 write the privacy statement as a page
   tensafe export runs/first --to mlflow         send its public figures to MLflow, W&B or TensorBoard
   tensafe keygen ~/keys                         make keys that sign and encrypt checkpoints
+  tensafe verify adapter --public-key signer.pub.pem
+                                                check an adapter that you received: files, signer, ε
   tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5
                                                 compute the noise that a budget needs
 
@@ -57,7 +59,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, plan, account, ledger, statement, keygen, export):
+    for verb in (run, validate, plan, account, ledger, statement, verify, keygen, export):
         verb.add_parser(subparsers)
     return parser
 

@@ -38,11 +38,11 @@ _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
 
 
-class _Digests(hashing.Config):  # type: ignore[misc]
+class _Digests(hashing.Config):
     """Gives the library digests that are known already, in place of those of a folder."""
 
     def __init__(self, name: str, digests: Mapping[str, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = (name, digests)
 
     def hash(self, model_path: Any, *, files_to_hash: Iterable[Any] | None = None) -> Manifest:

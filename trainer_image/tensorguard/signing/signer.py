@@ -1,8 +1,8 @@
 """What is written beside the files of a signed checkpoint, and how it is checked.
 
-Two files. `privacy-attestation.json` is the privacy claim about the files, signed. `model.sig` is the signature over all
-files, that one and the manifest included. The manifest does not list them, so the digest of a checkpoint, which the
-ledger records, does not depend on who signs it.
+Two files. `privacy-attestation.json` is the privacy claim about the files, signed. `model.sig` is the signature over
+all files, that one and the manifest included. The manifest does not list them, so the digest of a checkpoint, which
+the ledger records, does not depend on who signs it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,208 @@
+"""Verifies one published checkpoint: files, signature, claim, and ledger.
+
+In: a folder or a URI, whom to trust, and a ledger where there is one. Out: a `Report` of what was checked and of what
+was not, or `NotVerified` with the first thing that is wrong. A checkpoint without a signature is checked as far as that
+goes, and the report says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
+from tensorguard.checkpoint.store import MANIFEST, CheckpointAbsent, CheckpointCorrupt, CheckpointError, CheckpointStore
+from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
+from tensorguard.signing.signer import (
+    ATTESTATION,
+    SIGNATURE,
+    SIGNATURE_FILES,
+    Signature,
+    SignatureInvalid,
+    Trust,
+    check_signature,
+)
+from tensorguard.storage import filesystem_options
+from tensorguard.verification.errors import NotVerified
+from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
+from tensorguard.verification.privacy_claim import check_claim
+
+_OWN_NAME = re.compile(r"final|step-\d{6,}-a\d+i\d+")
+"""The names that a job gives its checkpoints. A folder with any other name was renamed by a reader, who may."""
+SIGNED_BY_UNKNOWN = (
+    "who signed it: the signature holds for the key that lies beside it, which anyone could have made. Pass the "
+    "signer's --public-key, or a --certificate-chain that vouches for it"
+)
+UNSIGNED = (
+    "who made it: it is not signed, so its files agree with each other, and anyone could have made them all. Ask for a "
+    "signed one (`tensafe run --signing-key`)"
+)
+NO_LEDGER = (
+    "that every charged step is counted, and that this is the newest checkpoint of its job: pass --ledger with the "
+    "run's folder, or `kubernetes`"
+)
+NO_OLD_HEADS = "the charges at the time of writing: a cluster's ledger keeps only its last head"
+
+
+@dataclass
+class Report:
+    """A verified checkpoint.
+
+    Attributes:
+        uri: its address.
+        name: the name under which it was published, as far as a signature shows it.
+        digest: of its manifest.
+        signer: fingerprint of the key that signed it; None: unsigned.
+        trusted: whether the caller trusts this signer.
+        statement: its privacy statement.
+        checked: what was checked, in words.
+        not_checked: what was not checked, and what to pass to check it.
+    """
+
+    uri: str
+    name: str
+    digest: str
+    signer: str | None
+    trusted: bool
+    statement: Mapping[str, Any]
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+
+def verify_checkpoint(
+    place: str, trust: Trust = None, find_ledger: Callable[[str], LedgerHistory] | None = None
+) -> Report:
+    """Verify the checkpoint at `place`.
+
+    Args:
+        place: its folder, as a path or a URI.
+        trust: who must have signed it; None: it may be unsigned, or signed by anyone.
+        find_ledger: from the UID of the job, its ledger; None: no ledger is compared.
+
+    Raises:
+        NotVerified: a check failed.
+        CheckpointError: the storage cannot be read.
+    """
+    parent, name = _split(place)
+    _, options = filesystem_options(parent, None)
+    store = CheckpointStore(parent, options)
+    files, digests = _read_files(store, name)
+    manifest_digest = digests[MANIFEST]
+    report = Report(store.uri(name), name, manifest_digest, None, trusted=False, statement={})
+    report.checked.append(f"{len(files)} files have the digests of {MANIFEST}, and no other file lies beside them")
+    signatures = store.read_beside(name, SIGNATURE_FILES)
+    statement = files[STATEMENT_FILE]
+    if signatures or trust is not None:
+        signature = _check_signature(digests, statement, signatures, trust, name)
+        report.signer, report.name, report.trusted = signature.fingerprint, signature.name, trust is not None
+        report.checked.append(f"{SIGNATURE} and {ATTESTATION} are signed by {signature.fingerprint}, over every file")
+    document = _check_statement(files)
+    report.statement = document
+    report.checked.append(
+        f"{STATEMENT_FILE} is about this adapter, and dp-accounting gives its ε from its {len(document['events'])} "
+        "recorded privacy events"
+    )
+    if not report.trusted:
+        report.not_checked.append(SIGNED_BY_UNKNOWN if signatures else UNSIGNED)
+    if find_ledger is None:
+        report.not_checked.append(NO_LEDGER)
+        return report
+    ledger = find_ledger(str(document["job"]["uid"]))
+    recorded = check_against_ledger(ledger, document, manifest_digest, digest(statement), report.signer)
+    _check_name(ATTESTATION if signatures else MANIFEST, recorded.uri.rstrip("/").rsplit("/", 1)[-1], name)
+    report.checked.append(f"the ledger {ledger.name} records it, and its charges are those of the statement")
+    if len(ledger.states) == 1:
+        report.not_checked.append(NO_OLD_HEADS)
+    return report
+
+
+def _split(place: str) -> tuple[str, str]:
+    """The folder or URI of the checkpoints, and the name of one."""
+    trimmed = place.rstrip("/")
+    if "://" not in trimmed:
+        trimmed = str(Path(trimmed).absolute())
+    parent, _, name = trimmed.rpartition("/")
+    return parent or "/", name
+
+
+def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], dict[str, str]]:
+    """The files of a checkpoint, each compared with the manifest, and the digests of all, the manifest included."""
+    entries = store.entries(name)
+    if MANIFEST not in entries:
+        raise NotVerified(MANIFEST, f"is missing: {store.uri(name)} is no checkpoint, or not a complete one")
+    for path, kind in sorted(entries.items()):
+        if kind != "file" or "/" in path:
+            raise NotVerified(path, f"is a {kind} that no manifest lists: a checkpoint is a folder of files")
+    try:
+        digests = store.listing(name)
+        files = store.read(name)
+    except CheckpointAbsent as error:
+        raise NotVerified(error.file, "is listed in the manifest and missing") from error
+    except CheckpointCorrupt as error:
+        raise NotVerified(_corrupt_file(store, name), "is not what the manifest lists") from error
+    manifest = store.read_beside(name, (MANIFEST,))[MANIFEST]
+    if digest(manifest) != digests[MANIFEST]:
+        raise NotVerified(MANIFEST, "changed while it was read")
+    listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in files.items()}
+    if canonical_json({"files": listing}) != manifest:
+        raise NotVerified(MANIFEST, "is not what a job writes about these files")
+    for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):
+        raise NotVerified(path, "is in no manifest: it was added")
+    for file in (ADAPTER_WEIGHTS, STATEMENT_FILE, TRAINER_STATE):
+        if file not in files:
+            raise NotVerified(file, "is missing")
+    return files, digests
+
+
+def _corrupt_file(store: CheckpointStore, name: str) -> str:
+    """The first file that differs from the manifest; the manifest where it cannot be read."""
+    try:
+        listing = store.listing(name)
+    except CheckpointError:
+        return MANIFEST
+    for file in sorted(listing.keys() - {MANIFEST}):
+        if digest(store.read_beside(name, (file,)).get(file, b"")) != listing[file]:
+            return file
+    return MANIFEST
+
+
+def _check_signature(
+    digests: Mapping[str, str], statement: bytes, signatures: Mapping[str, bytes], trust: Trust, folder: str
+) -> Signature:
+    try:
+        signature = check_signature(digests, statement, signatures, trust)
+    except SignatureInvalid as error:
+        raise NotVerified(error.file, error.problem) from error
+    _check_name(ATTESTATION, signature.name, folder)
+    return signature
+
+
+def _check_name(file: str, published: str, folder: str) -> None:
+    """Refuse a checkpoint in the place of another one of its job. A reader may give its folder any other name."""
+    if folder != published and _OWN_NAME.fullmatch(folder):
+        raise NotVerified(file, f"this is the checkpoint {published}, under the name {folder}")
+
+
+def _check_statement(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Check that the statement is about the adapter beside it, and that its figures hold."""
+    try:
+        document: dict[str, Any] = json.loads(files[STATEMENT_FILE])
+        adapter, job, hashes = document["hashes"]["adapter"], document["job"], document["hashes"]
+        own = (job["uid"], job["step"], job["attempt"], hashes["ledgerHead"], hashes["ledgerLength"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotVerified(STATEMENT_FILE, "is no privacy statement") from error
+    if adapter != digest(files[ADAPTER_WEIGHTS]):
+        raise NotVerified(STATEMENT_FILE, f"is the statement of another adapter ({adapter})")
+    try:
+        state = TrainerState.parse(files[TRAINER_STATE])
+    except (ValueError, TypeError) as error:
+        raise NotVerified(TRAINER_STATE, "cannot be read") from error
+    if (state.job_uid, state.step, state.attempt, state.ledger_head, state.ledger_length) != own:
+        raise NotVerified(TRAINER_STATE, f"is of another job or step than {STATEMENT_FILE}")
+    check_claim(document)
+    return document
