@@ -2,8 +2,8 @@
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py` or
-`images.py`.
+entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py`,
+`images.py` or `signing.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from mutations.images import IMAGES
 from mutations.mechanism import MECHANISM
 from mutations.mutation import Edit, Mutation
 from mutations.protocol import PROTOCOL
+from mutations.signing import SIGNING
 from mutations.wiring import WIRING
 
 __all__ = ["MUTATIONS", "Edit", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*DATA, *MECHANISM, *PROTOCOL, *CLAIMS, *COMPOSITION, *WIRING, *IMAGES)
+MUTATIONS: tuple[Mutation, ...] = (*DATA, *MECHANISM, *PROTOCOL, *CLAIMS, *COMPOSITION, *WIRING, *IMAGES, *SIGNING)

@@ -39,6 +39,17 @@ def publish_checkpoint(cluster: FakeCluster) -> None:
     status.setdefault("releases", []).append({**made, "statementDigest": "s", "stepsCharged": charged})
 
 
+def test_status_says_which_checkpoints_are_signed() -> None:
+    cluster, operator = running_job()
+    publish_checkpoint(cluster)
+    cluster.charge(5)
+    publish_checkpoint(cluster)
+    assert cluster.ledger is not None
+    cluster.ledger["status"]["releases"][-1]["signer"] = f"sha256:{'a' * 64}"
+    operator.settle()
+    assert [each["signed"] for each in cluster.status["checkpoints"]] == [False, True]
+
+
 def checkpoint_times(cluster: FakeCluster) -> list[str | None]:
     return [each.get("time") for each in cluster.status["checkpoints"]]
 

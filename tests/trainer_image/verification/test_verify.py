@@ -194,6 +194,22 @@ def test_key_that_only_claims_to_be_ours_is_refused(published: Any, make_other_k
     refused(published.final, trusted(published))
 
 
+def test_claim_that_our_key_did_not_sign_is_refused(published: Any, make_other_key: Callable[[], Path]) -> None:
+    """Other tools read the claim alone, so its own signature must hold, even where ours is over all files."""
+    from tensorguard.signing.envelope import sign_statement, statement_in
+    from tensorguard.signing.model_signature import sign_digests
+
+    ours = read_signing_key(published.private_key)
+    claim = statement_in((published.final / ATTESTATION).read_bytes())
+    forged = sign_statement(read_signing_key(make_other_key()), claim)
+    (published.final / ATTESTATION).write_bytes(forged)
+    store = CheckpointStore(str(published.final.parent))
+    signature = sign_digests(ours, "final", {**store.listing("final"), ATTESTATION: digest(forged)})
+    (published.final / SIGNATURE).write_bytes(signature)
+    error = refused(published.final, trusted(published))
+    assert (error.file, error.problem) == (ATTESTATION, "has a wrong signature")
+
+
 def test_changed_adapter_with_the_old_signature_is_refused(published: Any) -> None:
     path = published.final / "adapter_model.safetensors"
     content = path.read_bytes()

@@ -182,7 +182,6 @@ class _Run:
         from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 
         earlier = find_earlier_run(self.directory, resume=resume)
-        check_signing(self.job, earlier, self.signing_key, on_nodes=self.on_nodes)
         if earlier is None:
             refuse_foreign_files(self.directory)
         self._private = PrivateFolder.of(self.directory, self.job.spec.checkpoint.uri)
@@ -193,6 +192,7 @@ class _Run:
             raise RunRefused(
                 "", f"the run in {self.directory} is over ({how}); choose another --output-dir to train again"
             )
+        check_signing(self.job, earlier, self.signing_key, on_nodes=self.on_nodes)
         try:
             store = CheckpointStore.for_job(self.job)
             store.check_writable()

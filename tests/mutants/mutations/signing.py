@@ -1,0 +1,214 @@
+"""Mistakes in signatures, in what they cover, and in what `tensafe verify` computes again."""
+
+from __future__ import annotations
+
+from mutations.mutation import OPERATOR, TRAINER, TRAINING_TESTS, Edit, Mutation
+
+_MODEL_SIGNATURE = TRAINER + "signing/model_signature.py"
+_SIGNER = TRAINER + "signing/signer.py"
+_VERIFY = TRAINER + "verification/checkpoint.py"
+_CLAIM = TRAINER + "verification/privacy_claim.py"
+_SIGNING_TESTS = "tests/trainer_image/signing/test_signer.py::"
+_VERIFY_TESTS = "tests/trainer_image/verification/test_verify.py::"
+
+SIGNING: tuple[Mutation, ...] = (
+    Mutation(
+        "the signature over the files is not checked",
+        (
+            Edit(
+                _SIGNER,
+                "        verify_with_key(signature, key, signed)\n    except",
+                "        certificates_in(signature)\n    except",
+            ),
+        ),
+        (
+            _SIGNING_TESTS + "test_other_files_are_refused_and_named",
+            _SIGNING_TESTS + "test_missing_file_is_refused_and_named",
+            _VERIFY_TESTS + "test_every_byte_of_a_signature_file_counts",
+        ),
+    ),
+    Mutation(
+        "the signature of the privacy claim is not checked",
+        (
+            Edit(
+                _SIGNER,
+                "        verify_statement(attestation, key)\n",
+                "        statement_in(attestation)\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_claim_that_our_key_did_not_sign_is_refused",),
+    ),
+    Mutation(
+        "a claim about other files or another statement is accepted",
+        (Edit(_SIGNER, "    if attested != expected:\n", "    if not attested:\n"),),
+        (
+            _SIGNING_TESTS + "test_claim_about_another_statement_is_refused",
+            _SIGNING_TESTS + "test_exchanged_certificates_are_refused",
+        ),
+    ),
+    Mutation(
+        "the key that lies beside the files is trusted in place of the given one",
+        (
+            Edit(
+                _SIGNER,
+                "    if isinstance(trust, TrustedKey) and fingerprint_of(key) != fingerprint_of(trust.key):\n",
+                "    if isinstance(trust, TrustedKey) and fingerprint_of(key) != fingerprint_of(key):\n",
+            ),
+        ),
+        (
+            _SIGNING_TESTS + "test_key_that_signed_is_trusted_and_no_other",
+            _VERIFY_TESTS + "test_checkpoint_signed_with_another_key_is_refused",
+            TRAINING_TESTS + "test_signing.py::test_checkpoint_signed_by_another_key_is_refused",
+        ),
+    ),
+    Mutation(
+        "a certificate is not checked against the trusted authority",
+        (
+            Edit(
+                _SIGNER,
+                "    if isinstance(trust, TrustedCertificates):\n",
+                "    if isinstance(trust, TrustedCertificates) and not certificates:\n",
+            ),
+        ),
+        (_SIGNING_TESTS + "test_certificate_is_trusted_through_its_authority",),
+    ),
+    Mutation(
+        "bytes that no signature covers are accepted in a signature file",
+        (
+            Edit(
+                _MODEL_SIGNATURE,
+                "    if canonical_json(expected) != content:\n",
+                "    if not expected:\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_every_byte_of_a_signature_file_counts",),
+    ),
+    Mutation(
+        "one file is left out of the signature",
+        (
+            Edit(
+                TRAINER + "checkpoint/store.py",
+                '**{file: str(entry["sha256"]) for file, entry in listing.items()}}',
+                '**{file: str(entry["sha256"]) for file, entry in [*listing.items()][1:]}}',
+            ),
+        ),
+        (
+            TRAINING_TESTS + "test_signing.py::test_command_of_model_signing_verifies_a_checkpoint",
+            _VERIFY_TESTS + "test_signed_checkpoint_is_verified",
+        ),
+    ),
+    Mutation(
+        "the manifest is left out of the signature",
+        (
+            Edit(
+                TRAINER + "checkpoint/store.py",
+                "        digests = {MANIFEST: digest(manifest), **",
+                "        digests = {**",
+            ),
+        ),
+        (TRAINING_TESTS + "test_signing.py::test_command_of_model_signing_verifies_a_checkpoint",),
+    ),
+    Mutation(
+        "a file that no manifest lists is accepted",
+        (
+            Edit(
+                _VERIFY,
+                "    for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):\n",
+                "    for path in sorted(entries.keys() - entries.keys()):\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_added_file_is_noticed",),
+    ),
+    Mutation(
+        "the statement is not compared with the adapter",
+        (
+            Edit(
+                _VERIFY,
+                "    if adapter != digest(files[ADAPTER_WEIGHTS]):\n",
+                "    if not adapter:\n",
+            ),
+        ),
+        (
+            _VERIFY_TESTS + "test_statement_of_another_adapter_is_refused",
+            _VERIFY_TESTS + "test_statement_of_another_adapter_is_refused_without_a_signature",
+        ),
+    ),
+    Mutation(
+        "ε is not computed again",
+        (Edit(_VERIFY, "    check_claim(document)\n    return document", "    return document"),),
+        (_VERIFY_TESTS + "test_figure_that_does_not_follow_is_refused",),
+    ),
+    Mutation(
+        "the claimed ε is not computed again",
+        (
+            Edit(
+                _CLAIM,
+                '    _compare("claim.epsilon", claim["epsilon"], claimed)\n',
+                "",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_figure_that_does_not_follow_is_refused",),
+    ),
+    Mutation(
+        "an older checkpoint is accepted under the name of a newer one",
+        (
+            Edit(
+                _VERIFY,
+                "    if folder != published and _OWN_NAME.fullmatch(folder):\n",
+                "    if folder != published and not folder:\n",
+            ),
+        ),
+        (
+            _VERIFY_TESTS + "test_older_checkpoint_under_a_newer_name_is_refused",
+            _VERIFY_TESTS + "test_older_checkpoint_under_a_newer_name_shows_in_the_ledger",
+        ),
+    ),
+    Mutation(
+        "a removed signature is not compared with the ledger",
+        (
+            Edit(
+                TRAINER + "verification/ledgers.py",
+                "    if recorded.signer != signer:\n",
+                "    if signer and recorded.signer != signer:\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_removed_signature_shows_in_the_ledger",),
+    ),
+    Mutation(
+        "a resume accepts a checkpoint that its key did not sign",
+        (
+            Edit(
+                TRAINER + "training/acquisition.py",
+                "    if newest is not None and signing_key is not None:\n",
+                "    if newest is None and signing_key is not None:\n",
+            ),
+        ),
+        (
+            TRAINING_TESTS + "test_signing.py::test_checkpoint_without_a_signature_is_refused",
+            TRAINING_TESTS + "test_signing.py::test_checkpoint_signed_by_another_key_is_refused",
+            TRAINING_TESTS + "test_signing.py::test_unsigned_checkpoint_is_refused_where_the_run_signs",
+        ),
+    ),
+    Mutation(
+        "the status says that every checkpoint is signed",
+        (
+            Edit(
+                TRAINER + "runners/local/status.py",
+                "signed=(each.uri, each.digest) in signed",
+                "signed=True",
+            ),
+        ),
+        (TRAINING_TESTS + "test_signing.py::test_run_without_a_key_signs_nothing_and_says_so",),
+    ),
+    Mutation(
+        "the operator's status says that no checkpoint is signed",
+        (
+            Edit(
+                OPERATOR + "plan/privacy_status.py",
+                "signed=each.signer is not None",
+                "signed=False",
+            ),
+        ),
+        ("tests/operator/plan/test_privacy_status.py::test_status_says_which_checkpoints_are_signed",),
+    ),
+)
