@@ -2,6 +2,8 @@
 
 The head runs the driver and has access to neither records nor keys: no service account token, no job key, no
 credentials. The workers mount the key, the job and its data. Rank 0 writes the ledger with the bound token of its pod.
+Where a job signs its checkpoints, one worker has a group of its own, and only its pod mounts the signing key. The
+trainer makes it rank 0 (`tensorguard.runners.rendezvous`).
 
 KubeRay retries nothing (`backoffLimit: 0`), because the operator counts the attempts. Admission refuses everything that
 KubeRay would refuse, because a RayJob that KubeRay finds invalid never recovers.
@@ -9,7 +11,7 @@ KubeRay would refuse, because a RayJob that KubeRay finds invalid never recovers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensafe_api.resources.cluster import Cluster
@@ -24,6 +26,9 @@ ENTRYPOINT = "python -m tensorguard.cluster"
 """A constant: parameters are passed in the ConfigMap."""
 JOB_PATH = "/etc/tensafe/job"
 KEY_PATH = "/etc/tensafe/key"
+SIGNING_PATH = "/etc/tensafe/signing"
+SIGNER_VARIABLE = "TENSAFE_SIGNER"
+"""Environment variable of the workers of a job that signs: 1 in the pod with the signing key, which becomes rank 0."""
 JOB_DIGEST_VARIABLE = "TENSAFE_JOB_DIGEST"
 """Environment variable with the digest that the files below JOB_PATH must have (`configuration.digest`)."""
 GRACE_SECONDS = 120
@@ -95,23 +100,43 @@ def ray_job(
                     },
                     "template": _head_template(job, attempt, settings, parameters),
                 },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": cluster.workers,
-                        "minReplicas": cluster.workers,
-                        "maxReplicas": cluster.workers,
-                        "rayStartParams": {
-                            "num-cpus": str(_whole_cpus(cluster) + 1),  # one more for Ray Data, which reads the data
-                            "num-gpus": str(cluster.worker.gpus),
-                            "object-store-memory": _object_store_bytes(cluster.worker.memory),
-                        },
-                        "template": _worker_template(job, attempt, settings, parameters, key_secret),
-                    }
-                ],
+                "workerGroupSpecs": _worker_groups(
+                    job, lambda signer: _worker_template(job, attempt, settings, parameters, key_secret, signer=signer)
+                ),
             },
         },
     }
+
+
+def _worker_groups(job: TenSafeTrainingJob, template: Callable[[bool | None], Manifest]) -> list[Manifest]:
+    """The groups of equal workers: all in one, or the one that signs apart from the others.
+
+    Args:
+        template: of a pod, from whether it signs; None where the job does not sign.
+    """
+    cluster = job.spec.cluster
+    signs = job.spec.checkpoint.signing is not None
+    sizes = (
+        [("signer", 1, True), ("workers", cluster.workers - 1, False)]
+        if signs
+        else [("workers", cluster.workers, None)]
+    )
+    return [
+        {
+            "groupName": name,
+            "replicas": replicas,
+            "minReplicas": replicas,
+            "maxReplicas": replicas,
+            "rayStartParams": {
+                "num-cpus": str(_whole_cpus(cluster) + 1),  # one more for Ray Data, which reads the data
+                "num-gpus": str(cluster.worker.gpus),
+                "object-store-memory": _object_store_bytes(cluster.worker.memory),
+            },
+            "template": template(signer),
+        }
+        for name, replicas, signer in sizes
+        if replicas
+    ]
 
 
 def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, parameters: Manifest) -> Manifest:
@@ -137,9 +162,15 @@ def _head_template(job: TenSafeTrainingJob, attempt: int, settings: Settings, pa
 
 
 def _worker_template(
-    job: TenSafeTrainingJob, attempt: int, settings: Settings, parameters: Manifest, key_secret: str
+    job: TenSafeTrainingJob,
+    attempt: int,
+    settings: Settings,
+    parameters: Manifest,
+    key_secret: str,
+    *,
+    signer: bool | None,
 ) -> Manifest:
-    cluster = job.spec.cluster
+    cluster, signing = job.spec.cluster, job.spec.checkpoint.signing
     size: dict[str, str] = {"cpu": cluster.worker.cpus, "memory": cluster.worker.memory}
     if cluster.worker.gpus:
         size[cluster.worker.gpu_resource] = str(cluster.worker.gpus)
@@ -150,6 +181,7 @@ def _worker_template(
         "env": [
             *_home(settings, cluster.env),
             *_worker_environment(job, parameters),
+            *([] if signer is None else [{"name": SIGNER_VARIABLE, "value": str(int(signer))}]),
             *tls.environment(job, attempt, settings),
         ],
         "envFrom": [_env_from(source) for source in cluster.env_from] + _storage(job),
@@ -166,6 +198,9 @@ def _worker_template(
         *volumes.writable_volumes(settings, of_job),
         *(volumes.pod_volume(each) for each in of_job),
     ]
+    if signer and signing is not None:
+        container["volumeMounts"].append(volumes.mount("signing", SIGNING_PATH))
+        own.append({"name": "signing", "secret": {"secretName": signing.secret_name, "defaultMode": 0o440}})
     template = _template(job, attempt, settings, container, own)
     if disk is not None:  # a request alone: a pod above a limit would be evicted
         container["resources"]["requests"] = {**size, "ephemeral-storage": disk}

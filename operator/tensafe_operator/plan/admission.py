@@ -22,10 +22,6 @@ from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
 """Characters. A longer annotation is not parsed, so that one object cannot delay all others."""
-_NO_SIGNING = (
-    "spec.checkpoint.signing: pods cannot sign checkpoints in this version, because the key would be in all of them: "
-    "remove it"
-)
 _APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -84,12 +80,37 @@ def _admit_text(text: str) -> Admitted | Rejected:
             # The API server has kept these fields, so its CRD has them.
             return Rejected(Reason.NEWER_MANIFEST, message)
         return Rejected(Reason.INVALID_MANIFEST, message)
-    if completed.spec.checkpoint.signing is not None:
-        return Rejected(Reason.INVALID_MANIFEST, _NO_SIGNING)
+    if problem := _find_shared_signing_key(completed.spec):
+        return Rejected(Reason.INVALID_MANIFEST, problem)
     # A profile may add volumes, so these are checked when an attempt takes it.
     if problem := find_local_path(completed, with_volumes=completed.spec.cluster.profile_ref is None):
         return Rejected(Reason.INVALID_MANIFEST, problem)
     return Admitted(asked, plan)
+
+
+def _find_shared_signing_key(spec: Spec) -> str:
+    """Return what is wrong where the job itself gives its signing key to every worker; empty where it does not."""
+    if spec.checkpoint.signing is None:
+        return ""
+    name, cluster = spec.checkpoint.signing.secret_name, spec.cluster
+    given: dict[str, list[str | None]] = {
+        "storage.secretName": [spec.storage.secret_name],
+        "model.tokenSecret": [spec.model.token_secret.name] if spec.model.token_secret else [],
+        "cluster.volumes": [volume.secret for volume in cluster.volumes],
+        "cluster.envFrom": [source.secret_ref.name for source in cluster.env_from if source.secret_ref],
+        "cluster.env": [
+            variable.value_from.secret_key_ref.name
+            for variable in cluster.env
+            if variable.value_from and variable.value_from.secret_key_ref
+        ],
+    }
+    found = [f"spec.{field}" for field, names in given.items() if name in names]
+    if not found:
+        return ""
+    return (
+        f"{', '.join(found)}: names the Secret {name} of spec.checkpoint.signing, which only one worker may have: "
+        "keep the signing key in a Secret of its own"
+    )
 
 
 def find_local_path(job: TenSafeTrainingJob, *, with_volumes: bool = True) -> str:

@@ -12,6 +12,7 @@ from e2e.platform.fixtures.job_objects import (
     SETTINGS,
     admitted,
     pods,
+    ray_job_of,
     text_of,
 )
 from tensafe_operator.children import access
@@ -25,6 +26,52 @@ def test_the_head_holds_neither_key_nor_token_nor_credentials() -> None:
         assert secret not in text_of(head), secret
         assert secret in text_of(worker), secret
     assert worker["spec"]["serviceAccountName"] == "federated"
+
+
+SIGNING = {"spec.checkpoint": {"uri": "s3://models/claims", "signing": {"secretName": "release-key"}}}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_only_one_worker_and_not_the_head_mounts_the_signing_key(workers: int) -> None:
+    spec = ray_job_of(admitted({"spec.cluster": {"workers": workers}, **SIGNING}))["spec"]["rayClusterSpec"]
+    assert "release-key" not in text_of(spec["headGroupSpec"])
+    signer, *others = spec["workerGroupSpecs"]
+    assert [group["groupName"] for group in spec["workerGroupSpecs"]] == ["signer", "workers"][: min(workers, 2)]
+    assert (signer["replicas"], signer["minReplicas"], signer["maxReplicas"]) == (1, 1, 1)
+    assert sum(group["replicas"] for group in spec["workerGroupSpecs"]) == workers
+    pod = signer["template"]["spec"]
+    assert {"name": "signing", "secret": {"secretName": "release-key", "defaultMode": 0o440}} in pod["volumes"]
+    mounts = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
+    assert (mounts["signing"]["mountPath"], mounts["signing"]["readOnly"]) == ("/etc/tensafe/signing", True)
+    for group in others:
+        assert "release-key" not in text_of(group)
+
+
+def test_signer_is_a_worker_like_the_others() -> None:
+    changes = {
+        **EVERY_FIELD,
+        "spec.checkpoint": {"uri": "pvc://models/claims", "signing": {"secretName": "release-key"}},
+    }
+    signer, others = ray_job_of(admitted(changes))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    for group, value in ((signer, "1"), (others, "0")):
+        pod = group["template"]["spec"]
+        pod["volumes"] = [each for each in pod["volumes"] if each["name"] != "signing"]
+        for container in (*pod["containers"], *pod["initContainers"]):
+            container["volumeMounts"] = [
+                each for each in container.get("volumeMounts", ()) if each["name"] != "signing"
+            ]
+            named = {each["name"]: each for each in container["env"]}
+            if "TENSAFE_SIGNER" in named:
+                assert named.pop("TENSAFE_SIGNER")["value"] == value
+            container["env"] = list(named.values())
+        for name in ("groupName", "replicas", "minReplicas", "maxReplicas"):
+            group.pop(name)
+    assert signer == others
+
+
+def test_workers_of_a_job_that_does_not_sign_are_one_group() -> None:
+    (group,) = ray_job_of(admitted(EVERY_FIELD))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert group["groupName"] == "workers" and "TENSAFE_SIGNER" not in text_of(group)
 
 
 def test_head_and_workers_are_placed_apart() -> None:

@@ -49,6 +49,26 @@ def test_grid_overflow_is_rejected_before_a_ledger_is_created() -> None:
     assert cluster.ledger is None
 
 
+SHARED: dict[str, Any] = {
+    "storage": {"secretName": "release-key"},
+    "model__tokenSecret": {"name": "release-key", "key": "token"},
+    "cluster__volumes": [{"name": "keys", "mountPath": "/keys", "readOnly": True, "secret": "release-key"}],
+    "cluster__envFrom": [{"secretRef": {"name": "release-key"}}],
+    "cluster__env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "release-key", "key": "a"}}}],
+}
+
+
+@pytest.mark.parametrize("field", [*SHARED, None])
+def test_signing_key_that_the_job_gives_to_every_worker_is_rejected(field: str | None) -> None:
+    changes = {f"spec__{field}": SHARED[field]} if field else {}
+    cluster = FakeCluster.with_job(spec__checkpoint__signing={"secretName": "release-key"}, **changes)
+    FakeOperator(cluster).settle()
+    assert (condition(cluster, "Accepted")["status"] == "True") is (field is None)
+    if field:
+        message = condition(cluster, "Stalled")["message"]
+        assert message.startswith(f"spec.{field.replace('__', '.')}") and "only one worker may have" in message
+
+
 def test_relative_path_of_a_model_is_rejected_in_a_cluster() -> None:
     cluster = FakeCluster.with_job(spec__model__name="./model")
     FakeOperator(cluster).settle()

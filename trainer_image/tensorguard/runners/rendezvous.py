@@ -1,12 +1,15 @@
 """Forms the torch.distributed group of the workers of one incarnation.
 
-Rank 0 opens a store, Ray sends its address to the other ranks, and all join. Ray Train's `TorchTrainer` would do this
+Ray's first worker opens a store, Ray sends its address to the others, and all join. Ranks are those of Ray, unless a
+job signs its checkpoints: then the pod with the signing key has rank 0 (`SIGNER_VARIABLE`), and the others follow in
+Ray's order, so that the ranks of one pod stay consecutive. Ray Train's `TorchTrainer` would do this
 from its controller. It would load PyTorch first in the controller and then in the driver, before a worker is even
 requested. `docs/decisions/0016-worker-rendezvous.md` gives the costs of both.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,9 +21,14 @@ from ray.train import get_context
 from ray.train.collective import barrier, broadcast_from_rank_zero
 from ray.train.torch import get_device
 from ray.util import get_node_ip_address
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from tensafe_api.reasons import Reason
+
+SIGNER_VARIABLE = "TENSAFE_SIGNER"
+"""Environment variable of the worker pods of a job that signs: 1 in the one with the signing key, 0 in the others. The
+operator sets it."""
+_FIRST = "first"
 
 
 class RendezvousError(RuntimeError):
@@ -54,6 +62,8 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
             port = store.port
         host, port = broadcast_from_rank_zero((host, port))
         store = store or TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
+        local_rank = get_context().get_local_rank() if SIGNER_VARIABLE in os.environ else 0
+        rank = own_rank(store, rank, size, os.environ.get(SIGNER_VARIABLE), local_rank)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, OSError) as error:
         raise RendezvousError(
@@ -62,3 +72,22 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
     yield
     barrier()  # a peer may still be in the last collective
     dist.destroy_process_group()
+
+
+def own_rank(store: Store, rank: int, size: int, signer: str | None, local_rank: int) -> int:
+    """The rank of this worker in the group.
+
+    Args:
+        store: shared by all workers.
+        rank, size: of this worker, as Ray counts.
+        signer: the value of `SIGNER_VARIABLE`; None where the job does not sign, and ranks are those of Ray.
+        local_rank: of this worker among those of its pod.
+
+    Raises:
+        RuntimeError: no pod signs, within the store's timeout.
+    """
+    if signer is None:
+        return rank
+    if signer == "1" and local_rank == 0:
+        store.set(_FIRST, str(rank))
+    return (rank - int(store.get(_FIRST))) % size

@@ -9,13 +9,13 @@ computes the same: `openssl pkey -pubin -in KEY.pub.pem -outform DER | sha256sum
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tensafe_api.reasons import Reason
-from tensafe_api.statement import digest
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -122,7 +122,8 @@ def fingerprint_of(key: EllipticCurvePublicKey) -> str:
     """`sha256:` and the hash of the public key as DER."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    return digest(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256:{hashlib.sha256(der).hexdigest()}"
 
 
 def pem_of(key: EllipticCurvePublicKey) -> str:

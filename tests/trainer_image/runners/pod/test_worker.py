@@ -184,6 +184,13 @@ def test_each_rank_has_its_own_shard_and_all_have_one_digest(pods: Pods) -> None
     assert pods.configure()[0].dataset_digest != digest
 
 
+def test_job_that_signs_has_the_path_of_the_mounted_key(pods: Pods) -> None:
+    assert {config.signing_key for config in pods.configure()} == {None}
+    pods.mount("spec.checkpoint.signing={secretName: release-key}")
+    for files, config in zip(pods.mounts, pods.configure(), strict=True):
+        assert config.signing_key == str(files.root / "etc/tensafe/signing/signing-key.pem")
+
+
 def test_no_rank_sends_a_digest_of_its_own_shard(pods: Pods) -> None:
     """All ranks have the job key, so another one could compare a digest of a shard with guesses of its records."""
     sent = pods.exchange.sent

@@ -105,6 +105,10 @@ class NodeFiles:
         return key_file()
 
     @property
+    def signing_key_file(self) -> None:
+        """Nodes sign nothing: `runners.local.signing` refuses it."""
+
+    @property
     def mounts(self) -> None:
         """No PVC is mounted on a node."""
 

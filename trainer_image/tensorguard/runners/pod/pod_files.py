@@ -23,6 +23,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.ledger.backends import LedgerLocation
 from tensorguard.runners.run_folder import WORK_FOLDER
+from tensorguard.signing.keys import SIGNING_KEY
 from tensorguard.storage import PVC_SCHEME
 
 ROOT_VARIABLE = "TENSAFE_ROOT"
@@ -100,6 +101,11 @@ class PodFiles:
     @property
     def key_file(self) -> Path:
         return self.root / "etc/tensafe/key/job.key"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The signing key, which only the pod of rank 0 has, and only where the job signs its checkpoints."""
+        return self.root / "etc/tensafe/signing" / SIGNING_KEY
 
     @property
     def mounts(self) -> Path:

@@ -66,6 +66,10 @@ class RankFiles(Protocol):
         """The file of the job key."""
 
     @property
+    def signing_key_file(self) -> Path | None:
+        """The file of the signing key, on rank 0 of a job that signs its checkpoints."""
+
+    @property
     def mounts(self) -> Path | None:
         """The folder in which PVCs are mounted, if any are."""
 
@@ -159,6 +163,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         message = f"spec.dataset: no record is usable: {why_no_record_is_usable(Recipe.from_spec(job.spec))}"
         raise AttemptFailed(Reason.DATASET_UNSUITABLE, message)
     location, attempt = files.ledger_location()
+    signing = job.spec.checkpoint.signing is not None
     return WorkerConfig(
         job=dump_manifest(job, format="json"),
         job_uid=job.metadata.uid or "",
@@ -172,6 +177,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         dataset_digest=shard.digest,
         threads=max(1, int(cpus_per_rank(job))),
         ledger_location=location,
+        signing_key=str(files.signing_key_file) if signing and files.signing_key_file else None,
         mounts=str(files.mounts) if files.mounts else None,
     )
 
