@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorguard.cli import account, export, keygen, ledger, plan, run, statement, validate, verify
+from tensorguard.cli import account, audit, export, keygen, ledger, plan, run, statement, validate, verify
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
 from tensorguard.cli.verbs import call_verb
@@ -22,6 +22,7 @@ examples:
   tensafe ledger runs/first                     show the ε that a run has spent
   tensafe statement runs/first/checkpoints/final --format html -o statement.html
                                                 write the privacy statement as a page
+  tensafe audit job.yaml                        attack the privacy claim of a job with canaries
   tensafe export runs/first --to mlflow         send its public figures to MLflow, W&B or TensorBoard
   tensafe keygen ~/keys                         make keys that sign and encrypt checkpoints
   tensafe verify adapter --public-key signer.pub.pem
@@ -59,7 +60,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, plan, account, ledger, statement, verify, keygen, export):
+    for verb in (run, validate, plan, account, ledger, audit, statement, verify, keygen, export):
         verb.add_parser(subparsers)
     return parser
 

@@ -6,6 +6,7 @@ matplotlib is imported when a picture is made, since most commands make none.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +19,15 @@ PRIVACY, LIMIT, QUALITY = "#4c51bf", "#c53030", "#0f766e"
 """What privacy costs, in ε or in noise; its limit; how good the model is."""
 
 
-def new_figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of `width` x `height` inches with panels below each other, which share their horizontal axis."""
+def new_figure(
+    width: float, height: float, panels: int = 1, *, shared: bool = True, heights: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `width` x `height` inches with panels below each other.
+
+    Args:
+        shared: whether the panels share their horizontal axis.
+        heights: the relative heights of the panels; equal if None.
+    """
     # matplotlib reports its font cache and its folders on standard error.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,7 +36,7 @@ def new_figure(width: float, height: float, panels: int = 1) -> tuple[Figure, li
     figure = Figure(figsize=(width, height), dpi=150)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0])
+    return figure, list(figure.subplots(panels, 1, sharex=shared, squeeze=False, height_ratios=heights)[:, 0])
 
 
 def style(panel: Axes) -> None:

@@ -8,16 +8,15 @@ module serves the user at a terminal: progress, signals, and a summary of the re
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
+from tensorguard.cli.standard_output import only_results_on_stdout
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -115,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
         try:
-            with _only_results_on_stdout():
+            with only_results_on_stdout():
                 result = _train(
                     job,
                     loaded.plan,
@@ -194,17 +193,3 @@ def _with_checkpoints_in(output_dir: Path, job: TenSafeTrainingJob, overrides: S
     print(f"spec.checkpoint.uri: {uri} is replaced by {new}, because of --output-dir", file=sys.stderr)
     checkpoint = job.spec.checkpoint.model_copy(update={"uri": new})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"checkpoint": checkpoint})})
-
-
-@contextlib.contextmanager
-def _only_results_on_stdout() -> Iterator[None]:
-    """Redirect to standard error what libraries, and the processes that they start, print within this block."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)

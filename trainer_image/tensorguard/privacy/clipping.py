@@ -81,6 +81,7 @@ class GridClipper:
         self.grid = grid
         self._scaled_norm = scaled_norm
         self.clip = clip
+        self.device = device
         self._norms: list[float] | None = [] if keep_norms else None
         self._sum = torch.zeros(dimension, dtype=torch.int64, device=device)
         self._rows_at_once = rows_at_once(dimension, device)

@@ -61,6 +61,7 @@ class StepComponents:
 
     Attributes:
         parameters: the trained parameters, in the order of the gradient's coordinates.
+        units: the number of units of this rank's shard, which is private.
         evaluation: the tokenised evaluation set; None without one.
         form: makes the rows of micro-batches.
         output_head: computes the losses without the logits; None where that is not possible.
@@ -81,6 +82,7 @@ class StepComponents:
     parameters: Sequence[nn.Parameter]
     per_example_gradients: PerExampleGradients
     records_at_once: int
+    units: int
     unit_gradients: ShardGradients
     clipper: GridClipper
     sampler: PoissonSampler
@@ -165,6 +167,7 @@ def set_up(
         parameters=parameters,
         per_example_gradients=gradients,
         records_at_once=at_once,
+        units=len(shard),
         unit_gradients=ShardGradients(
             shard,
             loaded.model,

@@ -68,7 +68,11 @@ def train(config: WorkerConfig, channel: Channel, device: torch.device, listener
         Exception: an error that a restart may fix, such as a lost peer. An error that would occur again is logged as
             the end of the attempt and is not raised.
     """
-    worker = Worker(config, channel, device, listener)
+    take_part(Worker(config, channel, device, listener))
+
+
+def take_part(worker: Worker) -> None:
+    """Run `worker` from its start to the end of the attempt. Raises as `train` does."""
     try:
         worker.start()
         worker.run_steps()
@@ -170,12 +174,16 @@ class Worker:
             if verdict is Verdict.EXHAUSTED:
                 return self._end_exhausted()
             self._step += 1
-            self._write_record(Stepped(time.time(), self._step, self.private_step.budget_gate.steps_charged))
+            self._log_step()
             if self._step % plan.evaluate_every == 0 and self._step < plan.steps:
                 self._evaluate()
             if self._step % plan.checkpoint_every == 0 and self._step < plan.steps:
                 self._save()
         return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
+
+    def _log_step(self) -> None:
+        assert self.private_step is not None
+        self._write_record(Stepped(time.time(), self._step, self.private_step.budget_gate.steps_charged))
 
     def log_end(self, reason: Reason, message: str) -> None:
         """Log how the attempt ended."""

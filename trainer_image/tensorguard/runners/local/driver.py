@@ -69,7 +69,7 @@ from tensorguard.runners.run_folder import (
     replace_owner_only,
     write_owner_only,
 )
-from tensorguard.runners.worker_group import WorkerGroup, run_workers
+from tensorguard.runners.worker_group import RankFunction, WorkerGroup, run_workers
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.rollback_check import check_same_job
@@ -98,6 +98,7 @@ def run(
     admitted: Callable[[], None] = lambda: None,
     address: str | None = None,
     signing_key: Path | None = None,
+    rank_function: RankFunction = run_local_rank,
 ) -> RunResult:
     """Train `job` and return it with its status.
 
@@ -114,6 +115,7 @@ def run(
         address: of the Ray cluster to join; None: what RAY_ADDRESS names. Where neither does, or the address is
             "local", and this process has joined no cluster, the run starts one on this machine.
         signing_key: file of the key that signs the checkpoints; None: they are not signed.
+        rank_function: what each worker on this machine calls; an audit has its own.
 
     Raises:
         ManifestError: the manifest does not resolve.
@@ -130,7 +132,7 @@ def run(
         if on_nodes:
             data.refuse_on_nodes()
         with _locked(output_dir), ExitStack() as locks:
-            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key)
+            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key, rank_function)
             one.admit(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
@@ -166,6 +168,7 @@ class _Run:
     on_nodes: bool = False
     """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
     signing_key: Path | None = None
+    rank_function: RankFunction = run_local_rank
     attempt: int = 1
     ended: Ended | None = None
     ledger_spec: LedgerSpec | None = None
@@ -258,7 +261,7 @@ class _Run:
                 self._open_ledger()
                 self._log_stage("Starting the workers")
                 run_workers(
-                    run_node_rank if self.on_nodes else run_local_rank,
+                    run_node_rank if self.on_nodes else self.rank_function,
                     config.pack(),
                     WorkerGroup.of(self.job, timeout=self.timeout),
                     work / RAY_TRAIN_FOLDER,
