@@ -13,7 +13,7 @@ import math
 import secrets
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +77,11 @@ class AuditResult:
 
 
 class AuditFailed(RuntimeError):
-    """The audit did not end, so it has no result. `str()` is a sentence."""
+    """The audit did not end, so it has no result. `str()` is a sentence; `exit_code` is that of `tensafe run`."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,10 @@ def scores_without_records(job: TenSafeTrainingJob, plan: Plan, size: AuditSize)
         config = temporary_config(job, plan, Path(name))
         cpus = math.ceil(job.spec.cluster.workers * cpus_per_worker(job))
         gpus = job.spec.cluster.workers * job.spec.cluster.worker.gpus
+        group = replace(WorkerGroup.of(job), max_restarts=0)
         with local_ray(Path(name), cpus=cpus, gpus=gpus):
             function = partial(run_rank_without_records, size=size)
-            run_workers(function, config.pack(), WorkerGroup.of(job), Path(name) / RAY_TRAIN_FOLDER)
+            run_workers(function, config.pack(), group, Path(name) / RAY_TRAIN_FOLDER)
         return Scores.load(Path(name) / SCORES)
 
 
@@ -212,7 +217,8 @@ def scores_with_records(
     """
     unused = output_dir / "checkpoints"
     checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(unused)})
-    spec = job.spec.model_copy(update={"checkpoint": checkpoint, "evaluation": None})
+    retry = job.spec.retry.model_copy(update={"max_restarts": 0})  # scores of a second incarnation would lack steps
+    spec = job.spec.model_copy(update={"checkpoint": checkpoint, "evaluation": None, "retry": retry})
     result = driver.run(
         job.model_copy(update={"spec": spec}),
         output_dir=output_dir,
@@ -228,5 +234,6 @@ def scores_with_records(
     if not (output_dir / SCORES).exists():
         status = result.job.status
         conditions = status.conditions if status else []
-        raise AuditFailed(next((each.message for each in conditions if each.message), "the audit did not end"))
+        sentence = next((each.message for each in conditions if each.message), "it ended without a reason")
+        raise AuditFailed(f"{sentence}; charged steps stay charged", result.exit_code)
     return Scores.load(output_dir / SCORES)

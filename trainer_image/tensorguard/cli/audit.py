@@ -126,7 +126,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         except RunRefused as refusal:
             raise CommandError(f"tensafe audit: {refusal}", INVALID) from refusal
         except AuditFailed as failure:
-            raise CommandError(f"tensafe audit: {failure}", FAILED) from failure
+            raise CommandError(f"tensafe audit: {failure}", failure.exit_code or FAILED) from failure
         except Exception as error:
             if not hasattr(error, "reason"):
                 raise
