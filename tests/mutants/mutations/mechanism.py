@@ -8,6 +8,7 @@ from mutations.mutation import (
     MODEL_TESTS,
     PRIVACY_TESTS,
     TRAINER,
+    TRAINER_TESTS,
     TRAINING_TESTS,
     Edit,
     Mutation,
@@ -26,6 +27,8 @@ _NEIGHBOURS = (
 _NOISE_IN_SUMS = (
     AGGREGATION_TESTS + "test_whole_step.py::test_noise_of_all_ranks_is_in_every_sum_and_is_new_in_each_step",
 )
+_AUDIT = (TRAINER_TESTS + "cli/test_audit.py::test_audit_of_a_job_that_keeps_its_claim_exits_0",)
+"""Under a mistake that spends more ε than is accounted, `tensafe audit` must exit with 1."""
 _BATCH_SIZES = (PRIVACY_TESTS + "test_sampling.py::test_batch_sizes_are_binomial_and_include_empty_draws",)
 
 MECHANISM: tuple[Mutation, ...] = (
@@ -40,6 +43,7 @@ MECHANISM: tuple[Mutation, ...] = (
         ),
         (
             *_NOISE_IN_SUMS,
+            *_AUDIT,
             PRIVACY_TESTS + "test_noise.py::test_shares_add_up_to_the_accounted_noise",
             "tests/api/test_privacy_events.py::test_noise_shares_are_sized_for_colluding_workers",
         ),
@@ -75,7 +79,7 @@ MECHANISM: tuple[Mutation, ...] = (
                 "self.noise.draw(self._dimension, self.noise_stream) * (self.aggregator.channel.rank != 1)",
             ),
         ),
-        _NOISE_IN_SUMS,
+        (*_NOISE_IN_SUMS, *_AUDIT),
     ),
     Mutation(
         "noise is reused: every step reads the same stream",
