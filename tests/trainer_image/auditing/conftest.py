@@ -10,6 +10,7 @@ from e2e.platform.trainer.audits import MANIFEST, scores_on_threads
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.auditing.job_audit import Audit, AuditResult
+from tensorguard.auditing.lower_bound import GuessPlan
 from tensorguard.auditing.ranks import AuditSize
 
 RunAudit = Callable[..., AuditResult]
@@ -19,9 +20,9 @@ RunAudit = Callable[..., AuditResult]
 def audited() -> RunAudit:
     """`audited("spec...=...", canaries=5000)`: the result of an audit of `MANIFEST` with these changes."""
 
-    def run(*overrides: str, canaries: int = 5000, guesses_per_side: int | None = None) -> AuditResult:
+    def run(*overrides: str, canaries: int = 5000, guesses: GuessPlan | None = None) -> AuditResult:
         job, plan = resolve_job(load_manifest(MANIFEST, overrides))
-        audit = Audit.of(plan, AuditSize(canaries, plan.steps), 0.05, guesses_per_side)
+        audit = Audit.of(plan, AuditSize(canaries, plan.steps), 0.05, guesses)
         return audit.judge(scores_on_threads(job, plan, audit.size))
 
     return run

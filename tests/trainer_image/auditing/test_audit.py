@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from e2e.platform.trainer.audits import MANIFEST
 from tensafe_api.manifest import load_manifest
 from tensafe_api.resolve import resolve_job
 from tensorguard.auditing.job_audit import Audit, AuditResult, claimed_steps
+from tensorguard.auditing.lower_bound import GuessPlan
 from tensorguard.auditing.ranks import AuditSize
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
@@ -24,7 +26,7 @@ from tensorguard.training.budget_gate import BudgetGate
 
 RunAudit = Callable[..., AuditResult]
 SIGMA = 'spec.privacy.noiseMultiplier="1.4"'
-LARGE = {"canaries": 30_000, "guesses_per_side": 500}
+LARGE: dict[str, Any] = {"canaries": 30_000, "guesses": GuessPlan(500, 500)}
 """So many canaries let guesses alone refute half of this noise: the claim is 2.98, and for a bound above it 965 guesses
 must be correct. 984 are, with a standard deviation of 3.9."""
 

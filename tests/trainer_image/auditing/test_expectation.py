@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorguard.auditing.expectation import ClaimedSteps, choose_guesses, expect
-from tensorguard.auditing.lower_bound import Guesses, guess
+from tensorguard.auditing.lower_bound import Guesses, GuessPlan, guess
 
 ONE_STEP = ClaimedSteps(sample_rate=1.0, noise_multiplier=1.0, steps=1, delta=1e-5, epsilon=4.377)
 SAMPLED = ClaimedSteps(sample_rate=0.04, noise_multiplier=1.5, steps=2250, delta=1e-5, epsilon=6.77)
@@ -32,8 +32,17 @@ def test_expected_range_covers_what_independent_simulations_find(claimed: Claime
 def test_number_of_guesses_leaves_room_to_refute_the_claim() -> None:
     k = choose_guesses(ONE_STEP, 5000, 0.05)
     assert expect(ONE_STEP, 5000, k, 0.05).largest >= 1.2 * ONE_STEP.epsilon
-    few = Guesses(5000, 2 * (k // 2), 2 * (k // 2)).lower_bound(1e-5, 0.05)
-    assert few < 1.2 * ONE_STEP.epsilon or k // 2 < k
+    assert Guesses(5000, k.total // 2, k.total // 2).lower_bound(1e-5, 0.05) < 1.2 * ONE_STEP.epsilon
+
+
+def test_low_scores_are_guessed_only_where_they_show_something() -> None:
+    """At q = 1 both sides show as much. At a low q, canaries that are in have rarely joined, and score low."""
+    few_joined = ClaimedSteps(sample_rate=0.01, noise_multiplier=0.5, steps=10, delta=1e-5, epsilon=3.0)
+    for claimed, lowest in ((ONE_STEP, True), (few_joined, False)):
+        plan = choose_guesses(claimed, 5000, 0.05)
+        assert (plan.lowest > 0) is lowest
+        other = GuessPlan(plan.highest, 0 if lowest else plan.highest)
+        assert expect(claimed, 5000, plan, 0.05).median > expect(claimed, 5000, other, 0.05).median
 
 
 def test_largest_bound_shows_that_guesses_cannot_refute_a_large_epsilon() -> None:
@@ -48,11 +57,11 @@ def test_more_canaries_raise_the_largest_bound() -> None:
 
 def test_expectation_is_the_same_in_every_call() -> None:
     assert choose_guesses(SAMPLED, 1000, 0.05) == choose_guesses(SAMPLED, 1000, 0.05)
-    assert expect(SAMPLED, 1000, 50, 0.05) == expect(SAMPLED, 1000, 50, 0.05)
+    assert expect(SAMPLED, 1000, GuessPlan(50, 50), 0.05) == expect(SAMPLED, 1000, GuessPlan(50, 50), 0.05)
 
 
 @pytest.mark.parametrize("canaries", [2, 3, 7])
 def test_few_canaries_have_an_expectation_too(canaries: int) -> None:
     k = choose_guesses(ONE_STEP, canaries, 0.05)
-    assert 1 <= k <= canaries // 2
+    assert 1 <= k.total <= canaries
     assert expect(ONE_STEP, canaries, k, 0.05).low == 0.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tensorguard.auditing.lower_bound import Guesses, guess, noise_at_most
+from tensorguard.auditing.lower_bound import Guesses, GuessPlan, guess, noise_at_most
 
 SIGNIFICANCE = 0.05
 
@@ -127,21 +127,26 @@ def test_bound_of_a_gaussian_never_exceeds_its_exact_epsilon(sigma: float, k: in
     exact = gaussian_epsilon(sigma, delta)
     for _ in range(200):
         included = generator.random(canaries) < 0.5
-        found = guess(included + generator.normal(scale=sigma, size=canaries), included, k)
+        found = guess(included + generator.normal(scale=sigma, size=canaries), included, GuessPlan(k, k))
         assert found.lower_bound(delta, SIGNIFICANCE) < exact
 
 
 def test_guesses_are_the_highest_and_the_lowest_scores() -> None:
     scores = np.array([0.1, 5.0, -3.0, 4.0, -2.0, 0.0])
     included = np.array([True, True, False, False, True, False])
-    assert guess(scores, included, 1) == Guesses(6, 2, 2)
-    assert guess(scores, included, 2) == Guesses(6, 4, 2)
+    assert guess(scores, included, GuessPlan(1, 1)) == Guesses(6, 2, 2)
+    assert guess(scores, included, GuessPlan(2, 2)) == Guesses(6, 4, 2)
+    assert guess(scores, included, GuessPlan(3, 0)) == Guesses(6, 3, 2)
+    assert guess(scores, included, GuessPlan(0, 1)) == Guesses(6, 1, 1)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_impossible_numbers_of_guesses_are_refused(k: int) -> None:
-    with pytest.raises(ValueError, match="guesses on each side"):
-        guess(np.zeros(6), np.zeros(6, dtype=bool), k)
+@pytest.mark.parametrize("plan", [GuessPlan(0, 0), GuessPlan(4, 3), GuessPlan(-1, 2), GuessPlan(7, 0)])
+def test_impossible_numbers_of_guesses_are_refused(plan: GuessPlan) -> None:
+    with pytest.raises(ValueError, match="guesses"):
+        guess(np.zeros(6), np.zeros(6, dtype=bool), plan)
+
+
+def test_more_correct_guesses_than_guesses_are_impossible() -> None:
     with pytest.raises(ValueError, match="impossible"):
         Guesses(10, 5, 6)
 

@@ -8,12 +8,12 @@ expected, and an audit whose largest possible bound is below the claim cannot re
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
-from tensorguard.auditing.lower_bound import Guesses
+from tensorguard.auditing.lower_bound import Guesses, GuessPlan
 
 _SIMULATED_RUNS = 200
 _TRIAL_RUNS = 20
@@ -47,45 +47,48 @@ class Expectation:
     largest: float
 
 
-def choose_guesses(claimed: ClaimedSteps, canaries: int, significance: float) -> int:
-    """The number of guesses on each side that gives the highest expected bound among those that can refute the claim.
+def choose_guesses(claimed: ClaimedSteps, canaries: int, significance: float) -> GuessPlan:
+    """The number of guesses with the highest expected bound among those that can refute the claim.
 
-    Where no number can, the one with the highest expected bound.
+    Where no number can, the one with the highest expected bound. Either both sides have equally many guesses, or all
+    guesses are "in": at a low sampling rate, a high score shows that a canary joined, and a low score shows little.
     """
-    candidates = sorted({int(k) for k in np.geomspace(1, canaries // 2, 40)})
+    sides = sorted({int(k) for k in np.geomspace(1, canaries // 2, 40)})
+    candidates = [GuessPlan(k, lowest) for k in sides for lowest in (0, k)]
     correct = _simulated_correct(claimed, canaries, candidates, _TRIAL_RUNS, seed=1).mean(axis=0)
 
-    def bound(guesses: int, right: float) -> float:
-        return Guesses(canaries, 2 * guesses, int(right)).lower_bound(claimed.delta, significance)
+    def bound(plan: GuessPlan, right: float) -> float:
+        return Guesses(canaries, plan.total, int(right)).lower_bound(claimed.delta, significance)
 
-    can_refute = [k for k in candidates if bound(k, 2 * k) >= _HEADROOM * claimed.epsilon]
-    expected = {k: bound(k, right) for k, right in zip(candidates, correct)}
-    return max(can_refute or candidates, key=lambda k: expected[k])
+    can_refute = [plan for plan in candidates if bound(plan, plan.total) >= _HEADROOM * claimed.epsilon]
+    expected = {plan: bound(plan, right) for plan, right in zip(candidates, correct)}
+    return max(can_refute or candidates, key=lambda plan: expected[plan])
 
 
-def expect(claimed: ClaimedSteps, canaries: int, guesses_per_side: int, significance: float) -> Expectation:
+def expect(claimed: ClaimedSteps, canaries: int, plan: GuessPlan, significance: float) -> Expectation:
     """The bounds of simulated audits of the claimed mechanism. The same arguments give the same result."""
-    correct = _simulated_correct(claimed, canaries, [guesses_per_side], _SIMULATED_RUNS, seed=2)[:, 0]
+    correct = _simulated_correct(claimed, canaries, [plan], _SIMULATED_RUNS, seed=2)[:, 0]
 
-    @cache
+    @functools.cache
     def bound(right: int) -> float:
-        return Guesses(canaries, 2 * guesses_per_side, right).lower_bound(claimed.delta, significance)
+        return Guesses(canaries, plan.total, right).lower_bound(claimed.delta, significance)
 
     low, median, high = np.quantile([bound(int(right)) for right in correct], (0.05, 0.5, 0.95))
-    return Expectation(float(low), float(median), float(high), bound(2 * guesses_per_side))
+    return Expectation(float(low), float(median), float(high), bound(plan.total))
 
 
 def _simulated_correct(
-    claimed: ClaimedSteps, canaries: int, guesses_per_side: list[int], runs: int, seed: int
+    claimed: ClaimedSteps, canaries: int, plans: list[GuessPlan], runs: int, seed: int
 ) -> np.ndarray:
-    """The number of correct guesses in simulated audits, int [runs, len(guesses_per_side)]."""
-    generator, sides = np.random.default_rng(seed), np.array(guesses_per_side)
+    """The number of correct guesses in simulated audits, int [runs, len(plans)]."""
+    generator = np.random.default_rng(seed)
+    inside, outside = (np.array(side) for side in zip(*((plan.highest, plan.lowest) for plan in plans)))
     found = []
     for _ in range(runs):
         included = generator.random(canaries) < 0.5
         noise = generator.normal(scale=claimed.noise_multiplier * np.sqrt(claimed.steps), size=canaries)
         joined = generator.binomial(claimed.steps, claimed.sample_rate, size=canaries)
         ordered = included[np.argsort(noise + included * joined)]
-        highest, lowest = ordered[::-1].cumsum(), (~ordered).cumsum()
-        found.append(highest[sides - 1] + lowest[sides - 1])
+        highest, lowest = (np.concatenate([[0], right.cumsum()]) for right in (ordered[::-1], ~ordered))
+        found.append(highest[inside] + lowest[outside])
     return np.array(found)

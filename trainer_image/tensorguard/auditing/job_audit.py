@@ -23,7 +23,7 @@ from tensafe_api.resolve import Plan, ledger_spec
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.auditing.canaries import Scores
 from tensorguard.auditing.expectation import ClaimedSteps, Expectation, choose_guesses, expect
-from tensorguard.auditing.lower_bound import Guesses, guess, noise_at_most
+from tensorguard.auditing.lower_bound import Guesses, GuessPlan, guess, noise_at_most
 from tensorguard.auditing.ranks import SCORES, AuditSize, run_rank_with_records, run_rank_without_records
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
@@ -47,6 +47,7 @@ class AuditResult:
     Attributes:
         claimed: the audited steps, as the ledger accounts them.
         scores: of the canaries.
+        plan: how many guesses were planned.
         guesses: the attack's guesses.
         one_run: the one-run bound of ε.
         expectation: which one-run bound to expect.
@@ -56,6 +57,7 @@ class AuditResult:
 
     claimed: ClaimedSteps
     scores: Scores
+    plan: GuessPlan
     guesses: Guesses
     one_run: float
     expectation: Expectation
@@ -90,13 +92,13 @@ class Audit:
 
     plan: Plan
     size: AuditSize
-    guesses_per_side: int
+    guesses: GuessPlan
     significance: float
 
     @classmethod
-    def of(cls, plan: Plan, size: AuditSize, significance: float, guesses_per_side: int | None = None) -> Audit:
+    def of(cls, plan: Plan, size: AuditSize, significance: float, guesses: GuessPlan | None = None) -> Audit:
         """The audit of `plan`, with the best number of guesses where none is given."""
-        chosen = guesses_per_side or choose_guesses(claimed_steps(plan, size.steps), size.canaries, significance)
+        chosen = guesses or choose_guesses(claimed_steps(plan, size.steps), size.canaries, significance)
         return cls(plan, size, chosen, significance)
 
     @property
@@ -107,15 +109,16 @@ class Audit:
     @functools.cached_property
     def expectation(self) -> Expectation:
         """The one-run bound to expect."""
-        return expect(self.claimed, self.size.canaries, self.guesses_per_side, self.significance)
+        return expect(self.claimed, self.size.canaries, self.guesses, self.significance)
 
     def judge(self, scores: Scores) -> AuditResult:
         """The bounds that the scores prove, beside the claim."""
-        guesses = guess(scores.scores, scores.included, self.guesses_per_side)
+        guesses = guess(scores.scores, scores.included, self.guesses)
         sigma_at_most = noise_at_most(scores.scores[~scores.included], scores.steps, NOISE_SIGNIFICANCE)
         return AuditResult(
             claimed=self.claimed,
             scores=scores,
+            plan=self.guesses,
             guesses=guesses,
             one_run=guesses.lower_bound(self.claimed.delta, self.significance),
             expectation=self.expectation,

@@ -76,19 +76,36 @@ class Guesses:
         return max(0.0, root - _TOLERANCE)
 
 
-def guess(scores: np.ndarray, included: np.ndarray, guesses_per_side: int) -> Guesses:
-    """Guess that the canaries with the highest scores are in the data, and those with the lowest scores are not.
+@dataclass(frozen=True)
+class GuessPlan:
+    """How many canaries the attack guesses, fixed before the scores are known.
+
+    Attributes:
+        highest: so many canaries with the highest scores are guessed to be in the data.
+        lowest: so many with the lowest scores are guessed to be out.
+    """
+
+    highest: int
+    lowest: int
+
+    @property
+    def total(self) -> int:
+        return self.highest + self.lowest
+
+
+def guess(scores: np.ndarray, included: np.ndarray, plan: GuessPlan) -> Guesses:
+    """Guess as planned, and count the correct guesses.
 
     Args:
         scores: of all canaries, float64 [m]. Equal scores are ordered by the number of the canary.
-        included: which canaries are in the data, bool [m]. Only used to count the correct guesses.
-        guesses_per_side: k ≤ m/2, fixed before the scores are known: k guesses of "in" and k of "out".
+        included: which canaries are in the data, bool [m].
+        plan: at least one guess, and at most m.
     """
-    if not 0 < 2 * guesses_per_side <= len(scores):
-        raise ValueError(f"{guesses_per_side} guesses on each side are too few, or too many for {len(scores)} canaries")
+    if min(plan.highest, plan.lowest) < 0 or not 0 < plan.total <= len(scores):
+        raise ValueError(f"{plan} has too few guesses, or too many for {len(scores)} canaries")
     order = np.argsort(scores, kind="stable")
-    right = int(included[order[-guesses_per_side:]].sum()) + int((~included[order[:guesses_per_side]]).sum())
-    return Guesses(len(scores), 2 * guesses_per_side, right)
+    inside, outside = order[len(scores) - plan.highest :], order[: plan.lowest]
+    return Guesses(len(scores), plan.total, int(included[inside].sum()) + int((~included[outside]).sum()))
 
 
 def noise_at_most(scores: np.ndarray, steps: int, significance: float) -> float:

@@ -36,8 +36,8 @@ examples:
 How it works: a canary is an invented record whose gradient is one clip norm in a coordinate of its own. Each canary is
 in the data with probability 1/2. It passes through the real steps: sampling, clipping, noise of every worker, masks,
 aggregation and decoding. Its score is the sum over the steps of what was decoded at its coordinate. The attack guesses
-that the highest scores are of canaries that are in, and the lowest of canaries that are out. Too many correct guesses
-refute the claim.
+that the highest scores are of canaries that are in, and the lowest of canaries that are out. At a low sampling rate it
+only guesses "in". Too many correct guesses refute the claim.
 
 How to read it: "ε at least, by guesses" assumes nothing about the noise (Steinke, Nasr and Jagielski 2023, "Privacy
 Auditing with One (1) Training Run"). Such a bound is far below the true ε, so the range to expect of a job that keeps
@@ -78,7 +78,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--guesses",
         metavar="K",
         type=whole_number,
-        help='number of guesses of "in", and as many of "out" (default: chosen from the claim, before the steps run)',
+        help='number of guesses of "in", and as many of "out" (default: the best for the claim, found before any step)',
     )
     parser.add_argument(
         "--confidence",
@@ -105,16 +105,18 @@ def _audit(arguments: argparse.Namespace) -> int:
     _check(arguments, loaded)
     with only_results_on_stdout():
         from tensorguard.auditing.job_audit import Audit, AuditFailed
+        from tensorguard.auditing.lower_bound import GuessPlan
         from tensorguard.auditing.ranks import AuditSize
         from tensorguard.runners.preflight import RunRefused
         from tensorguard.training.collective_errors import describe_error
 
+        given = None if arguments.guesses is None else GuessPlan(arguments.guesses, arguments.guesses)
         steps = arguments.steps or loaded.plan.steps
         size = AuditSize(arguments.canaries, steps)
-        audit = Audit.of(loaded.plan, size, 1 - arguments.confidence, arguments.guesses)
+        audit = Audit.of(loaded.plan, size, 1 - arguments.confidence, given)
         print(
-            f"audit: {size.canaries:,} canaries, {steps:,} steps, {2 * audit.guesses_per_side:,} guesses; starting the "
-            "workers",
+            f"audit: {size.canaries:,} canaries, {steps:,} steps, {audit.guesses.highest:,} guesses of in and "
+            f"{audit.guesses.lowest:,} of out; starting the workers",
             file=sys.stderr,
         )
         started = time.monotonic()
@@ -272,7 +274,7 @@ def verdict(result: AuditResult) -> list[str]:
     if expected.largest <= claimed.epsilon:
         sentences.append(
             f"Guesses alone could not refute it: even if all were correct, the bound would be {expected.largest:.2f}. "
-            "Use more --canaries, or fewer --steps."
+            "It takes many more --canaries, or fewer --steps."
         )
     if result.one_run < expected.low:
         sentences.append("The guesses did worse than expected of this mechanism, which costs no privacy.")

@@ -34,16 +34,21 @@ def _draw_scores(panel: Axes, result: AuditResult) -> None:
     edges = np.linspace(scores.min(), scores.max(), _BINS).tolist()
     panel.hist(scores[~included], edges, color=FAINT, alpha=0.75, label="canary is out")
     panel.hist(scores[included], edges, color=PRIVACY, alpha=0.6, label="canary is in")
-    ordered, side = np.sort(scores), result.guesses.guesses // 2
-    for at, text, align in ((ordered[side - 1], 'guess "out" ', "right"), (ordered[-side], ' guess "in"', "left")):
-        panel.axvline(float(at), color=INK, linewidth=1, linestyle="--")
-        panel.text(
-            float(at), 0.97, text, transform=panel.get_xaxis_transform(), ha=align, va="top", color=INK, fontsize=8.5
-        )
+    ordered, plan = np.sort(scores), result.plan
+    if plan.highest:
+        _mark_guesses(panel, float(ordered[-plan.highest]), ' guess "in"', "left")
+    if plan.lowest:
+        _mark_guesses(panel, float(ordered[plan.lowest - 1]), 'guess "out" ', "right")
     panel.set_xlabel("score, in clip norms")
     panel.set_ylabel("canaries")
     panel.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper right", bbox_to_anchor=(1, 0.85))
     style(panel)
+
+
+def _mark_guesses(panel: Axes, score: float, text: str, align: str) -> None:
+    """Draw the score beyond which the attack guesses."""
+    panel.axvline(score, color=INK, linewidth=1, linestyle="--")
+    panel.text(score, 0.97, text, transform=panel.get_xaxis_transform(), ha=align, va="top", color=INK, fontsize=8.5)
 
 
 def _draw_bounds(panel: Axes, result: AuditResult) -> None:
