@@ -27,6 +27,7 @@ from tensafe_api.resources.numeric import (
     WeightDecay,
 )
 from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreURI
+from tensafe_api.tasks import learning_rates
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Accountant = Literal["RDP", "PLD"]
@@ -59,7 +60,7 @@ class Training(Block):
     )
     learning_rate: LearningRate | None = Field(
         None,
-        description="Peak learning rate of AdamW. Private training needs a higher one than usual. Default:",
+        description=f"Peak learning rate of AdamW: higher than without privacy. Default: {learning_rates()}.",
     )
     schedule: Literal["Linear", "Cosine", "Constant"] = Field(
         "Linear", description="Learning rate after the warm-up. Linear and Cosine: decay to 0. Constant: no decay."

@@ -8,6 +8,7 @@ module serves the user at a terminal: progress, signals, and a summary of the re
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
