@@ -37,7 +37,7 @@ def test_number_of_guesses_leaves_room_to_refute_the_claim() -> None:
 
 def test_low_scores_are_guessed_only_where_they_show_something() -> None:
     """At q = 1 both sides show as much. At a low q, canaries that are in have rarely joined, and score low."""
-    few_joined = ClaimedSteps(sample_rate=0.01, noise_multiplier=0.5, steps=10, delta=1e-5, epsilon=3.0)
+    few_joined = ClaimedSteps(sample_rate=0.064, noise_multiplier=0.64, steps=40, delta=2.5e-5, epsilon=7.7)
     for claimed, lowest in ((ONE_STEP, True), (few_joined, False)):
         plan = choose_guesses(claimed, 5000, 0.05)
         assert (plan.lowest > 0) is lowest

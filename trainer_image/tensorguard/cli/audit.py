@@ -254,14 +254,14 @@ def _print_text(arguments: argparse.Namespace, loaded: LoadedJob, result: AuditR
         f"{loaded.plan.mechanism.workers} workers, {data} ({seconds:.0f} s)",
     )
     print()
-    for sentence in verdict(result):
+    for sentence in verdict(result, with_data=arguments.with_data):
         print(sentence)
     if arguments.with_data:
         directory = output_dir_of(arguments, loaded)
         print(f"Charged {claimed.steps:,} steps to the ledger in {directory}; no adapter was written.")
 
 
-def verdict(result: AuditResult) -> list[str]:
+def verdict(result: AuditResult, *, with_data: bool = False) -> list[str]:
     """The result in sentences."""
     claimed, expected = result.claimed, result.expectation
     if result.refuted:
@@ -272,11 +272,13 @@ def verdict(result: AuditResult) -> list[str]:
         return [f"Refuted: the steps are less private than the ledger accounts them, since {' and '.join(by)}."]
     sentences = ["Not refuted: no lower bound exceeds the claimed ε. This is no proof of the claim."]
     if expected.largest <= claimed.epsilon:
-        sentences.append(
-            f"Guesses alone could not refute it: even if all were correct, the bound would be {expected.largest:.2f}. "
-            "It takes many more --canaries, or fewer --steps."
-        )
-    if result.one_run < expected.low:
+        sentences += [
+            f"Guesses alone could not refute it: even if all were correct, the bound would be {expected.largest:.2f}.",
+            "For that, use many more --canaries or fewer --steps.",
+        ]
+    if with_data:
+        sentences.append("The gradients of the records are in the scores as well, which lowers both bounds.")
+    elif result.one_run < expected.low:
         sentences.append("The guesses did worse than expected of this mechanism, which costs no privacy.")
     return sentences
 

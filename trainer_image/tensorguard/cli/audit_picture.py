@@ -41,7 +41,7 @@ def _draw_scores(panel: Axes, result: AuditResult) -> None:
         _mark_guesses(panel, float(ordered[plan.lowest - 1]), 'guess "out" ', "right")
     panel.set_xlabel("score, in clip norms")
     panel.set_ylabel("canaries")
-    panel.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper right", bbox_to_anchor=(1, 0.85))
+    panel.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     style(panel)
 
 
