@@ -178,7 +178,11 @@ def _scores(arguments: argparse.Namespace, loaded: LoadedJob, audit: Audit) -> S
 
     signals, stop = StopOnSignal(), StopSignal()
     shown = dataclasses.replace(loaded.plan, steps=audit.size.steps)
-    with signals.installed(), display_for(shown) as display, signals.requesting(stop, display.print_line):
+
+    def announce(_: str) -> None:
+        display.print_line("stopping: an audit that is stopped has no result, and its charged steps stay charged")
+
+    with signals.installed(), display_for(shown) as display, signals.requesting(stop, announce):
         return scores_with_records(
             loaded.job,
             audit.size,
@@ -257,8 +261,11 @@ def _print_text(arguments: argparse.Namespace, loaded: LoadedJob, result: AuditR
     for sentence in verdict(result, with_data=arguments.with_data):
         print(sentence)
     if arguments.with_data:
+        from tensorguard.ledger.file import FileLedger
+
         directory = output_dir_of(arguments, loaded)
-        print(f"Charged {claimed.steps:,} steps to the ledger in {directory}; no adapter was written.")
+        charged = FileLedger(directory).read().steps_charged  # in chunks, so possibly more than ran
+        print(f"Charged {charged:,} steps to the ledger in {directory}; no adapter was written.")
 
 
 def verdict(result: AuditResult, *, with_data: bool = False) -> list[str]:
