@@ -119,5 +119,5 @@ class Observability(Block):
         description="Training loss, gradient norms and batch sizes: exact functions of private data, which the "
         "log and the status never contain. Hidden: they are kept nowhere. Internal: each worker "
         "keeps them in private-metrics-rankN.jsonl in the run's private folder (in a pod in "
-        "/var/run/tensafe, lost with it), and the privacy statement records that.",
+        "/var/run/tensafe, lost with the pod), and the privacy statement records that.",
     )

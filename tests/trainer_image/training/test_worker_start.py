@@ -54,6 +54,7 @@ class Start:
             threads=torch.get_num_threads(),
             directory=directory,
             job_uid="uid",
+            signing_key=None,
             ledger_location="location",
             job_key=lambda: b"job key",
             traceback_file=lambda process: directory / f"errors-{process}.log",
@@ -78,7 +79,7 @@ class Start:
         on_all_ranks(lambda: self.calls.append(("set up", rank)) or True)
         return self.components
 
-    def _acquire(self, ledger: Any, config: Any, components: Any) -> Acquisition:
+    def _acquire(self, ledger: Any, config: Any, components: Any, signing_key: Any) -> Acquisition:
         assert (ledger, config, components) == (self.ledger, self.config, self.components)
         self.calls.append("acquire")
         return self.acquired
