@@ -18,7 +18,7 @@ from tensafe_api.timestamps import parse_time
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800, func_only=True)]
 
 QUEUE = "gpu-queue"
-STALL_SECONDS = 240
+STALL_SECONDS = 300
 VERSION = "kueue.x-k8s.io/v1beta2"
 
 
@@ -30,7 +30,7 @@ def kueue(disposable_cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def impatient_operator(disposable_cluster: Cluster) -> Iterator[None]:
-    """An operator that ends an attempt after four minutes without a step."""
+    """An operator that ends an attempt after five minutes without a step."""
     release = ("tensafe", "--namespace", SYSTEM, "--wait", "--timeout", "180s")
     value = f"stallSeconds={STALL_SECONDS}"
     kubeconfig = disposable_cluster.kubeconfig
