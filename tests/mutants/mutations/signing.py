@@ -180,7 +180,7 @@ SIGNING: tuple[Mutation, ...] = (
             Edit(
                 TRAINER + "training/acquisition.py",
                 "    if newest is not None and signing_key is not None:\n",
-                "    if newest is None and signing_key is not None:\n",
+                "    if newest is not None and signing_key is not None and not newest:\n",
             ),
         ),
         (
@@ -210,5 +210,38 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         ("tests/operator/plan/test_privacy_status.py::test_status_says_which_checkpoints_are_signed",),
+    ),
+    Mutation(
+        "every worker mounts the signing key",
+        (
+            Edit(
+                OPERATOR + "children/rayjob.py",
+                "    if signer and signing is not None:\n",
+                "    if signing is not None:\n",
+            ),
+        ),
+        ("tests/operator/children/test_pods.py::test_only_one_worker_and_not_the_head_mounts_the_signing_key",),
+    ),
+    Mutation(
+        "a worker without the signing key is rank 0",
+        (
+            Edit(
+                TRAINER + "runners/rendezvous.py",
+                "    return (rank - int(store.get(_FIRST))) % size\n",
+                "    return rank\n",
+            ),
+        ),
+        ("tests/trainer_image/runners/test_rendezvous.py::test_pod_with_the_signing_key_has_rank_0",),
+    ),
+    Mutation(
+        "a job may give its signing key to every worker",
+        (
+            Edit(
+                OPERATOR + "plan/admission.py",
+                "    if problem := _find_shared_signing_key(completed.spec):\n",
+                '    if problem := (_find_shared_signing_key(completed.spec) and ""):\n',
+            ),
+        ),
+        ("tests/operator/plan/test_admission.py::test_signing_key_that_the_job_gives_to_every_worker_is_rejected",),
     ),
 )

@@ -24,7 +24,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes this process one rank of a group, which meets at rank 0's address or at an address of the test."""
 
     def rank(number: int, size: int, at: tuple[str, int] | None = None) -> None:
-        context = SimpleNamespace(get_world_rank=lambda: number, get_world_size=lambda: size, get_local_rank=lambda: 0)
+        context = SimpleNamespace(get_world_rank=lambda: number, get_world_size=lambda: size)
         monkeypatch.setattr(rendezvous, "get_context", lambda: context)
         monkeypatch.setattr(rendezvous, "get_device", lambda: torch.device("cpu"))
         monkeypatch.setattr(rendezvous, "get_node_ip_address", lambda: "127.0.0.1")
@@ -48,8 +48,7 @@ def test_pod_with_the_signing_key_has_rank_0(pods: list[int], ranks_per_pod: int
     store, size = dist.HashStore(), len(pods) * ranks_per_pod
 
     def join(rank: int) -> int:
-        pod, local_rank = divmod(rank, ranks_per_pod)
-        return own_rank(store, rank, size, str(pods[pod]), local_rank)
+        return own_rank(store, rank, size, str(pods[rank // ranks_per_pod]), ranks_per_pod)
 
     with ThreadPoolExecutor(size) as threads:
         ranks = list(threads.map(join, range(size)))
@@ -60,7 +59,7 @@ def test_pod_with_the_signing_key_has_rank_0(pods: list[int], ranks_per_pod: int
 
 
 def test_ranks_of_a_job_that_does_not_sign_are_those_of_ray() -> None:
-    assert [own_rank(dist.HashStore(), rank, 3, None, 0) for rank in range(3)] == [0, 1, 2]
+    assert [own_rank(dist.HashStore(), rank, 3, None, 1) for rank in range(3)] == [0, 1, 2]
 
 
 def test_group_forms_in_the_pod_that_signs(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:

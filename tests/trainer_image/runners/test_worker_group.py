@@ -42,7 +42,7 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> type[Trainer]:
     monkeypatch.setattr("ray.train.v2.api.data_parallel_trainer.DataParallelTrainer", Trainer)
-    monkeypatch.setattr("tensorguard.runners.rendezvous.process_group", lambda backend, seconds: nullcontext())
+    monkeypatch.setattr("tensorguard.runners.rendezvous.process_group", lambda *_: nullcontext())
     monkeypatch.setattr(module, "_wait_for_resources", lambda group, seconds: None)
     return Trainer
 

@@ -38,7 +38,7 @@ class RendezvousError(RuntimeError):
 
 
 @contextmanager
-def process_group(backend: str, seconds: float) -> Iterator[None]:
+def process_group(backend: str, seconds: float, ranks_per_worker: int = 1) -> Iterator[None]:
     """Create the default torch.distributed group for the with block. Every worker of Ray Train calls this.
 
     A worker that fails inside the block does not destroy the group: Ray Train ends its peers.
@@ -47,6 +47,7 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
         backend: "gloo" or "nccl".
         seconds: how long ranks wait for each other in each collective, and to join once they have the address. For the
             address they wait as long as Ray reports all of them alive.
+        ranks_per_worker: how many ranks each worker of the job has.
 
     Raises:
         RendezvousError: a worker did not join in time, or the workers cannot reach each other.
@@ -62,8 +63,7 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
             port = store.port
         host, port = broadcast_from_rank_zero((host, port))
         store = store or TCPStore(host, port, size, timeout=timeout, wait_for_workers=False)
-        local_rank = get_context().get_local_rank() if SIGNER_VARIABLE in os.environ else 0
-        rank = own_rank(store, rank, size, os.environ.get(SIGNER_VARIABLE), local_rank)
+        rank = own_rank(store, rank, size, os.environ.get(SIGNER_VARIABLE), ranks_per_worker)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, OSError) as error:
         raise RendezvousError(
@@ -74,20 +74,20 @@ def process_group(backend: str, seconds: float) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def own_rank(store: Store, rank: int, size: int, signer: str | None, local_rank: int) -> int:
+def own_rank(store: Store, rank: int, size: int, signer: str | None, ranks_per_worker: int) -> int:
     """The rank of this worker in the group.
 
     Args:
         store: shared by all workers.
         rank, size: of this worker, as Ray counts.
         signer: the value of `SIGNER_VARIABLE`; None where the job does not sign, and ranks are those of Ray.
-        local_rank: of this worker among those of its pod.
+        ranks_per_worker: how many ranks each pod has. Ray numbers the ranks pod by pod.
 
     Raises:
         RuntimeError: no pod signs, within the store's timeout.
     """
     if signer is None:
         return rank
-    if signer == "1" and local_rank == 0:
-        store.set(_FIRST, str(rank))
+    if signer == "1":  # each rank of the pod sets the same number
+        store.set(_FIRST, str(rank - rank % ranks_per_worker))
     return (rank - int(store.get(_FIRST))) % size

@@ -79,6 +79,8 @@ class WorkerGroup:
     """Place each rank on its own node of Ray, which is a pod."""
     timeout: float | None = None
     """Seconds that workers may wait for resources and for each other; None: the defaults of this module."""
+    ranks_per_worker: int = 1
+    """The number of ranks of each worker of the job."""
 
     @classmethod
     def of(cls, job: TenSafeTrainingJob, *, one_per_node: bool = False, timeout: float | None = None) -> WorkerGroup:
@@ -86,7 +88,15 @@ class WorkerGroup:
         cluster = job.spec.cluster
         restarts = job.spec.retry.max_restarts
         alone = one_per_node and cluster.ranks_per_worker == 1  # otherwise the GPUs of a pod limit its ranks
-        return cls(cluster.ranks, cpus_per_rank(job), min(1, cluster.worker.gpus), restarts, alone, timeout)
+        return cls(
+            cluster.ranks,
+            cpus_per_rank(job),
+            min(1, cluster.worker.gpus),
+            restarts,
+            alone,
+            timeout,
+            cluster.ranks_per_worker,
+        )
 
     @property
     def resources(self) -> dict[str, float]:
@@ -123,7 +133,7 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
         from tensorguard.runners.rendezvous import process_group
 
         try:
-            with process_group(backend, seconds):
+            with process_group(backend, seconds, group.ranks_per_worker):
                 function(values)
         except Exception as error:
             raise RankFailed(*describe_error(error)) from None

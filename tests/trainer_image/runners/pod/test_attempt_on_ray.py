@@ -1,13 +1,14 @@
 """A whole attempt as the RayJob's entrypoint runs it, on two Ray nodes with a real API server.
 
-One node is a head without CPUs, the other a worker. The test mounts the files that the operator would mount. Each node
-has its own root folder, as a pod has.
+One node is a head without CPUs, the others are workers: one, or two where one of them signs. The test mounts the files
+that the operator would mount. Each node has its own root folder, as a pod has.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,13 +30,14 @@ from tensafe_api.statement import digest
 from tensafe_operator.children import configuration
 from tensafe_operator.children.access import job_key, key_digest
 from tensafe_operator.children.ledger import ledger
-from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, ray_job
+from tensafe_operator.children.rayjob import JOB_DIGEST_VARIABLE, SIGNER_VARIABLE, ray_job
 from tensafe_operator.children.volumes import RUN_PATH
 from tensafe_operator.settings import Settings
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.backends import POD_UID
 from tensorguard.runners.pod.pod_files import ROOT_VARIABLE, PodFiles
 from tensorguard.runners.run_folder import WORK_FOLDER
+from tensorguard.signing.keys import new_signing_key, write_new
 
 pytestmark = pytest.mark.cluster
 
@@ -56,8 +58,15 @@ class Pods:
 
     def start(self) -> None:
         """Start the head, and then the worker."""
+        self.start_head()
+        self.start_worker(self.worker)
+
+    def start_head(self) -> None:
         self._nodes.start_head(self.head, cpus=0, **{ROOT_VARIABLE: str(self.head)})
-        self._nodes.start_node(self.worker, cpus=2, **{ROOT_VARIABLE: str(self.worker)}, **self._of_worker)
+
+    def start_worker(self, root: Path, **variables: str) -> None:
+        """Start a worker whose pod has this root folder."""
+        self._nodes.start_node(root, cpus=2, **{ROOT_VARIABLE: str(root)}, **self._of_worker, **variables)
 
     def drive(self) -> subprocess.Popen[str]:
         """Start the entrypoint in the head."""
@@ -76,11 +85,12 @@ class Pods:
 class Clinic:
     """A job in a namespace, the objects that the operator creates for it, and the folders where they are mounted."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, base: Path, steps: int) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, base: Path, steps: int, *overrides: str) -> None:
+        """Args: overrides: of the job, as in `--set`."""
         self._plane, self._namespace = plane, namespace
         make_model(base / "model")
         (base / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records(240)))
-        overrides = ("spec.cluster.workers=1", f"spec.training.steps={steps}")
+        overrides = ("spec.cluster.workers=1", f"spec.training.steps={steps}", *overrides)
         self.job, plan = resolve_job(load_manifest(self._text(base), overrides))
         plane.kubectl("-n", namespace, "create", "-f", "-", text=self._text(base))
         uid = json.loads(plane.kubectl("-n", namespace, "get", "tsj", "tiny", "-o", "json").stdout)["metadata"]["uid"]
@@ -198,3 +208,30 @@ def test_terminating_pods_save_a_checkpoint_first(clinic: Clinic, pods: Pods) ->
     finally:
         driver.kill()
     assert driver.communicate()[0] == ""
+
+
+def test_worker_with_the_signing_key_is_rank_0_and_signs(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    signing = ("spec.cluster.workers=2", "spec.checkpoint.signing={secretName: release-key}")
+    clinic = Clinic(control_plane, namespace, tmp_path, 3, *signing)
+    shutil.copytree(tmp_path / "worker", tmp_path / "signer")
+    private, _, fingerprint = new_signing_key()
+    key = PodFiles(tmp_path / "signer").signing_key_file
+    write_new(key.parent, {key.name: (private, 0o400)})
+    pods = Pods(tmp_path, clinic.variables, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
+    try:
+        pods.start_head()
+        pods.start_worker(tmp_path / "worker", **{SIGNER_VARIABLE: "0"})
+        pods.start_worker(tmp_path / "signer", **{SIGNER_VARIABLE: "1"})
+        driver = pods.drive()
+        out, _ = driver.communicate(timeout=TIMEOUT_SECONDS)
+        assert (driver.returncode, out) == (0, "Completed: all 3 steps are done.\n")
+    finally:
+        pods.stop()
+    assert [each["signer"] for each in clinic.status()["releases"]] == [fingerprint]
+    assert (PodFiles(tmp_path / "signer").work / "shard-000-of-002.arrow").exists()
+    assert (PodFiles(tmp_path / "worker").work / "shard-001-of-002.arrow").exists()
+    assert (tmp_path / "checkpoints/final/model.sig").exists()
+    others = [path for root in ("head", "worker") for path in (tmp_path / root).rglob("*") if path.is_file()]
+    assert not any(private in path.read_bytes() for path in others)
