@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -216,7 +217,7 @@ def test_worker_with_the_signing_key_is_rank_0_and_signs(
     signing = ("spec.cluster.workers=2", "spec.checkpoint.signing={secretName: release-key}")
     clinic = Clinic(control_plane, namespace, tmp_path, 3, *signing)
     shutil.copytree(tmp_path / "worker", tmp_path / "signer")
-    private, _, fingerprint = new_signing_key()
+    private, public, fingerprint = new_signing_key()
     key = PodFiles(tmp_path / "signer").signing_key_file
     write_new(key.parent, {key.name: (private, 0o400)})
     pods = Pods(tmp_path, clinic.variables, {"KUBECONFIG": str(clinic.pod.kubeconfig), POD_UID: clinic.pod.uid})
@@ -235,3 +236,25 @@ def test_worker_with_the_signing_key_is_rank_0_and_signs(
     assert (tmp_path / "checkpoints/final/model.sig").exists()
     others = [path for root in ("head", "worker") for path in (tmp_path / root).rglob("*") if path.is_file()]
     assert not any(private in path.read_bytes() for path in others)
+    public_key = tmp_path / "signer.pub.pem"
+    public_key.write_text(public)
+    found = verify(control_plane, tmp_path / "checkpoints/final", public_key, namespace)
+    assert (found["verified"], found["signerTrusted"], found["signer"]) == (True, True, fingerprint)
+    assert [each.split(":")[0] for each in found["notChecked"]] == ["the charges at the time of writing"]
+    refused = verify(control_plane, tmp_path / "checkpoints/final", public_key, "default")
+    assert refused["reason"] == f"the namespace default has no ledger of the job with UID {clinic.job.metadata.uid}"
+
+
+def verify(plane: ControlPlane, place: Path, public_key: Path, namespace: str) -> dict[str, Any]:
+    """What `tensafe verify` reports to a user of the cluster."""
+    command = [Path(sys.executable).with_name("tensafe"), "verify", place, "--public-key", public_key, "-o", "json"]
+    found = subprocess.run(
+        [*command, "--ledger", "kubernetes", "-n", namespace],
+        env={**os.environ, "KUBECONFIG": str(plane.admin)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report: dict[str, Any] = json.loads(found.stdout)
+    assert found.returncode == (0 if report["verified"] else 1), found.stderr
+    return report
