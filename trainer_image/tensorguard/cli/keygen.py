@@ -1,4 +1,4 @@
-"""`tensafe keygen`: make the keys that sign and encrypt checkpoints.
+"""`tensafe keygen`: make a key pair that signs checkpoints, and an age identity.
 
 In: a folder. Out: a signing key pair and an age identity in it, as files. The private ones can be read by their owner
 only. An existing file is never overwritten.
@@ -37,7 +37,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "keygen",
         help="make a signing key pair and an age identity",
-        description="Make the keys that sign and encrypt checkpoints. Existing files are never overwritten.",
+        description="Make a key pair that signs checkpoints, and an age identity, with which you decrypt files that "
+        "others encrypted with age. TenSafe does not encrypt checkpoints yet. Existing files are never overwritten.",
         epilog=_EPILOG,
     )
     parser.add_argument(

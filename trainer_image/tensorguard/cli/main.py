@@ -24,7 +24,7 @@ examples:
                                                 write the privacy statement as a page
   tensafe audit job.yaml                        attack the privacy claim of a job with canaries
   tensafe export runs/first --to mlflow         send its public figures to MLflow, W&B or TensorBoard
-  tensafe keygen ~/keys                         make keys that sign and encrypt checkpoints
+  tensafe keygen ~/keys                         make the key pair that signs checkpoints
   tensafe verify adapter --public-key signer.pub.pem
                                                 check an adapter that you received: files, signer, ε
   tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5
