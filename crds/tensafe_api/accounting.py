@@ -79,7 +79,7 @@ class CalibrationError(ValueError):
 @functools.cache
 @long_computation
 def load() -> ModuleType:
-    """Import dp-accounting now, and not with the first figure. It takes up to a second."""
+    """Import dp-accounting. The first figure does, and it takes up to a second."""
     from tensafe_api import dp_library
 
     return dp_library

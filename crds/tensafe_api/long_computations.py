@@ -42,22 +42,15 @@ def only_short_computations() -> Iterator[None]:
         _refused.reset(before)
 
 
-def begin_long_computation(what: str) -> None:
-    """State that a computation begins which takes a tenth of a second or more.
-
-    Raises:
-        LongComputationError: inside `only_short_computations`.
-    """
-    if _refused.get():
-        raise LongComputationError(what)
-
-
 def long_computation(function: Callable[P, T]) -> Callable[P, T]:
-    """Mark a function whose call takes a tenth of a second or more."""
+    """Mark a function whose call takes a tenth of a second or more. Its calls raise LongComputationError inside
+    `only_short_computations`.
+    """
 
     @functools.wraps(function)
     def marked(*args: P.args, **kwargs: P.kwargs) -> T:
-        begin_long_computation(function.__name__)
+        if _refused.get():
+            raise LongComputationError(function.__name__)
         return function(*args, **kwargs)
 
     return marked

@@ -254,7 +254,7 @@ class ApiClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:  # not in __init__: a session needs the running event loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._connection.ssl_context or True),
+                connector=aiohttp.TCPConnector(ssl=self._connection.ssl_context or True),
                 timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS),
                 headers={"User-Agent": self._field_manager},
             )

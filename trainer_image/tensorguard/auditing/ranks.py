@@ -129,20 +129,15 @@ class AuditWorker(Worker):
             gradients=components.unit_gradients,
         )
 
-    def run_steps(self) -> None:
-        """Run the steps of the audit, then write the scores."""
-        assert self.private_step is not None and self._keeper is not None
-        while self._step < self._size.steps:
-            verdict = self.private_step.run(self._step)
-            if verdict is Verdict.STOP:
-                return self._end_interrupted()
-            if verdict is Verdict.EXHAUSTED:
-                return self._end_exhausted()
-            self._step += 1
-            self._log_step()
+    def _planned_steps(self) -> int:
+        return self._size.steps
+
+    def _complete(self, message: str) -> None:
+        """Write the scores before the attempt ends."""
+        assert self._keeper is not None
         if self._channel.rank == 0:
             self._keeper.scores().save(self.config.directory / SCORES)
-        return self._finish("Completed", Reason.COMPLETED, f"all {self._size.steps} steps of the audit are done")
+        super()._complete(f"all {self._size.steps} steps of the audit are done")
 
     def _save(self, *, final: bool = False) -> None:
         """Write nothing: an audit leaves no adapter."""

@@ -166,8 +166,8 @@ class Worker:
     def run_steps(self) -> None:
         """Run steps until the plan is done, the budget is exhausted, or a stop is requested."""
         assert self.private_step is not None
-        plan = self.components.plan
-        while self._step < plan.steps:
+        plan, steps = self.components.plan, self._planned_steps()
+        while self._step < steps:
             verdict = self.private_step.run(self._step)
             if verdict is Verdict.STOP:
                 return self._end_interrupted()
@@ -175,11 +175,17 @@ class Worker:
                 return self._end_exhausted()
             self._step += 1
             self._log_step()
-            if self._step % plan.evaluate_every == 0 and self._step < plan.steps:
+            if self._step % plan.evaluate_every == 0 and self._step < steps:
                 self._evaluate()
-            if self._step % plan.checkpoint_every == 0 and self._step < plan.steps:
+            if self._step % plan.checkpoint_every == 0 and self._step < steps:
                 self._save()
-        return self._finish("Completed", Reason.COMPLETED, f"all {plan.steps} steps are done")
+        return self._complete(f"all {steps} steps are done")
+
+    def _planned_steps(self) -> int:
+        return self.components.plan.steps
+
+    def _complete(self, message: str) -> None:
+        self._finish("Completed", Reason.COMPLETED, message)
 
     def _log_step(self) -> None:
         assert self.private_step is not None
