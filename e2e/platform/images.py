@@ -27,6 +27,8 @@ KUBERAY = f"{PREFIX}kuberay-operator:{versions.KUBERAY}"
 KUEUE = f"{PREFIX}kueue:{versions.KUEUE}"
 _COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _PACKAGES = "python3,python3-venv,ca-certificates"
+_ROOM = 24e9
+"""Free bytes that a build of the trainer's image and its import into the node take, when nothing is cached."""
 Log = Callable[[str], None]
 
 
@@ -56,6 +58,7 @@ def programs() -> tuple[Path, Path]:
 def build(log: Log) -> dict[str, str]:
     """Build missing images, and always the operator's and the trainer's; return the ids of all, by name."""
     kuberay, s3 = programs()
+    _make_room(log)
     if not image_id(BASE):
         log("building the base image")
         _build_base()
@@ -152,6 +155,20 @@ def _build_on_base(name: str, binary: Path | None, entrypoint: list[str]) -> Non
     _run("buildah", "commit", "--quiet", "--rm", container, name)
 
 
+def _make_room(log: Log) -> None:
+    """Where the disk is nearly full, remove what earlier builds left: containers, and images without a name.
+
+    The layers below an image with a name stay, so the next build can use them.
+    """
+    if shutil.disk_usage("/var").free >= _ROOM:
+        return
+    unnamed = _run("buildah", "images", "--quiet", "--filter", "dangling=true").split()
+    log(f"the disk is nearly full: removing {len(unnamed)} images of earlier builds")
+    _run("buildah", "rm", "--all")
+    if unnamed:
+        _run("buildah", "rmi", "--force", *unnamed)
+
+
 def image_id(name: str) -> str:
     """An image's id; empty if it does not exist."""
     command = ["buildah", "images", "--quiet", "--no-trunc", name]
@@ -167,5 +184,7 @@ def image_bytes(name: str) -> int:
 def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ClusterError(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-4000:]}")
+        free = shutil.disk_usage("/var").free / 1e9
+        output = (done.stdout + done.stderr).strip()[-4000:]
+        raise ClusterError(f"{' '.join(command)}: {output} ({free:.1f} GB are free on the disk of /var)")
     return done.stdout
