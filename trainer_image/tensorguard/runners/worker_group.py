@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.backoff import RETRY_SECONDS
+from tensorguard.runners.core_dumps import switch_off_core_dumps
 from tensorguard.runners.preflight import cpus_per_rank
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import TRACEBACKS
@@ -132,6 +133,7 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
     def run_rank(values: dict[str, Any]) -> None:
         from tensorguard.runners.rendezvous import process_group
 
+        switch_off_core_dumps()  # in a pod this process is a child of Ray, which KubeRay started
         try:
             with process_group(backend, seconds, group.ranks_per_worker):
                 function(values)
@@ -158,7 +160,10 @@ def run_workers(function: RankFunction, values: Mapping[str, Any], group: Worker
 
 
 def configure_ray() -> None:
-    """Configure Ray before it starts or is joined: no usage statistics are sent, and nothing private is logged."""
+    """Configure Ray before it starts or is joined: it sends no usage statistics, logs nothing private, and none of its
+    processes writes a core dump.
+    """
+    switch_off_core_dumps()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
