@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from e2e.platform.cluster import Cluster
 from e2e.platform.fixtures.packet_capture import check_encrypted, check_masked, tcp_streams
+from e2e.platform.fixtures.planted_secrets import plant_in_records
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.fixtures.team_namespace import LABELS, TeamNamespace
 from e2e.platform.node import BRIDGE
@@ -76,13 +77,8 @@ KEY = "/etc/tensafe/key/job.key"
 
 @pytest.fixture
 def data_with_canary(data: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "canary"
-    folder.mkdir()
-    for file in data.glob("*.jsonl"):
-        notes = [json.loads(line) for line in file.read_text().splitlines()]
-        marked = (json.dumps({**note, "text": f"{CANARY} {note['text']}"}) for note in notes)
-        (folder / file.name).write_text("\n".join(marked) + "\n")
-    return folder
+    plant_in_records(CANARY, data, tmp_path / "canary")
+    return tmp_path / "canary"
 
 
 def test_network_head_and_unrelated_pod_get_no_secrets(
