@@ -114,7 +114,7 @@ def remove_name(name: str) -> None:
 
 
 def load(node: Node, built: dict[str, str], record: Path, log: Log) -> None:
-    """Import into the node those images that it lacks.
+    """Import into the node those images that it lacks, and remove those that they replace.
 
     Args:
         built: ids of images, by name.
@@ -130,6 +130,9 @@ def load(node: Node, built: dict[str, str], record: Path, log: Log) -> None:
         node.load(["buildah", "push", "--quiet", "--disable-compression", name, f"docker-archive:/dev/stdout:{name}"])
         known[name] = new_id
         record.write_text(json.dumps(known))
+    for name in imported:  # Kubernetes gives each image its id as a second name, which keeps a replaced image on disk
+        if name.startswith("sha256:") and name not in known.values():
+            node.untag(name)
 
 
 def _build_base() -> None:
