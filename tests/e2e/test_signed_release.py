@@ -30,7 +30,7 @@ CHANCE = 1 / len(LABELS)
 CORE_LIMITS = """
 from pathlib import Path
 for process in Path("/proc").glob("[0-9]*"):
-    if b"TrainWorker" in (process / "cmdline").read_bytes():
+    if (process / "cmdline").read_bytes().startswith(b"ray::RayTrainWorker"):
         (line,) = (line for line in (process / "limits").read_text().splitlines() if "core file" in line)
         print(*line.split()[4:6], (process / "coredump_filter").read_text().strip())
 """
