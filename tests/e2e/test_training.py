@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200, func_only=True)]
 CHANCE = 1 / len(LABELS)
 
 
-@pytest.mark.gate
 def test_job_writes_a_useful_adapter_and_an_epsilon_that_can_be_recomputed(
     team: TeamNamespace, data: Path, tmp_path: Path, stopwatch: Stopwatch
 ) -> None:
