@@ -116,7 +116,10 @@ def test_attempt_refuses_a_checkpoint_in_which_a_byte_was_changed(team: TeamName
     assert failed["phase"] == "Failed", json.dumps(failed, indent=1)
     last = failed["attempts"][-1]
     assert last["reason"] == "CheckpointCorrupt"
-    assert newest["uri"] in last["message"] and "adapter_model.safetensors" in last["message"]
+    ray_job = team.get("rayjob", "triage-a2")
+    assert ray_job is not None
+    assert newest["uri"] in ray_job["status"]["message"]
+    assert "adapter_model.safetensors" in ray_job["status"]["message"]
     assert failed["privacy"]["stepsCharged"] == suspended["privacy"]["stepsCharged"], "the refusal costs nothing"
 
 
