@@ -322,11 +322,50 @@ PROTOCOL: tuple[Mutation, ...] = (
                 "self._writer = secrets.token_hex(16)",
                 'self._writer = "0" * 32',
             ),
+            Edit(TRAINER + "ledger/kubernetes.py", '"nonce": secrets.token_hex(16)', '"nonce": ""'),
         ),
         (
             LEDGER_TESTS + "test_concurrent_writers.py::test_two_processes_of_one_pod_never_hold_the_same_acquisition",
             LEDGER_TESTS + "test_concurrent_writers.py::test_equal_charge_of_another_process_does_not_pay_for_this_one",
         ),
+    ),
+    Mutation(
+        "a charge counts as written when only its head is",
+        (
+            Edit(
+                TRAINER + "ledger/kubernetes.py",
+                "                if state != tried[state.head]:\n"
+                "                    raise LedgerCorrupt(_foreign_write(self._name))\n",
+                "",
+            ),
+        ),
+        (LEDGER_TESTS + "test_concurrent_writers.py::test_charge_whose_head_is_written_without_it_does_not_count",),
+    ),
+    Mutation(
+        "what another process wrote as this pod is accepted",
+        (
+            Edit(
+                TRAINER + "ledger/kubernetes.py",
+                "            if state != self._written:\n"
+                "                raise LedgerCorrupt(_foreign_write(self._name))\n",
+                "",
+            ),
+        ),
+        (
+            LEDGER_TESTS + "test_concurrent_writers.py::test_charge_that_only_its_head_shows_does_not_count",
+            LEDGER_TESTS + "test_concurrent_writers.py::test_any_write_of_another_process_as_this_pod_ends_this_one",
+        ),
+    ),
+    Mutation(
+        "a step is revealed although the ledger lacks its charge",
+        (
+            Edit(
+                TRAINER + "training/budget_gate.py",
+                "        if state.steps_charged < self.steps_charged + steps:",
+                "        if False:",
+            ),
+        ),
+        (TRAINING_TESTS + "test_budget_gate.py::test_step_is_not_revealed_when_its_charge_is_not_in_the_ledger",),
     ),
     Mutation(
         "the job key travels through Ray",

@@ -6,9 +6,9 @@ import pytest
 
 from e2e.platform.fakes.ledger_server import LedgerServer
 from tensorguard.ledger import kubernetes
-from tensorguard.ledger.contract import Fenced
+from tensorguard.ledger.contract import Fenced, LedgerCorrupt
 from tensorguard.ledger.kubernetes import KubernetesLedger
-from tensorguard.ledger.kubernetes_object import decode
+from tensorguard.ledger.kubernetes_object import decode, entry_hash
 
 
 @pytest.fixture
@@ -100,3 +100,48 @@ def test_ledger_of_an_earlier_version_without_numbers_is_read_and_acquired(serve
     assert ledger.acquire(attempt=2, from_step=0).attempt == 2
     assert ledger.charge(1).steps_charged == 1
     assert "writer" not in server.object["status"]["charges"][0], "the record of an earlier attempt does not change"
+
+
+def write_as_the_pod(server: LedgerServer, **changes: object) -> None:
+    """What a user may do who creates a token of the pod's service account."""
+    server.object["status"].update(changes, length=server.object["status"]["length"] + 1)
+    server.object["metadata"]["resourceVersion"] += "0"
+
+
+def test_charge_that_only_its_head_shows_does_not_count(server: LedgerServer) -> None:
+    ledger = process(server)
+    state = ledger.acquire(attempt=1, from_step=0)
+    writer = server.object["status"]["charges"][0]["writer"]
+    guessed = entry_hash(state.head, {"kind": "charge", "steps": 7, "writer": writer})
+    server.before_write.append(lambda: write_as_the_pod(server, head=guessed))
+    with pytest.raises(LedgerCorrupt, match="another process has written to it as this pod"):
+        ledger.charge(7)
+    assert server.steps_charged == 0
+
+
+def test_charge_whose_head_is_written_without_it_does_not_count(
+    server: LedgerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes.secrets, "token_hex", lambda count: "0" * 2 * count)  # as if it could be guessed
+    ledger = process(server)
+    state = ledger.acquire(attempt=1, from_step=0)
+    guessed = entry_hash(state.head, {"kind": "charge", "steps": 7, "writer": "0" * 32, "nonce": "0" * 32})
+    server.before_write.append(lambda: write_as_the_pod(server, head=guessed))
+    with pytest.raises(LedgerCorrupt, match="another process has written to it as this pod"):
+        ledger.charge(7)
+    assert server.steps_charged == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"outcome": "Completed"}, {"chargedThrough": 1000}, {"datasetDigest": "x"}], ids=str
+)
+def test_any_write_of_another_process_as_this_pod_ends_this_one(
+    server: LedgerServer, change: dict[str, object]
+) -> None:
+    ledger = process(server)
+    ledger.acquire(attempt=1, from_step=0)
+    ledger.charge(2)
+    write_as_the_pod(server, **change)
+    with pytest.raises(LedgerCorrupt, match="who may create tokens of the job's service account"):
+        ledger.charge(7)
+    assert server.steps_charged == 2

@@ -226,7 +226,8 @@ def test_progress_and_evaluations_are_written_with_the_next_charge(
 
 def test_ledger_extends_what_it_was_before(server: LedgerServer, ledger: KubernetesLedger) -> None:
     before = ledger.read()
-    assert ledger.extends(decode(ledger_without_entries(server)).head, 1)
+    as_created = {name: value for name, value in server.object.items() if name != "status"}
+    assert ledger.extends(decode(as_created).head, 1)
     assert ledger.extends(before.head, before.length)
     assert not ledger.extends("another", before.length)
     ledger.charge(1)
@@ -241,16 +242,20 @@ def test_nothing_waits_for_a_lock(server: LedgerServer, ledger: KubernetesLedger
     assert server.requests == [] and clock.waits == []
 
 
-def ledger_without_entries(server: LedgerServer) -> dict[str, Any]:
-    """The object as the operator created it."""
-    return {name: value for name, value in server.object.items() if name != "status"}
+def test_heads_are_a_chain_over_the_entries_their_writer_and_a_random_number(
+    server: LedgerServer, ledger: KubernetesLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[str] = []
 
+    def token_hex(count: int) -> str:
+        numbers.append(f"{len(numbers):0{2 * count}x}")
+        return numbers[-1]
 
-def test_heads_are_a_chain_over_the_entries_and_their_writer(server: LedgerServer, ledger: KubernetesLedger) -> None:
-    opened = decode(ledger_without_entries(server)).head
-    acquired = ledger.read()
+    monkeypatch.setattr(kubernetes.secrets, "token_hex", token_hex)
+    opened = ledger.read().head
     (record,) = server.object["status"]["charges"]
-    entry = {"kind": "claim", "attempt": 1, "incarnation": 1, "fromStep": 0, "writer": record["writer"]}
-    assert acquired.head == entry_hash(opened, {**entry, "holder": f"pod-1/{record['writer']}"})
-    charge = {"kind": "charge", "steps": 5, "writer": record["writer"]}
+    claim = {"kind": "claim", "attempt": 2, "incarnation": 1, "fromStep": 3, "holder": f"pod-1/{record['writer']}"}
+    acquired = ledger.acquire(attempt=2, from_step=3)
+    assert acquired.head == entry_hash(opened, {**claim, "writer": record["writer"], "nonce": numbers[0]})
+    charge = {"kind": "charge", "steps": 5, "writer": record["writer"], "nonce": f"{1:032x}"}
     assert ledger.charge(5).head == entry_hash(acquired.head, charge)

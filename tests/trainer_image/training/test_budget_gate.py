@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.trainer.rank_harness import Job
+from tensorguard.ledger.contract import LedgerCorrupt
+from tensorguard.ledger.file import FileLedger
 
 Break = Callable[[int | None], None]
 TOO_LITTLE_NOISE = (
@@ -88,3 +90,13 @@ def test_reserve_steps_cover_a_crash(tmp_path: Path, break_at: Break) -> None:
     assert reserved.ended().reason == "Completed"
     assert reserved.ledger().steps_charged == 8
     assert float(reserved.status().privacy.epsilon_spent) <= reserved.plan.target_epsilon
+
+
+def test_step_is_not_revealed_when_its_charge_is_not_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FileLedger, "charge", lambda ledger, steps: ledger.read())
+    unpaid = job(tmp_path)
+    with pytest.raises(LedgerCorrupt, match="lacks steps that were just charged"):
+        unpaid.train_alone()
+    assert unpaid.revealed() == [0]

@@ -7,8 +7,11 @@ the pod to which the token is bound writes under its acquisition (`tensafe_api.r
 
 While the API server is unavailable a call waits, for longer than any restart of the API server takes. Nothing runs that
 was not charged. A write whose answer was lost is not repeated: the hash of the entry shows whether the write succeeded.
-Each entry holds a random number of the process that wrote it. So a process recognises exactly its own writes, and never
-takes an equal entry of another process for its own, even if both run in the same pod.
+
+A user who may create tokens of the pod's service account can write as this pod. The API server then still refuses to
+lower a charge, and this process ends: it compares each state that it reads with the one that it wrote last. Each entry
+has a new random number, so its hash cannot be guessed. No other process can write a head that this one takes for its
+own while its charge is missing.
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ class KubernetesLedger(LedgerWriter):
         """The attempt and incarnation as which this process acquired the ledger."""
         self._max_length = 0
         """The greatest length that this object has read. A shorter ledger was restored from a copy."""
+        self._written: LedgerState | None = None
+        """The state after the last write of this process, while it holds the ledger."""
         self._progress: Progress | None = None
         self._evaluations: list[EvaluationResult] = []
 
@@ -117,7 +122,7 @@ class KubernetesLedger(LedgerWriter):
                 "fromStep": from_step,
             }
 
-        self._held_as = None
+        self._held_as = self._written = None
         state = self._write(entry)
         self._held_as = (attempt, state.incarnation)
         return state
@@ -131,7 +136,7 @@ class KubernetesLedger(LedgerWriter):
         """Returns immediately: `acquire` fences the holder."""
 
     def close(self) -> None:
-        self._held_as = None
+        self._held_as = self._written = None
 
     def _record(self, entry: Entry) -> LedgerState:
         if self._held_as is None:
@@ -145,6 +150,8 @@ class KubernetesLedger(LedgerWriter):
                     f"attempt {held_as[0]}, incarnation {held_as[1]} is fenced: attempt {state.attempt}, "
                     f"incarnation {state.incarnation} has acquired the ledger from another process"
                 )
+            if state != self._written:
+                raise LedgerCorrupt(_foreign_write(self._name))
             return entry
 
         return self._write(checked)
@@ -153,21 +160,25 @@ class KubernetesLedger(LedgerWriter):
         """Add the entry that `entry_for` gives for the current state, and return the new state. Reads again after each
         conflict.
         """
-        heads: set[str] = set()
-        """The heads that we tried to write: one write may have succeeded although its answer was lost."""
+        tried: dict[str, LedgerState] = {}
+        """What we tried to write, by head: one write may have succeeded although its answer was lost."""
         call = _Call(self._retry_seconds)
         for wait in retry_delays():
             found = self._get(call)
             state = self._state(found)
-            if state.head in heads:
+            if state.head in tried:
+                if state != tried[state.head]:
+                    raise LedgerCorrupt(_foreign_write(self._name))
+                self._written = state
                 return state
-            entry = {**entry_for(state), "writer": self._writer}
+            entry = {**entry_for(state), "writer": self._writer, "nonce": secrets.token_hex(16)}
             head = entry_hash(state.head, entry)
-            heads.add(head)
             new = apply_entry(state, entry, head)
             status = encode(new, found.get("status", {}), self._progress, self._evaluations)
+            document = {**found, "status": status}
+            tried[head] = decode(document)
             try:
-                written = self._put({**found, "status": status}, call)
+                written = self._put(document, call)
             except _ReadAgain as unknown:
                 if call.is_over():
                     raise LedgerUnreachable(
@@ -176,7 +187,8 @@ class KubernetesLedger(LedgerWriter):
                 time.sleep(wait)
                 continue
             self._evaluations.clear()
-            return self._state(written)
+            self._written = self._state(written)
+            return self._written
         raise AssertionError("waits never end")
 
     def _get(self, call: _Call) -> dict[str, Any]:
@@ -265,6 +277,13 @@ class _Call:
         now = time.monotonic()
         self._first_refusal = now if self._first_refusal is None else self._first_refusal
         return now < self._first_refusal + STARTING_SECONDS
+
+
+def _foreign_write(name: str) -> str:
+    return (
+        f"{name} is not what this process wrote: another process has written to it as this pod; see who may create "
+        "tokens of the job's service account"
+    )
 
 
 def _server_message(error: client.ApiException) -> str:

@@ -17,7 +17,7 @@ from enum import IntEnum
 
 from tensafe_api.resolve import Plan
 from tensorguard.aggregation.channel import AggregationError, Channel
-from tensorguard.ledger.contract import Ledger
+from tensorguard.ledger.contract import Ledger, LedgerCorrupt
 
 CHUNK_SECONDS = 10.0
 """A chunk covers about this many seconds of steps."""
@@ -103,6 +103,8 @@ class BudgetGate:
         if steps == 0:
             return Allowance(Verdict.EXHAUSTED, step, self.allowance.head)
         state = self._ledger.charge(steps)
+        if state.steps_charged < self.steps_charged + steps:
+            raise LedgerCorrupt("the ledger lacks steps that were just charged; no further step is revealed")
         self.steps_charged = state.steps_charged
         return Allowance(Verdict.CONTINUE, step + steps, state.head)
 
