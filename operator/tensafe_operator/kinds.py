@@ -48,8 +48,7 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
 def ray_cluster_of(kind: str, body: Mapping[str, Any]) -> tuple[str, str] | None:
     """The RayCluster that KubeRay has created for a RayJob, as kind and name.
 
-    KubeRay reports some failures, such as a pod that the quota forbids, as a warning about the RayCluster. The name is
-    unique enough without the namespace: it ends in five random letters.
+    KubeRay reports some failures, such as a pod that the quota forbids, as a warning about the RayCluster.
     """
     name = (body.get("status") or {}).get("rayClusterName") if kind == "RayJob" else None
     return ("RayCluster", name) if name else None

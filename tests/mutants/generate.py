@@ -76,7 +76,7 @@ _CONFIGURATION = """\
 [tool.mutmut]
 source_paths = ["tensafe_api", "tensorguard"]
 only_mutate = {mutated}
-also_copy = ["docs", "e2e", "conftest.py"]
+also_copy = ["docs", "e2e", "conftest.py", "tensafe_api", "tensorguard"]
 process_isolation = "forkserver"
 pytest_add_cli_args = ["--timeout=60", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 pytest_add_cli_args_test_selection = ["-m", "not (slow or ray or model or cluster or e2e)", {tests}]
@@ -92,7 +92,9 @@ def stage() -> None:
     """Bring the copy of sources and tests up to date. A file that has not changed keeps its time of change."""
     wanted: dict[Path, bytes] = {}
     for name, folder in PACKAGES.items():
-        for file in folder.rglob("*.py"):
+        for file in folder.rglob("*"):
+            if not file.is_file() or "__pycache__" in file.parts:
+                continue
             path = Path(name) / file.relative_to(folder)
             content = file.read_bytes()
             mutated = any(path.match(pattern) for pattern in MUTATED)

@@ -56,7 +56,7 @@ def test_fields_that_no_decision_needs_are_not_kept() -> None:
 def test_children_of_another_uid_are_not_the_jobs() -> None:
     cache = filled_cache()
     assert cache.put("Pod", child("Pod", "stranger", uid="another")) is None
-    assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "uid": "y"}}) is None
+    assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "namespace": KEY[0], "uid": "y"}}) is None
     observed = observe_cached(cache, KEY)
     assert observed is not None and len(observed.pods) == 1
 
@@ -81,8 +81,8 @@ def test_job_that_is_being_deleted_is_not_observed() -> None:
 def test_warning_about_a_pod_is_the_jobs() -> None:
     cache = filled_cache()
     warning = ClusterWarning("Pod", "worker", "FailedMount", "secret not found")
-    assert cache.warn("Pod", "worker", "uid-worker", warning) == KEY
-    assert cache.warn("Pod", "worker", "unknown uid", warning) is None
+    assert cache.warn(KEY[0], "Pod", "worker", "uid-worker", warning) == KEY
+    assert cache.warn(KEY[0], "Pod", "worker", "unknown uid", warning) is None
     observed = observe_cached(cache, KEY)
     assert observed is not None and observed.warnings == (warning,)
 
@@ -90,9 +90,9 @@ def test_warning_about_a_pod_is_the_jobs() -> None:
 def test_warning_about_a_ray_cluster_is_its_ray_jobs() -> None:
     cache, cluster = filled_cache(), "claims-triage-a1-x7x7x"
     quota = ClusterWarning("RayCluster", cluster, "FailedToCreateHeadPod", "exceeded quota: nopods")
-    assert cache.warn("RayCluster", cluster, "uid-of-the-cluster", quota) is None
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota) is None
     ray_job = child("RayJob", "claims-triage-a1", status={"rayClusterName": cluster})
     cache.put("RayJob", at_version(ray_job, 4))
-    assert cache.warn("RayCluster", cluster, "uid-of-the-cluster", quota) == KEY
+    assert cache.warn(KEY[0], "RayCluster", cluster, "uid-of-the-cluster", quota) == KEY
     observed = observe_cached(cache, KEY)
     assert observed is not None and observed.warnings == (quota,)

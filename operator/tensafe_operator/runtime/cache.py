@@ -1,5 +1,8 @@
 """The newest known body of each watched object, grouped by the parent that it belongs to.
 
+A child names its parent by UID, in a label or an owner reference that users may write. The UID of a parent is no
+secret, so an object counts as a child only in the namespace of its parent.
+
 `watch` and `resync` put objects in; `snapshot` returns a parent with all its children. A body may arrive late, twice or
 not at all. The cache can therefore be behind the API server, and an irreversible decision must not rest on it alone.
 
@@ -18,6 +21,8 @@ from tensafe_operator.runtime.objects import Key, Kinds, Manifest
 
 W = TypeVar("W")
 """A warning, in the form that the caller wants to have it back."""
+Family = tuple[str, str]
+"""A parent and its children: their namespace, and the UID of the parent."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +35,22 @@ class Snapshot(Generic[W]):
 
 
 class Cache(Generic[W]):
-    """Parents by key, and children by the UID of their parent."""
+    """Parents by key, and children by their namespace and the UID of their parent."""
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
         self._parents: dict[Key, tuple[str, bytes]] = {}
         """UID of the parent, and its body."""
-        self._children: dict[str, dict[str, dict[str, bytes]]] = {kind: defaultdict(dict) for kind in kinds.children}
-        """Kind → UID of the parent → UID of the child → its body."""
-        self._keys: dict[str, Key] = {}
-        """UID of a parent → its key."""
-        self._parent_uids: dict[str, str] = {}
-        """UID of a child whose warnings are kept → UID of its parent. Warnings about other objects are dropped."""
+        self._children: dict[str, dict[Family, dict[str, bytes]]] = {kind: defaultdict(dict) for kind in kinds.children}
+        """Kind → family → UID of the child → its body."""
+        self._keys: dict[Family, Key] = {}
+        """Family → key of its parent, if that is known."""
+        self._families: dict[str, Family] = {}
+        """UID of a child whose warnings are kept → its family. Warnings about other objects are dropped."""
         self._versions: dict[str, int] = {}
         """UID of an object → its resource version, which grows."""
-        self._warning_sources: dict[tuple[str, str], str] = {}
-        """Kind and name of an object that is not watched → UID of the child that its warnings count for."""
+        self._warning_sources: dict[tuple[str, str, str], str] = {}
+        """Namespace, kind and name of an object that is not watched → UID of the child that its warnings count for."""
         self._warnings: dict[str, W] = {}
         """UID of a child → the last warning about it."""
         self._keeps_orphans = True
@@ -61,8 +66,10 @@ class Cache(Generic[W]):
     def learn(self, document: Mapping[str, Any]) -> None:
         """Keep what the API server returned for a write. The later watch event of this write then counts as known."""
         kind = str(document["kind"])
-        if kind not in self._kinds.watched or self._kinds.parent_uid(kind, document) not in self._keys:
-            return  # not watched, or the parent was deleted meanwhile
+        if kind not in self._kinds.watched:
+            return
+        if (_namespace(document), self._kinds.parent_uid(kind, document)) not in self._keys:
+            return  # the parent was deleted meanwhile
         self.put(kind, document)
 
     def drop(self, kind: str, body: Mapping[str, Any]) -> Key | None:
@@ -74,12 +81,12 @@ class Cache(Generic[W]):
         if kind == self._kinds.parent:
             return self._drop_parent(body)
         uid = body["metadata"]["uid"]
-        parent = self._parent_of(kind, body)
+        family = self._family_of(kind, body)
         if (other := self._kinds.warning_source(kind, body)) is not None:
-            self._warning_sources.pop(other, None)
-        self._children[kind].get(parent, {}).pop(uid, None)
+            self._warning_sources.pop((_namespace(body), *other), None)
+        self._children[kind].get(family, {}).pop(uid, None)
         self._forget_child(uid)
-        return self._keys.get(parent)
+        return self._keys.get(family)
 
     def keep_only(self, kind: str, listed: Collection[str], version: int, namespace: str | None) -> None:
         """Forget the objects of a kind that a list does not contain, unless they are newer than the list.
@@ -115,14 +122,18 @@ class Cache(Generic[W]):
                 for child in children.pop(parent):
                     self._forget_child(child)
 
-    def warn(self, kind: str, name: str, uid: str, warning: W) -> Key | None:
-        """Keep the last warning about an object; the key of the parent that it concerns, if any."""
-        uid = self._warning_sources.get((kind, name), uid)
-        parent = self._parent_uids.get(uid)
-        if parent is None:
+    def warn(self, namespace: str, kind: str, name: str, uid: str, warning: W) -> Key | None:
+        """Keep the last warning about an object; the key of the parent that it concerns, if any.
+
+        Args:
+            namespace: that of the warning, in which the object must be.
+        """
+        uid = self._warning_sources.get((namespace, kind, name), uid)
+        family = self._families.get(uid)
+        if family is None or family[0] != namespace:
             return None
         self._warnings[uid] = warning
-        return self._keys.get(parent)
+        return self._keys.get(family)
 
     def known_keys(self) -> list[Key]:
         """The keys of all known parents."""
@@ -140,8 +151,10 @@ class Cache(Generic[W]):
         parent = self.parent(key)
         if parent is None:
             return None
-        uid = parent["metadata"]["uid"]
-        children = {kind: tuple(map(json.loads, self._children[kind].get(uid, {}).values())) for kind in self._children}
+        family = (key[0], parent["metadata"]["uid"])
+        children = {
+            kind: tuple(map(json.loads, families.get(family, {}).values())) for kind, families in self._children.items()
+        }
         uids = [
             each["metadata"]["uid"] for kind in children if kind in self._kinds.warned_kinds for each in children[kind]
         ]
@@ -153,20 +166,20 @@ class Cache(Generic[W]):
         if not self._is_newer(uid, body):
             return None
         self._parents[key] = (uid, self._kept(self._kinds.parent, body))
-        self._keys[uid] = key
+        self._keys[key[0], uid] = key
         return key
 
     def _put_child(self, kind: str, body: Mapping[str, Any]) -> Key | None:
         uid = body["metadata"]["uid"]
-        parent = self._parent_of(kind, body)
-        if not parent or not (self._keeps_orphans or parent in self._keys) or not self._is_newer(uid, body):
+        family = self._family_of(kind, body)
+        if not family[1] or not (self._keeps_orphans or family in self._keys) or not self._is_newer(uid, body):
             return None
-        self._children[kind][parent][uid] = self._kept(kind, body)
+        self._children[kind][family][uid] = self._kept(kind, body)
         if kind in self._kinds.warned_kinds:
-            self._parent_uids[uid] = parent
+            self._families[uid] = family
         if (other := self._kinds.warning_source(kind, body)) is not None:
-            self._warning_sources[other] = uid
-        return self._keys.get(parent)
+            self._warning_sources[_namespace(body), *other] = uid
+        return self._keys.get(family)
 
     def _drop_parent(self, body: Mapping[str, Any]) -> Key | None:
         metadata = body["metadata"]
@@ -175,18 +188,20 @@ class Cache(Generic[W]):
             del self._parents[key]
         self._versions.pop(uid, None)
         for children in self._children.values():
-            for child in children.pop(uid, {}):
+            for child in children.pop((key[0], uid), {}):
                 self._forget_child(child)
-        return self._keys.pop(uid, None)
+        return self._keys.pop((key[0], uid), None)
 
     def _forget_child(self, uid: str) -> None:
-        self._parent_uids.pop(uid, None)
+        self._families.pop(uid, None)
         self._warnings.pop(uid, None)
         self._versions.pop(uid, None)
 
-    def _parent_of(self, kind: str, body: Mapping[str, Any]) -> str:
-        """UID of the parent. It may come from an earlier body: labels can be removed."""
-        return self._kinds.parent_uid(kind, body) or self._parent_uids.get(body["metadata"]["uid"], "")
+    def _family_of(self, kind: str, body: Mapping[str, Any]) -> Family:
+        """The family of a child. It may come from an earlier body: labels can be removed."""
+        if parent := self._kinds.parent_uid(kind, body):
+            return _namespace(body), parent
+        return self._families.get(body["metadata"]["uid"], (_namespace(body), ""))
 
     def _is_newer(self, uid: str, body: Mapping[str, Any]) -> bool:
         """Whether this body is newer than the known one. Lists, watch events and answers to writes arrive in any
@@ -200,3 +215,7 @@ class Cache(Generic[W]):
 
     def _kept(self, kind: str, body: Mapping[str, Any]) -> bytes:
         return json.dumps(self._kinds.trim(kind, body), separators=(",", ":")).encode()
+
+
+def _namespace(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"]["namespace"])

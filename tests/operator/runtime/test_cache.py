@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 from tensafe_operator.runtime.cache import Cache
@@ -25,8 +26,8 @@ def parent(version: int, uid: str = "uid-one", **status: str) -> Manifest:
     return {"kind": "Parent", "metadata": metadata, "status": status}
 
 
-def child(name: str, version: int, kind: str = "Child", uid: str = "uid-one") -> Manifest:
-    metadata = {"name": name, "namespace": "clinic", "uid": f"uid-{name}", "resourceVersion": str(version)}
+def child(name: str, version: int, kind: str = "Child", uid: str = "uid-one", namespace: str = "clinic") -> Manifest:
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"kind": kind, "metadata": {**metadata, "labels": {"parent": uid}}}
 
 
@@ -85,8 +86,8 @@ def test_warnings_are_kept_only_for_children_of_the_warned_kinds() -> None:
     cache.put("Parent", parent(3))
     cache.put("Child", child("a", 4))
     cache.put("Other", child("b", 5, "Other"))
-    assert cache.warn("Child", "a", "uid-a", "no space left") == KEY
-    assert cache.warn("Other", "b", "uid-b", "ignored") is None
+    assert cache.warn("clinic", "Child", "a", "uid-a", "no space left") == KEY
+    assert cache.warn("clinic", "Other", "b", "uid-b", "ignored") is None
     snapshot = cache.snapshot(KEY)
     assert snapshot is not None and snapshot.warnings == ("no space left",)
 
@@ -121,3 +122,27 @@ def test_children_without_a_parent_take_no_memory() -> None:
     assert children(cache) == ["a"]
     assert len(pickle.dumps(cache._children)) + len(pickle.dumps(cache._versions)) < 2000
     assert cache.put("Child", child("b", 40_000)) == KEY
+
+
+def test_object_of_another_namespace_is_no_child_although_it_names_the_parent() -> None:
+    cache = Cache[str](KINDS)
+    cache.put("Child", child("early", 1, namespace="other"))
+    cache.put("Parent", parent(2))
+    assert cache.put("Child", child("late", 3, namespace="other")) is None
+    cache.learn(child("learned", 4, namespace="other"))
+    cache.drop_orphans()
+    assert cache.put("Child", child("own", 5)) == KEY
+    assert cache.drop("Child", child("early", 6, namespace="other")) is None
+    assert children(cache) == ["own"]
+
+
+def test_warning_of_another_namespace_is_ignored_although_it_names_the_child() -> None:
+    cache = Cache[str](replace(KINDS, warning_source=lambda kind, body: ("Owner", "owner-of-a")))
+    cache.put("Parent", parent(1))
+    cache.put("Child", child("a", 2))
+    assert cache.warn("other", "Child", "a", "uid-a", "call this number") is None
+    assert cache.warn("other", "Owner", "owner-of-a", "unknown", "call this number") is None
+    assert cache.warn("clinic", "Owner", "owner-of-a", "unknown", "quota exceeded") == KEY
+    snapshot = cache.snapshot(KEY)
+    assert snapshot is not None
+    assert snapshot.warnings == ("quota exceeded",)
