@@ -18,6 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
+from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.connection import Connection
 from tensafe_operator.runtime.objects import RUNTIME_RESOURCES, Manifest, Resource
 
@@ -272,7 +273,7 @@ def _proxy(host: str) -> str | None:
 def _parse(text: bytes) -> Manifest:
     """The answer as an object. Some refusals are plain text: for an unknown API group it is "404 page not found"."""
     try:
-        document = json.loads(text or b"{}")
+        document = loads_bounded(text or b"{}")
     except ValueError:
         document = None
     if isinstance(document, dict):
