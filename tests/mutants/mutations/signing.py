@@ -8,10 +8,46 @@ _MODEL_SIGNATURE = TRAINER + "signing/model_signature.py"
 _SIGNER = TRAINER + "signing/signer.py"
 _VERIFY = TRAINER + "verification/checkpoint.py"
 _CLAIM = TRAINER + "verification/privacy_claim.py"
+_COPY = TRAINER + "verification/verified_copy.py"
+_VERIFY_VERB = TRAINER + "cli/verify.py"
 _SIGNING_TESTS = "tests/trainer_image/signing/test_signer.py::"
 _VERIFY_TESTS = "tests/trainer_image/verification/test_verify.py::"
+_COPY_TESTS = "tests/trainer_image/verification/test_verified_copy.py::"
 
 SIGNING: tuple[Mutation, ...] = (
+    Mutation(
+        "a copy in the place is trusted by the names of its files alone",
+        (
+            Edit(
+                _COPY,
+                "    return all(path.read_bytes() == files[path.name] for path in found)\n",
+                "    return all(path.name in files for path in found)\n",
+            ),
+        ),
+        (_COPY_TESTS + "test_folder_with_other_content_is_not_overwritten",),
+    ),
+    Mutation(
+        "a file that the kernel refused is left in the place of the copy",
+        (Edit(_COPY, "        shutil.rmtree(temporary, ignore_errors=True)\n", "        temporary.exists()\n"),),
+        (_COPY_TESTS + "test_nothing_is_left_where_the_disk_is_full",),
+    ),
+    Mutation(
+        "another checkpoint of the signer is accepted in the place of the one that --digest names",
+        (Edit(_VERIFY_VERB, "    if report.digest != expected:\n", "    if not report.digest:\n"),),
+        (_COPY_TESTS + "test_another_checkpoint_of_the_same_signer_is_refused_by_its_digest",),
+    ),
+    Mutation(
+        "the copy has the files that are in the place at its end, not those that were verified",
+        (
+            Edit(
+                _VERIFY,
+                '    ledger = find_ledger(str(document["job"]["uid"]))\n',
+                '    ledger = find_ledger(str(document["job"]["uid"]))\n'
+                "    report.files = store.read_beside(name, list(report.files))\n",
+            ),
+        ),
+        (_COPY_TESTS + "test_place_that_changes_after_it_was_read_does_not_change_the_copy",),
+    ),
     Mutation(
         "the signature over the files is not checked",
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _EPILOG = """\
 examples:
   tensafe verify adapter --public-key signer.pub.pem
   tensafe verify s3://models/claims/final --public-key signer.pub.pem
+  tensafe verify s3://models/claims/final --public-key signer.pub.pem --output-dir claims
   tensafe verify adapter --certificate-chain authority.pem
   tensafe verify runs/first/checkpoints/final --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --ledger kubernetes -n clinic
@@ -36,6 +38,10 @@ ledger, and that it records this checkpoint, as the newest of its name, with all
 
 Take the public key from the signer, not from the place of the adapter. Without a key, the signature shows only that
 nothing was changed since some key signed it. What was not checked is printed.
+
+A file in a bucket may be replaced after it was verified. --output-dir writes the verified bytes into a new folder, or
+nothing where a check fails: load that folder. It is left as it is where it has exactly these files already; any other
+content is an error (exit code 2). A key accepts every checkpoint that its owner signed; --digest accepts one alone.
 
 `model_signing verify key --signature DIR/model.sig --public_key signer.pub.pem DIR` checks the files alone, without
 this project. In S3, the credentials and the endpoint come from the environment (AWS_ENDPOINT_URL_S3).
@@ -68,6 +74,18 @@ def add_parser(subparsers: Subparsers) -> None:
         help="certificates that you trust, as PEM: one of them must vouch for the signer's certificate",
     )
     parser.add_argument(
+        "--digest",
+        metavar="sha256:HEX",
+        type=_digest,
+        help="accept only the checkpoint with this digest, which `tensafe verify` prints",
+    )
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="write the verified bytes into this new folder, once every check has succeeded",
+    )
+    parser.add_argument(
         "--ledger",
         metavar=f"DIR|{_KUBERNETES}",
         help="compare with the ledger in this folder of a run, or with the PrivacyLedger in the cluster",
@@ -93,6 +111,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     try:
         trust = _trust(arguments)
         report = verify_checkpoint(arguments.place, trust, _ledger(arguments))
+        _check_digest(report, arguments.digest)
     except NotVerified as error:
         if arguments.output == "json":
             print(json.dumps({"verified": False, "file": error.file, "reason": error.problem}, indent=2))
@@ -100,8 +119,39 @@ def _verify(arguments: argparse.Namespace) -> int:
         return FAILED
     except (CheckpointError, KeyUnusable, ImportError, ValueError) as error:
         raise CommandError(f"tensafe verify: {error}", INVALID) from error
-    print(_as_json(report) if arguments.output == "json" else _as_text(report))
+    if arguments.output_dir is not None:
+        _write_copy(arguments.output_dir, report)
+    print(_as_json(report, arguments) if arguments.output == "json" else _as_text(report, arguments))
     return SUCCEEDED
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("sha256:[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a digest: copy the line "digest" that `tensafe verify` prints'
+        )
+    return text
+
+
+def _write_copy(directory: Path, report: Report) -> None:
+    from tensorguard.verification.verified_copy import write_copy
+
+    try:
+        write_copy(directory, report.files)
+    except OSError as error:
+        raise CommandError(f"tensafe verify: {directory} is not written: {error.strerror}", INVALID) from error
+
+
+def _check_digest(report: Report, expected: str | None) -> None:
+    """Refuse another checkpoint than the expected one; None: any."""
+    from tensorguard.checkpoint.store import MANIFEST
+    from tensorguard.verification.errors import NotVerified
+
+    if expected is None:
+        return
+    if report.digest != expected:
+        raise NotVerified(MANIFEST, f"has the digest {report.digest}: this is not the checkpoint that --digest names")
+    report.checked.append("its digest is that of --digest")
 
 
 def _trust(arguments: argparse.Namespace) -> Trust:
@@ -124,8 +174,10 @@ def _ledger(arguments: argparse.Namespace) -> Callable[[str], LedgerHistory] | N
         return None
     if arguments.ledger != _KUBERNETES:
         return lambda uid: read_file_ledger(Path(arguments.ledger))
-    from kubernetes import client, config
-
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise ValueError(f"--ledger {_KUBERNETES}: the package kubernetes is missing: pip install kubernetes") from None
     try:
         config.load_kube_config()
         _, context = config.list_kube_config_contexts()
@@ -135,13 +187,14 @@ def _ledger(arguments: argparse.Namespace) -> Callable[[str], LedgerHistory] | N
     return lambda uid: find_cluster_ledger(client.CustomObjectsApi(), namespace, uid)
 
 
-def _figures(report: Report) -> dict[str, Any]:
+def _figures(report: Report, arguments: argparse.Namespace) -> dict[str, Any]:
     claim, job = report.statement["claim"], report.statement["job"]
     return {
         "verified": True,
         "uri": report.uri,
         "checkpoint": report.name,
         "digest": report.digest,
+        "copy": None if arguments.output_dir is None else str(arguments.output_dir),
         "signer": report.signer,
         "signerTrusted": report.trusted,
         "job": job["name"],
@@ -157,18 +210,20 @@ def _figures(report: Report) -> dict[str, Any]:
     }
 
 
-def _as_json(report: Report) -> str:
-    return json.dumps(_figures(report), indent=2, ensure_ascii=False)
+def _as_json(report: Report, arguments: argparse.Namespace) -> str:
+    return json.dumps(_figures(report, arguments), indent=2, ensure_ascii=False)
 
 
-def _as_text(report: Report) -> str:
-    figures = _figures(report)
+def _as_text(report: Report, arguments: argparse.Namespace) -> str:
+    figures = _figures(report, arguments)
     head = (
         f"verified: {figures['job']}, step {figures['step']} of {figures['stepsPlanned']}, "
         f"({figures['epsilon']}, {figures['delta']})-differential privacy of each {figures['unit'].lower()}"
     )
     signer = "not signed" if report.signer is None else report.signer + ("" if report.trusted else " (not checked)")
-    lines = [head, f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}", "checked:"]
+    lines = [head, f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}"]
+    lines += [f"  copy    {figures['copy']}"] if figures["copy"] else []
+    lines.append("checked:")
     lines += [f"  - {each}" for each in report.checked]
     if report.not_checked:
         lines += ["not checked:", *(f"  - {each}" for each in report.not_checked)]

@@ -60,6 +60,7 @@ class Report:
         signer: fingerprint of the key that signed it; None: unsigned.
         trusted: whether the caller trusts this signer.
         statement: its privacy statement.
+        files: the bytes that were verified, by file name: every file of the folder, as it is stored.
         checked: what was checked, in words.
         not_checked: what was not checked, and what to pass to check it.
     """
@@ -70,6 +71,7 @@ class Report:
     signer: str | None
     trusted: bool
     statement: Mapping[str, Any]
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
 
@@ -96,6 +98,7 @@ def verify_checkpoint(
     report = Report(store.uri(name), name, manifest_digest, None, trusted=False, statement={})
     report.checked.append(f"{len(files)} files have the digests of {MANIFEST}, and no other file lies beside them")
     signatures = store.read_beside(name, SIGNATURE_FILES)
+    report.files = {**files, **signatures, MANIFEST: _manifest_of(files)}
     statement = files[STATEMENT_FILE]
     if signatures or trust is not None:
         signature = _check_signature(digests, statement, signatures, trust, name)
@@ -148,8 +151,7 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
     manifest = store.read_beside(name, (MANIFEST,))[MANIFEST]
     if digest(manifest) != digests[MANIFEST]:
         raise NotVerified(MANIFEST, "changed while it was read")
-    listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in files.items()}
-    if canonical_json({"files": listing}) != manifest:
+    if _manifest_of(files) != manifest:
         raise NotVerified(MANIFEST, "is not what a job writes about these files")
     for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):
         raise NotVerified(path, "is in no manifest: it was added")
@@ -169,6 +171,12 @@ def _corrupt_file(store: CheckpointStore, name: str) -> str:
         if digest(store.read_beside(name, (file,)).get(file, b"")) != listing[file]:
             return file
     return MANIFEST
+
+
+def _manifest_of(files: Mapping[str, bytes]) -> bytes:
+    """The manifest that a job writes about these files. It is the only one that is accepted."""
+    listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in files.items()}
+    return canonical_json({"files": listing})
 
 
 def _check_signature(
