@@ -21,6 +21,8 @@ CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
 """The kinds of the objects that are brought back to their manifest while an attempt runs."""
 _ADMISSION = ("admissionregistration.k8s.io", "v1")
 _DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
+_POD_LABELS = ("tensafe.io/", "ray.io/")
+"""Prefixes of the labels of pods that decisions depend on. A pod may have a megabyte of others."""
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""
@@ -42,6 +44,8 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
         case "Pod":
             trimmed.pop("spec", None)
             metadata.pop("ownerReferences", None)
+            labels = metadata.get("labels") or {}
+            metadata["labels"] = {name: value for name, value in labels.items() if name.startswith(_POD_LABELS)}
     return {**trimmed, "metadata": metadata}
 
 

@@ -22,7 +22,7 @@ def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, An
     elif kind == "PrivacyLedger":
         more["spec"] = {"jobUID": uid}
     else:
-        metadata["labels"] = {names.JOB_UID: uid}
+        metadata["labels"] = {names.JOB_UID: uid, "ray.io/node-type": "worker", "team": "label-of-a-user"}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
 
 
@@ -51,6 +51,7 @@ def test_fields_that_no_decision_needs_are_not_kept() -> None:
     observed = observe_cached(filled_cache(), KEY)
     assert observed is not None
     assert "rayClusterSpec" not in json.dumps(observed.ray_jobs) and "much" not in json.dumps(observed.pods)
+    assert observed.pods[0]["metadata"]["labels"] == {names.JOB_UID: JOB_UID, "ray.io/node-type": "worker"}
 
 
 def test_children_of_another_uid_are_not_the_jobs() -> None:

@@ -29,7 +29,8 @@ KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _TOO_MANY = 429
-PAGE_SIZE = 200
+PAGE_SIZE = 50
+"""Objects in one answer to a list. An object may have 1.5 MB, and users may create many."""
 _LONGEST_MESSAGE = 512
 
 

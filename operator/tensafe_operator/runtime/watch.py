@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import kopf
 from kopf._cogs.clients import api as kopf_requests
 
-from tensafe_operator.runtime.api_client import ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import PAGE_SIZE, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import login
@@ -117,6 +117,7 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     for kind, selector in kinds.selectors.items():
         settings.watching.label_selectors[kinds.resources[kind].plural] = selector
     settings.watching.field_selectors["events"] = "type=Warning"  # a cluster has many more of type Normal
+    settings.watching.chunk_size = PAGE_SIZE
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.persistence.diffbase_storage = _NoDiffBase()
