@@ -85,8 +85,8 @@ class Cluster(PodSettings, ClusterSize):  # the fields of the last base come fir
     head: Head = Field(default_factory=Head, description="Resources of the Ray head.")
     service_account_name: OptionalName = Field(
         "",
-        description="Service account of the workers. Only it may charge the ledger, so it cannot change. Default: the "
-        "operator creates one for the job, with the name of the job.",
+        description="Service account of the workers. Only it may charge the ledger, so it cannot change. Default: "
+        "one that the operator creates, with the name of the job.",
     )
     profile_ref: ObjectName | None = Field(
         None,
@@ -102,9 +102,9 @@ class Retry(Block):
 
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         3,
-        description="Number of attempts that may fail before the job fails. Each has new workers, which resume "
-        "at the last checkpoint. Suspended attempts, and those that never acquired the ledger, do "
-        "not count, but a job has at most 64.",
+        description="Attempts that may fail before the job fails. Each has new workers, which resume at the last "
+        "checkpoint. Those that were suspended or never acquired the ledger do not count, but a job "
+        "has at most 64.",
     )
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         5, description="Maximum number of restarts of the workers within one attempt."
@@ -116,8 +116,8 @@ class Observability(Block):
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes: exact functions of private data, which the "
-        "log and the status never contain. Hidden: they are kept nowhere. Internal: each worker "
-        "keeps them in private-metrics-rankN.jsonl in the run's private folder (in a pod in "
-        "/var/run/tensafe, lost with the pod), and the privacy statement records that.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data, never in log "
+        "or status. Hidden: kept nowhere. Internal: each worker keeps them in private-metrics-rankN.jsonl "
+        "in the run's private folder (in a pod /var/run/tensafe, lost with it), and the privacy statement "
+        "records that.",
     )

@@ -66,13 +66,13 @@ class Unit(Block):
     column: OneLine | None = Field(None, description="Column of the user id. Required for User, refused for Example.")
     max_examples_per_unit: Positive | None = Field(
         None,
-        description="Maximum number of records of one user to train on. It is applied once, when the data is "
-        "read, and bounds the work that one user causes. Refused for Example. Default for User: 8.",
+        description="Maximum number of records of one user to train on, applied once, when the data is read. "
+        "Refused for Example. Default for User: 8.",
     )
     at_least: UnitCount = Field(
-        description="A public lower bound of the number of units. The true number is private. With a bound above "
-        "the true number, batches are smaller than expectedBatchSize. With one far below, batches "
-        "are larger and steps take longer."
+        description="A public lower bound of the number of units, which is private itself. With a bound above it, "
+        "batches are smaller than expectedBatchSize. With one far below, batches are larger and steps "
+        "take longer."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -112,9 +112,9 @@ class Dataset(Block):
 
     uri: URI = Field(
         description="Location of the data: a file, a directory or a pattern, as an s3://, gs://, file://, "
-        "pvc://NAME/path or hf:// URI, or as a path. A relative path is relative to the manifest, "
-        "for local runs only. In a directory, names that start with a dot or an underscore are left "
-        "out; a pattern includes them. A file with several names is read once."
+        "pvc://NAME/path or hf:// URI, or a path. A relative path, for local runs only, is relative "
+        "to the manifest. A directory leaves out names that start with a dot or an underscore; a "
+        "pattern includes them."
     )
     format: FileFormat | None = Field(
         None, description="Format of the files; text is UTF-8. Default: from the file names."
@@ -122,21 +122,20 @@ class Dataset(Block):
     columns: Columns = Field(description="The columns that hold the records.")
     loss_on: LossOn | None = Field(
         None,
-        description="Tokens that the loss counts. Completion: those of the completion. Assistant: those of the "
-        "assistant's messages. All: all tokens. Refused for records with labels. Default: Completion for prompt and "
-        "completion, Assistant for messages, All for text.",
+        description="Tokens that the loss counts: those of the completion, those of the assistant's messages, or "
+        "all. Refused for records with labels. Default: Completion for prompt and completion, "
+        "Assistant for messages, All for text.",
     )
     over_length: Literal["Truncate", "Drop"] | None = Field(
         None,
-        description="What happens to a record of more than training.maxLength tokens: it is cut off or left out. "
-        "It is never an error, which would reveal something about a record. Refused for images. "
-        "Default for text: Truncate.",
+        description="Cut off or leave out a record of more than training.maxLength tokens. It is never an error, "
+        "which would reveal something about a record. Refused for images. Default for text: Truncate.",
     )
     unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(
         None,
-        description="Your name for the people in the data: the same for all data sets with records of them. The "
-        "ledger and the privacy statement record it. Default: none.",
+        description="Your name for the people in the data: the same for all data sets with records of them. "
+        "Ledger and privacy statement record it. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -167,8 +166,8 @@ class Evaluation(Block):
     )
     visibility: Literal["Public", "Private"] = Field(
         description="Your attestation about the data. Public: the status shows the results; a set that shares a "
-        "file or most of its records with the data set is refused. Private: it does not, and the "
-        "privacy statement records the evaluation."
+        "file or most records with the data set is refused. Private: it does not, and the privacy "
+        "statement records that."
     )
     every_steps: Positive | None = Field(
         None,

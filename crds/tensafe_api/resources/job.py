@@ -126,13 +126,13 @@ class Spec(Block):
     )
     active_deadline_seconds: Positive | None = Field(
         None,
-        description="Time limit of all attempts together, in seconds. Time in a queue or in suspension does not "
-        "count. Default: no limit.",
+        description="Time limit of all attempts together, in seconds. A queue and a suspension do not count. "
+        "Default: no limit.",
     )
     start_deadline_seconds: Positive | None = Field(
         None,
-        description="Time limit for starting the pods of an attempt, in seconds; then the job fails. Time in a queue "
-        "does not count. Default: no limit.",
+        description="Time limit for starting the pods of an attempt, in seconds; then the job fails. A queue does "
+        "not count. Default: no limit.",
     )
     children_ttl_seconds: Count = Field(
         3600,
@@ -142,7 +142,7 @@ class Spec(Block):
     pods_ttl_seconds: Count | None = Field(
         None,
         alias="podsTTLSeconds",
-        description="How long the pods of the last attempt are kept for their logs, in seconds. They keep their GPUs. "
+        description="How long the pods of the last attempt are kept for their logs, in seconds, with their GPUs. "
         "Default: 0.",
     )
     ttl_seconds_after_finished: Count | None = Field(
@@ -152,7 +152,7 @@ class Spec(Block):
     suspend: Flag = Field(
         False,
         description="Write a checkpoint, stop and wait until this is false again. A job that is created suspended "
-        "shows its noise multiplier and epsilon in the status before it starts.",
+        "shows its noise multiplier and epsilon before it starts.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

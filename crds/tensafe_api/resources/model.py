@@ -63,17 +63,16 @@ class Model(Block):
     )
     quantization: Quantization | None = Field(
         None,
-        description="Keep the frozen linear layers of the base model in fewer bits: NF4 with 4.5 bits a number, "
-        "INT8 with 8. It computes in training.precision. Less memory, more time. Default: none.",
+        description="Keep the frozen linear layers in fewer bits: NF4 with 4.5 bits a number, INT8 with 8. Less "
+        "memory, more time. It computes in training.precision. Default: none.",
     )
     num_labels: Annotated[int, Field(strict=True, ge=2, le=1000)] | None = Field(
         None, description=f"Number of classes. Required for {_WITH}, otherwise refused."
     )
     label_names: Annotated[tuple[OneLine, ...], Field(max_length=1000), Unique()] = Field(
         (),
-        description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the "
-        "data may then be names instead of numbers, and the trained model has the names. Default: "
-        "none.",
+        description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the data "
+        "may then be names, and the trained model has the names. Default: none.",
     )
     token_secret: ObjectKey | None = Field(
         None, description="Key of a Secret with the access token of the Hub. Default: none, for public models."
@@ -83,14 +82,14 @@ class Model(Block):
     )
     sharding: Literal["Replicated", "Worker", "Workers"] | None = Field(
         None,
-        description="Which GPUs hold the frozen base model together. Replicated: each holds all. Worker: those "
-        "of one worker. Workers: those of the job, over a fast network. Default: Worker if "
-        "cluster.worker.gpus is above 1, else Replicated.",
+        description="Which GPUs share one frozen base model. Replicated: none. Worker: those of a worker. "
+        "Workers: those of the job, over a fast network. Default: Worker if cluster.worker.gpus is "
+        "above 1, else Replicated.",
     )
     chat_template: Template | None = Field(
         None,
-        description="Jinja template that turns a conversation into text. Valid with dataset.columns.messages only. "
-        "Default: the template of the tokenizer.",
+        description="Jinja template that turns a conversation into text. Valid with dataset.columns.messages "
+        "only. Default: the tokenizer's.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -117,8 +116,8 @@ class InitFrom(Block):
 
     uri: StoreURI = Field(description="The checkpoint of the adapter, such as s3://clinic/models/triage/final.")
     earlier_steps: Annotated[tuple[EarlierSteps, ...], Field(min_length=1, max_length=MAX_EARLIER_TRAININGS)] = Field(
-        description="What the adapter has spent: the privacy events of its statement, which the error shows if they "
-        "differ. Every epsilon of this job counts them, as if each unit of this job were in the earlier data too."
+        description="What the adapter has spent: the privacy events of its statement. If they differ, the error "
+        "shows those. Every epsilon counts them, as if each unit were in the earlier data too."
     )
     unit_column: OneLine | None = Field(
         None,
@@ -138,14 +137,14 @@ class Lora(Block):
     )
     variant: Literal["Standard", "FrozenA"] = Field(
         "Standard",
-        description="Which factors of a layer are trained. Standard: both, A and B. FrozenA: only B; A keeps its "
-        "initial values. Only trained parameters receive noise.",
+        description="Which factors of a layer are trained, and receive noise. Standard: both, A and B. FrozenA: "
+        "only B; A keeps its initial values.",
     )
     dropout: Share = Field("0.05", description="Dropout probability of the inputs of the factors.")
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
         (),
-        description="Names of the modules that get factors, or all-linear alone for all linear layers. Default: the "
-        "modules that peft chooses for this model type, and the query and value of a vision transformer.",
+        description="Names of the modules that get factors, or all-linear alone for all linear layers. Default: "
+        "peft's choice for this model type; query and value of a vision transformer.",
     )
     layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] = Field(
         (), description="Numbers of the transformer layers that get factors, from 0. Default: all layers."
@@ -160,8 +159,8 @@ class Lora(Block):
     )
     init_from: InitFrom | None = Field(
         None,
-        description="An adapter trained before, from whose weights training starts. It must have the same base "
-        "model, unit, and lora fields, except variant, dropout and initSeed. Default: new factors.",
+        description="An adapter from whose weights training starts. It must have the same base model, unit, and "
+        "lora fields, except variant, dropout and initSeed. Default: new factors.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

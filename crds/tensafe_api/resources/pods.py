@@ -150,7 +150,7 @@ class EnvVar(Block):
     """An environment variable of the workers."""
 
     name: EnvName = Field(
-        description="Name of the variable. BASH_ENV and names that start with RAY_ or TENSAFE_ are refused, because "
+        description="Name of the variable. BASH_ENV and names that start with RAY_ or TENSAFE_ are refused: "
         "KubeRay and the operator set them."
     )
     value: Text | None = Field(
@@ -230,8 +230,8 @@ class PodSettings(Block):
     )
     ray_version: RayVersion | None = Field(
         None,
-        description="Version of Ray in the image, at least 2.52.0. Required with image. Default: the version in the "
-        "image of the operator's release.",
+        description="Version of Ray in the image, at least 2.52.0. Required with image. Default: that of the "
+        "operator's release.",
     )
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="When a node pulls the image, as in pods."
@@ -252,8 +252,8 @@ class PodSettings(Block):
     affinity: PodPart | None = Field(None, description="Affinity of the workers, as in a pod's spec. Default: none.")
     topology_spread_constraints: Annotated[tuple[PodPart, ...], Field(max_length=8)] = Field(
         (),
-        description="Constraints on how the workers are spread, as in a pod's spec. Without a labelSelector they count "
-        "the workers of this job. Default: none.",
+        description="Constraints on how the workers are spread, as in a pod's spec. Without a labelSelector they "
+        "count this job's workers. Default: none.",
     )
     ray_job_labels: Labels = Field(
         default_factory=dict,
@@ -262,12 +262,12 @@ class PodSettings(Block):
     pod_labels: Labels = Field(
         default_factory=dict,
         description="Additional labels of the pods. Keys that start with tensafe.io/ or ray.io/ and "
-        "app.kubernetes.io/managed-by are refused, because the operator and KubeRay set them.",
+        "app.kubernetes.io/managed-by are refused: the operator and KubeRay set them.",
     )
     pod_annotations: LabelMap = Field(
         default_factory=dict,
-        description="Additional annotations of the pods. The operator already sets those that keep cluster "
-        "autoscalers from evicting the pods and service meshes from injecting sidecars.",
+        description="Additional annotations of the pods. The operator sets those that keep autoscalers from "
+        "evicting them and service meshes from injecting sidecars.",
     )
     security_context: SecurityContext = Field(
         default_factory=SecurityContext, description="User and group ids of the containers."
@@ -282,8 +282,8 @@ class PodSettings(Block):
     )
     volumes: Annotated[tuple[Volume, ...], Field(max_length=16), Unique(("name",))] = Field(
         (),
-        description="Additional volumes of the workers. A PersistentVolumeClaim of a pvc:// URI is mounted without an "
-        "entry here. Default: none.",
+        description="Additional volumes of the workers. That of a pvc:// URI is mounted without an entry here. "
+        "Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -99,8 +99,8 @@ class PrivacyStatus(StatusBlock):
     unit: Text | None = Field(None, description="The unit that epsilon protects: Example or User.")
     adjacency: Text | None = Field(
         None,
-        description="Which data sets are neighbours. AddOrRemoveOne: one has one unit more. ZeroOut: one has "
-        "nothing in place of a unit of the other; the number of units is public.",
+        description="Which data sets are neighbours. AddOrRemoveOne: one has a unit more. ZeroOut: one has "
+        "nothing in place of a unit; the number of units is public.",
     )
     noise_multiplier: PositiveDecimal | None = Field(
         None, description="Standard deviation of the noise divided by the clip norm."
@@ -220,6 +220,6 @@ class Status(StatusBlock):
     )
     key_deleted: Flag | None = Field(
         None,
-        description="Whether the Secret with the key of the job was deleted, which happens when the job has ended. "
-        "Absent before that, and in local runs.",
+        description="Whether the Secret with the key of the job was deleted, after its end. Absent before that, "
+        "and in local runs.",
     )

@@ -50,13 +50,13 @@ class Training(Block):
     )
     expected_batch_size: Positive | None = Field(
         None,
-        description="Mean number of units in a step. Each unit joins with probability expectedBatchSize / "
+        description="Mean number of units in a step. Each joins with probability expectedBatchSize / "
         "unit.atLeast. Default: the smaller of 512 and unit.atLeast / 20.",
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8,
         description="Maximum number of records that a worker processes at a time. It affects memory and speed, "
-        "not the result. It processes fewer where its kernels would round differently for so many.",
+        "not the result. Fewer are processed where kernels would round differently.",
     )
     learning_rate: LearningRate | None = Field(
         None,
@@ -71,8 +71,8 @@ class Training(Block):
     )
     max_length: Annotated[int, Field(strict=True, ge=1, le=1_048_576)] | None = Field(
         None,
-        description="Maximum number of tokens of a record. dataset.overLength determines what happens to longer "
-        "records. Refused for images. Default for text: 512.",
+        description="Maximum number of tokens of a record; dataset.overLength is about longer ones. Refused for "
+        "images. Default for text: 512.",
     )
     precision: Precision | None = Field(
         None,
@@ -81,9 +81,8 @@ class Training(Block):
     )
     loss_scale: LossScale | None = Field(
         None,
-        description="Constant factor of the loss that keeps fp16 gradients from underflowing. It is divided out "
-        "before clipping. Required with precision fp16, else refused. A power of two such as 1024, "
-        "at most 16777216.",
+        description="Factor of the loss that keeps fp16 gradients from underflowing, divided out before clipping. "
+        "Required with precision fp16, else refused. A power of two such as 1024, at most 16777216.",
     )
     gradient_checkpointing: Flag = Field(
         False, description="Recompute activations in the backward pass: less memory, more time."
@@ -119,24 +118,24 @@ class Privacy(Block):
     )
     noise_multiplier: NoiseMultiplier | None = Field(
         None,
-        description="Standard deviation of the noise divided by maxGradNorm. Default: the smallest value that keeps "
-        "targetEpsilon over the planned and the reserved steps.",
+        description="Standard deviation of the noise divided by maxGradNorm. Default: the smallest that keeps "
+        "targetEpsilon over planned and reserved steps.",
     )
     accountant: Accountant | None = Field(
         None,
-        description="Accountant that computes epsilon from the steps. PLD: privacy loss distributions, which need less "
-        "noise for the same epsilon. RDP: Renyi differential privacy. Default: PLD up to 20,000 steps and a "
-        "targetEpsilon of 20, from a noiseMultiplier of 0.3 and a targetDelta of 1e-8; RDP beyond.",
+        description="How epsilon is computed from the steps. PLD: privacy loss distributions, which need less "
+        "noise. RDP: Renyi differential privacy. Default: PLD up to 20,000 steps and a targetEpsilon "
+        "of 20, from a noiseMultiplier of 0.3 and a targetDelta of 1e-8; RDP beyond.",
     )
     on_budget_exhausted: Literal["Stop", "Fail"] = Field(
         "Stop",
-        description="What happens before the next steps would exceed targetEpsilon. Stop: the job writes a final "
+        description="What happens before the next steps would exceed targetEpsilon. Stop: the job saves a final "
         "checkpoint and ends as BudgetExhausted. Fail: it ends as Failed.",
     )
     reserve_steps: Count | None = Field(
         None,
-        description="Number of steps beyond the planned ones for which the default noise leaves budget. Steps that "
-        "are run again after a crash are charged again. Default: the smaller of retry.maxAttempts x "
+        description="Steps beyond the planned ones for which the default noise leaves budget: steps that run "
+        "again after a crash are charged again. Default: the smaller of retry.maxAttempts x "
         "(checkpoint.everySteps + steps / 100) and steps / 10.",
     )
 
@@ -146,8 +145,8 @@ class Aggregation(Block):
 
     colluding_workers: Colluders = Field(
         0,
-        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 "
-        "is accepted: every worker can read all data, so more noise would hide no record from it.",
+        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 is "
+        "accepted: every worker can read all data, which no noise would hide.",
     )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",
@@ -174,7 +173,7 @@ class Checkpoint(Block):
         description="Number of steps between checkpoints. The last step always writes one. Default: steps / 50.",
     )
     keep: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
-        3, description="Number of checkpoints to keep in addition to the final one. Older ones are deleted."
+        3, description="Number of checkpoints to keep besides the final one. Older ones are deleted."
     )
     signing: Signing | None = Field(None, description="Sign checkpoints, and resume only from those signed.")
 
