@@ -154,6 +154,8 @@ class StatementInputs:
     evaluation: str | None = None
     private_metrics: str = "Hidden"
     remarks: Sequence[str] = ()
+    audit_log: tuple[str, int] | None = None
+    """Head and length of the audit log, of a job that keeps one."""
     image: str | None = None
     """The image of the workers in a cluster, with its digest where the operator knows it."""
     ray_version: str | None = None
@@ -221,6 +223,7 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
             "dataset": f"keyed:{inputs.dataset_digest}" if inputs.dataset_digest else NOT_KNOWN,
             "ledgerHead": inputs.ledger_head,
             "ledgerLength": inputs.ledger_length,
+            **_audit_log(inputs.audit_log),
             "code": f"tensafe {importlib.metadata.version('tensafe')}",
             "ray": f"ray {inputs.ray_version}" if inputs.ray_version else NOT_KNOWN,
             "image": inputs.image or NOT_KNOWN,
@@ -247,6 +250,10 @@ def build_statement(inputs: StatementInputs) -> dict[str, Any]:
         ],
         "remarks": list(inputs.remarks),
     }
+
+
+def _audit_log(position: tuple[str, int] | None) -> dict[str, str | int]:
+    return {} if position is None else {"auditLogHead": position[0], "auditLogLength": position[1]}
 
 
 def _started_from(adapter: Mapping[str, str]) -> str:
@@ -340,6 +347,11 @@ def render_markdown(document: Mapping[str, Any]) -> str:
         f"| data set | `{document['hashes']['dataset']}` |",
         f"| lineage | {document['lineage']} |",
         f"| ledger | entry {document['hashes']['ledgerLength']}, `{document['hashes']['ledgerHead']}` |",
+        *(
+            (f"| audit log | entry {document['hashes']['auditLogLength']}, `{document['hashes']['auditLogHead']}` |",)
+            if "auditLogHead" in document["hashes"]
+            else ()
+        ),
         f"| code | {document['hashes']['code']} |",
         f"| Ray | {document['hashes']['ray']} |",
         f"| image | {document['hashes']['image']} |",

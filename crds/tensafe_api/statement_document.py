@@ -111,6 +111,8 @@ class HashesPart(_Part):
     dataset: str = Field(description="Digest of the data set under a key that the readers do not have.")
     ledger_head: str = Field(description="Hash of the newest record of the ledger.")
     ledger_length: Count = Field(description="Number of records in the ledger.")
+    audit_log_head: str | None = Field(None, description="Hash of the newest entry of the audit log, if one is kept.")
+    audit_log_length: Count | None = Field(None, description="Number of entries in the audit log.")
     code: str
     ray: str
     image: str

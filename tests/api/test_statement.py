@@ -220,6 +220,7 @@ def test_every_input_changes_the_statement() -> None:
         "aggregation": AggregationStatement("", (), ()),
         "unit_column": "patient",
         "started_from": EARLIER,
+        "audit_log": ("aa" * 32, 7),
     }
     for number, name in enumerate(("protocol", "assumed", "not_covered")):
         part = replace(INPUTS.aggregation, **{name: "masks" if number == 0 else ()})
@@ -231,6 +232,13 @@ def test_every_input_changes_the_statement() -> None:
         if other is None:
             other = value + 1
         assert build_statement(replace(INPUTS, **{field.name: other})) != whole, field.name
+
+
+def test_statement_names_the_audit_log_where_one_is_kept() -> None:
+    document = build_statement(replace(INPUTS, audit_log=("aa" * 32, 7)))
+    assert (document["hashes"]["auditLogHead"], document["hashes"]["auditLogLength"]) == ("aa" * 32, 7)
+    assert f"| audit log | entry 7, `{'aa' * 32}` |" in render_markdown(document)
+    assert "audit log" not in render_markdown(build_statement(INPUTS))
 
 
 def test_unknown_facts_are_stated_as_not_known() -> None:

@@ -121,3 +121,7 @@ class Observability(Block):
         "in the run's private folder (in a pod /var/run/tensafe, lost with it), and the privacy statement "
         "records that.",
     )
+    audit_log: Literal["Disabled", "Enabled"] | None = Field(
+        None,
+        description="Enabled: keep a chained log of charges and checkpoints beside the checkpoints. Default: Disabled.",
+    )

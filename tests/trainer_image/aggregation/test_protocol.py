@@ -17,6 +17,7 @@ from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import AggregationStatement, StatementInputs, build_statement, render_markdown
 from tensorguard.aggregation import pairwise_masks
 from tensorguard.aggregation.channel import AggregationError
+from tensorguard.aggregation.keys import PairKeys
 from tensorguard.aggregation.pairwise_masks import PairwiseMasks
 from tensorguard.aggregation.protocol import AggregationConfig, SecureAggregator
 from tensorguard.aggregation.registry import DEFAULT_PROTOCOL, PROTOCOLS, create_aggregator
@@ -116,7 +117,7 @@ def test_pairwise_masks_contribute_to_the_statement(workers: Run) -> None:
 def test_statement_names_the_graph_and_what_colluders_learn(
     size: int, run: str, sentence: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairwise_masks, "agree_pair_keys", lambda *_: {})
+    monkeypatch.setattr(pairwise_masks, "agree_pair_keys", lambda *_: PairKeys())
     channel: Any = SimpleNamespace(size=size, rank=0)
     part = PairwiseMasks(config(channel)).statement()
     assert part.protocol == run

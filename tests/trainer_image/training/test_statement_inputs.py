@@ -47,7 +47,9 @@ def inputs(evaluation: Any = None) -> StatementInputs:
         initial=SimpleNamespace(summary="earlier adapter"),
         remarks="remarks",
     )
-    return statement_inputs(components, "OneMachine", AGGREGATION, "image", state, 7, "sha256:a")
+    return statement_inputs(
+        components, "OneMachine", AGGREGATION, "image", state, 7, "sha256:a", audit_log=("audit head", 9)
+    )
 
 
 def test_every_fact_has_its_source() -> None:
@@ -62,6 +64,7 @@ def test_every_fact_has_its_source() -> None:
         "adapter_digest": "sha256:a",
         "ledger_head": "state.head",
         "ledger_length": "state.length",
+        "audit_log": ("audit head", 9),
         "model": "identity",
         "unit_column": "unit.column",
         "started_from": "earlier adapter",

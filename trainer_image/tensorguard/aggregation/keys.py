@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from tensafe_api.resources.numeric import MAX_WORKERS
+from tensafe_api.statement import digest
 from tensorguard.aggregation.channel import AggregationError, Channel
 from tensorguard.aggregation.session import KEY_BYTES, Session, derive_key, number_bytes, tag
 
@@ -27,7 +28,13 @@ class PairKey:
     tag: bytes
 
 
-def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[int, PairKey]:
+class PairKeys(dict[int, PairKey]):
+    """The key shared with each other worker, by rank. `public_keys`: fingerprints of the workers' keys, by rank."""
+
+    public_keys: tuple[str, ...] = ()
+
+
+def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> PairKeys:
     """Exchange public keys with every other worker.
 
     Args:
@@ -49,10 +56,9 @@ def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[
     context = session.context()
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-    pairs: dict[int, PairKey] = {}
-    for peer, message in enumerate(
-        channel.all_gather(public + tag(authentication_key, context, number_bytes(channel.rank), public))
-    ):
+    pairs = PairKeys()
+    messages = channel.all_gather(public + tag(authentication_key, context, number_bytes(channel.rank), public))
+    for peer, message in enumerate(messages):
         theirs, their_tag = message[:KEY_BYTES], message[KEY_BYTES:]
         if not hmac.compare_digest(their_tag, tag(authentication_key, context, number_bytes(peer), theirs)):
             raise AggregationError(
@@ -65,4 +71,5 @@ def agree_pair_keys(channel: Channel, session: Session, job_key: bytes) -> dict[
         pair = number_bytes(min(peer, channel.rank)) + number_bytes(max(peer, channel.rank))
         material = derive_key(shared, b"tensafe pair" + context + pair, 2 * KEY_BYTES)
         pairs[peer] = PairKey(mask=material[:KEY_BYTES], tag=material[KEY_BYTES:])
+    pairs.public_keys = tuple(digest(message[:KEY_BYTES]) for message in messages)
     return pairs

@@ -33,6 +33,7 @@ class PairwiseMasks(SecureAggregator):
     def __init__(self, config: AggregationConfig) -> None:
         self.pairs = agree_pair_keys(config.channel, config.session, config.job_key)
         super().__init__(config)
+        self.public_keys = self.pairs.public_keys
         session = config.session
         self._graph = NeighbourGraph.of(session.workers, session.colluders)
         secret = derive_key(config.job_key, b"tensafe neighbours" + session.context())

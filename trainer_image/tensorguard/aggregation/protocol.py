@@ -60,6 +60,8 @@ class SecureAggregator(ABC):
 
     name: ClassVar[str]
     """The name under which `aggregation.registry` lists the protocol."""
+    public_keys: tuple[str, ...] = ()
+    """Fingerprints of the public keys that the workers have exchanged, by rank, for the audit log."""
 
     def __init__(self, config: AggregationConfig) -> None:
         """Agree with the other workers on what the protocol needs, such as keys. Every worker calls this once.

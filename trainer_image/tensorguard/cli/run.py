@@ -85,6 +85,12 @@ def add_parser(subparsers: Subparsers) -> None:
         f"{SIGNING_KEY_VARIABLE}, else they are not signed)",
     )
     parser.add_argument(
+        "--audit-log",
+        action="store_true",
+        help="log each charge, checkpoint, refusal and end in audit.jsonl in the run's folder, as with "
+        "spec.observability.auditLog: Enabled (see `tensafe verify`)",
+    )
+    parser.add_argument(
         "-o",
         dest="output",
         choices=("yaml", "json"),
@@ -109,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
         given: Path | None = arguments.output_dir
         output_dir = (given or Path("tensafe-runs") / loaded.job.metadata.name).absolute()
         base_dir = Path(arguments.manifest).absolute().parent
-        job = loaded.job
+        job = _with_audit_log(loaded.job) if arguments.audit_log else loaded.job
         variable = os.environ.get(SIGNING_KEY_VARIABLE)
         signing_key: Path | None = arguments.signing_key or (Path(variable) if variable else None)
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
@@ -181,6 +187,11 @@ def _train(
             raise CommandError(message, FAILED if edited else INVALID) from refusal
         except ManifestError as error:
             raise CommandError(str(error)) from error
+
+
+def _with_audit_log(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
+    observability = job.spec.observability.model_copy(update={"audit_log": "Enabled"})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"observability": observability})})
 
 
 def _with_checkpoints_in(output_dir: Path, job: TenSafeTrainingJob, overrides: Sequence[str]) -> TenSafeTrainingJob:

@@ -1,7 +1,7 @@
-"""`tensafe verify`: check a published checkpoint on any machine, without the job that made it.
+"""`tensafe verify`: check a published checkpoint, or an audit log, on any machine, without the job that made it.
 
-In: a folder or URI, the signer's key, and the ledger, where there is one. Out: what was checked and what was not, or
-the one reason why it is not verified and the file that shows it.
+In: a folder or URI, the signer's key, and the ledger and the audit log, where there are any. Out: what was checked and
+what was not, or the one reason why it is not verified and the file that shows it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
 
 if TYPE_CHECKING:
     from tensorguard.signing.signer import Trust
+    from tensorguard.verification.audit_logs import AuditReport
     from tensorguard.verification.checkpoint import Report
     from tensorguard.verification.ledgers import LedgerHistory
 
@@ -31,10 +32,14 @@ examples:
   tensafe verify runs/first/checkpoints/final --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --ledger kubernetes -n clinic
   tensafe verify adapter --public-key signer.pub.pem -o json | jq .epsilon
+  tensafe verify --audit-log runs/first --ledger runs/first
+  tensafe verify s3://models/claims/final --public-key signer.pub.pem --audit-log s3://models/claims/audit-UID
 
 What is checked: each file against its digest, and that no file was added or is missing; the signature over all files;
 that the statement is about this adapter; every ε in it, computed again by dp-accounting; with --ledger the chain of the
-ledger, and that it records this checkpoint, as the newest of its name, with all of its charges.
+ledger, and that it records this checkpoint, as the newest of its name, with all of its charges. With --audit-log each
+line follows from the one before; with --ledger too, the log has every write of the ledger, in order, and no other; with
+DIR too, the statement names a line of the log, and a later line records the publication.
 
 Take the public key from the signer, not from the place of the adapter. Without a key, the signature shows only that
 nothing was changed since some key signed it. What was not checked is printed.
@@ -46,8 +51,8 @@ content is an error (exit code 2). A key accepts every checkpoint that its owner
 `model_signing verify key --signature DIR/model.sig --public_key signer.pub.pem DIR` checks the files alone, without
 this project. In S3, the credentials and the endpoint come from the environment (AWS_ENDPOINT_URL_S3).
 
-Exit codes: 0 verified; 1 not verified: the reason and the file are printed; 2 there is no such folder, or the key
-cannot be read.
+Exit codes: 0 verified; 1 not verified: the reason is printed, with the file or the line; 2 there is no such folder, or
+the key cannot be read.
 """
 _KUBERNETES = "kubernetes"
 
@@ -56,12 +61,15 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb's parser."""
     parser = subparsers.add_parser(
         "verify",
-        help="check an adapter: its files, who signed it, its ε",
-        description="Check a published checkpoint: its files, its signature, its privacy claim, its ledger.",
+        help="check an adapter: its files, who signed it, its ε, its audit log",
+        description="Check a published checkpoint: its files, signature, privacy claim, ledger and audit log.",
         epilog=_EPILOG,
     )
     parser.add_argument(
-        "place", metavar="DIR|URI", help="the folder of the checkpoint, such as s3://models/claims/final"
+        "place",
+        metavar="DIR|URI",
+        nargs="?",
+        help="the folder of the checkpoint, such as s3://models/claims/final; without it, --audit-log alone is checked",
     )
     signer = parser.add_mutually_exclusive_group()
     signer.add_argument(
@@ -91,6 +99,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="compare with the ledger in this folder of a run, or with the PrivacyLedger in the cluster",
     )
     parser.add_argument(
+        "--audit-log",
+        metavar="FILE|URI",
+        help="check this audit log: the audit.jsonl of a run's folder, or audit-UID beside the checkpoints",
+    )
+    parser.add_argument(
         "-n",
         "--namespace",
         metavar="NAME",
@@ -103,26 +116,49 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from tensorguard.audit_log.line_files import AuditLogUnwritable
     from tensorguard.checkpoint.store import CheckpointError
     from tensorguard.signing.keys import KeyUnusable
+    from tensorguard.verification.audit_logs import verify_audit_log
     from tensorguard.verification.checkpoint import verify_checkpoint
     from tensorguard.verification.errors import NotVerified
 
+    _check_arguments(arguments)
     try:
-        trust = _trust(arguments)
-        report = verify_checkpoint(arguments.place, trust, _ledger(arguments))
-        _check_digest(report, arguments.digest)
+        trust, ledger, log = _trust(arguments), _ledger(arguments), arguments.audit_log
+        report = None if arguments.place is None else verify_checkpoint(arguments.place, trust, ledger)
+        if report is not None:
+            _check_digest(report, arguments.digest)
+        audit = None if log is None else verify_audit_log(log, ledger, report)
     except NotVerified as error:
         if arguments.output == "json":
             print(json.dumps({"verified": False, "file": error.file, "reason": error.problem}, indent=2))
         print(f"not verified: {error}", file=sys.stderr)
         return FAILED
-    except (CheckpointError, KeyUnusable, ImportError, ValueError) as error:
+    except (AuditLogUnwritable, CheckpointError, KeyUnusable, ImportError, ValueError) as error:
         raise CommandError(f"tensafe verify: {error}", INVALID) from error
-    if arguments.output_dir is not None:
+    if arguments.output_dir is not None and report is not None:
         _write_copy(arguments.output_dir, report)
-    print(_as_json(report, arguments) if arguments.output == "json" else _as_text(report, arguments))
+    if arguments.output == "json":
+        figures = {"verified": True, **(_figures(report, arguments) if report else {})}
+        figures |= {"auditLog": _audit_figures(audit)} if audit else {}
+        print(json.dumps(figures, indent=2, ensure_ascii=False))
+    else:
+        lines = [*(_as_text(report, arguments) if report else ()), *(_audit_as_text(audit) if audit else ())]
+        print("\n".join(lines))
     return SUCCEEDED
+
+
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse options that are about a checkpoint where none is named."""
+    if arguments.place is not None:
+        return
+    if arguments.audit_log is None:
+        raise CommandError("tensafe verify: name the folder of a checkpoint, or an --audit-log", INVALID)
+    for name in ("public_key", "certificate_chain", "digest", "output_dir"):
+        if getattr(arguments, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise CommandError(f"tensafe verify: {option} is about a checkpoint: name its folder", INVALID)
 
 
 def _digest(text: str) -> str:
@@ -190,7 +226,6 @@ def _ledger(arguments: argparse.Namespace) -> Callable[[str], LedgerHistory] | N
 def _figures(report: Report, arguments: argparse.Namespace) -> dict[str, Any]:
     claim, job = report.statement["claim"], report.statement["job"]
     return {
-        "verified": True,
         "uri": report.uri,
         "checkpoint": report.name,
         "digest": report.digest,
@@ -210,11 +245,20 @@ def _figures(report: Report, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _as_json(report: Report, arguments: argparse.Namespace) -> str:
-    return json.dumps(_figures(report, arguments), indent=2, ensure_ascii=False)
+def _audit_figures(audit: AuditReport) -> dict[str, Any]:
+    return {
+        "place": audit.name,
+        "job": audit.job,
+        "jobUID": audit.job_uid,
+        "entries": audit.entries,
+        "head": audit.head,
+        "stepsCharged": audit.steps_charged,
+        "checked": audit.checked,
+        "notChecked": audit.not_checked,
+    }
 
 
-def _as_text(report: Report, arguments: argparse.Namespace) -> str:
+def _as_text(report: Report, arguments: argparse.Namespace) -> list[str]:
     figures = _figures(report, arguments)
     head = (
         f"verified: {figures['job']}, step {figures['step']} of {figures['stepsPlanned']}, "
@@ -223,8 +267,15 @@ def _as_text(report: Report, arguments: argparse.Namespace) -> str:
     signer = "not signed" if report.signer is None else report.signer + ("" if report.trusted else " (not checked)")
     lines = [head, f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}"]
     lines += [f"  copy    {figures['copy']}"] if figures["copy"] else []
-    lines.append("checked:")
-    lines += [f"  - {each}" for each in report.checked]
-    if report.not_checked:
-        lines += ["not checked:", *(f"  - {each}" for each in report.not_checked)]
-    return "\n".join(lines)
+    return [*lines, *_checks(report.checked, report.not_checked)]
+
+
+def _audit_as_text(audit: AuditReport) -> list[str]:
+    head = f"verified: the audit log of {audit.job}, {audit.entries} lines, {audit.steps_charged} charged steps"
+    lines = [head, f"  place   {audit.name}", f"  head    {audit.head}"]
+    return [*lines, *_checks(audit.checked, audit.not_checked)]
+
+
+def _checks(checked: list[str], not_checked: list[str]) -> list[str]:
+    lines = ["checked:", *(f"  - {each}" for each in checked)]
+    return lines + (["not checked:", *(f"  - {each}" for each in not_checked)] if not_checked else [])

@@ -17,6 +17,8 @@ def statement_inputs(
     state: LedgerState,
     step: int,
     adapter_digest: str,
+    *,
+    audit_log: tuple[str, int] | None = None,
 ) -> StatementInputs:
     """The inputs of the statement.
 
@@ -28,6 +30,7 @@ def statement_inputs(
         state: the ledger when the checkpoint is written.
         step: number of steps in the checkpoint.
         adapter_digest: digest of the adapter's weights, "sha256:" and 64 hexadecimal digits.
+        audit_log: its head and length, of a job that keeps one.
     """
     spec = state.spec
     evaluation = components.job.spec.evaluation
@@ -60,6 +63,7 @@ def statement_inputs(
         evaluation=f"{evaluation.visibility}: {evaluation.uri}" if evaluation else None,
         private_metrics=components.job.spec.observability.private_metrics,
         remarks=components.remarks,
+        audit_log=audit_log,
         image=image,
         ray_version=_ray_version(),
     )

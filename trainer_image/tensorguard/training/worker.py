@@ -30,14 +30,16 @@ from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session, number_bytes
 from tensorguard.ledger.backends import JobObject, open_ledger
+from tensorguard.ledger.contract import Ledger
 from tensorguard.models.adapter import load_adapter_state
 from tensorguard.models.bit_equality import use_deterministic_kernels
 from tensorguard.models.tasks import task_of
 from tensorguard.signing.keys import SigningKey, read_signing_key
 from tensorguard.training.acquisition import NOT_RANK_0, Acquisition, acquire_ledger
+from tensorguard.training.audit_trail import AuditTrail
 from tensorguard.training.budget_gate import BudgetGate, Verdict
 from tensorguard.training.checkpointing import FINAL, Checkpointer, restore_checkpoint
-from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
+from tensorguard.training.collective_errors import AttemptFailed, describe_error, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, WorkerConfig, append_traceback
 from tensorguard.training.evaluation import evaluate_on_all_ranks
 from tensorguard.training.initial_adapter import read_initial_adapter
@@ -80,8 +82,9 @@ def take_part(worker: Worker) -> None:
         if failure.__cause__ is not None:
             worker.record_traceback()
         worker.log_end(failure.reason, str(failure))
-    except Exception:
+    except Exception as error:
         worker.record_traceback()
+        worker.audit.log_failure(*describe_error(error))
         raise
     finally:
         worker.close()
@@ -98,7 +101,8 @@ class Worker:
         self.config = config
         self._channel = channel
         self._device = device
-        self._ledger = open_ledger(config.directory, config.ledger_location) if channel.rank == 0 else None
+        self.audit = AuditTrail.of(config, channel.rank)
+        self._ledger = self._open_ledger() if channel.rank == 0 else None
         self._log = RunLog(config.directory / RUN_LOG) if channel.rank == 0 else None
         self._listener = listener
         self._stop = StopSignal.of(config.directory)
@@ -129,6 +133,7 @@ class Worker:
         )
         run_on_all_ranks(self._channel, lambda: self._restore(acquisition))
         self._acquired_as = (self.config.attempt, acquisition.incarnation)
+        self.audit.incarnation = acquisition.incarnation
         self._step = acquisition.step
         self._saved_step = acquisition.step
         self._resumed_from_final = acquisition.checkpoint == FINAL
@@ -140,8 +145,10 @@ class Worker:
             grid_bits=mechanism.grid_bits,
             verify=components.job.spec.aggregation.verify,
         )
+        aggregator = create_aggregator(aggregation)
+        self.audit.log_keys(aggregator, self._channel.size)
         self.private_step = PrivateStep(
-            aggregator=create_aggregator(aggregation),
+            aggregator=aggregator,
             budget_gate=BudgetGate(
                 self._channel,
                 components.plan,
@@ -194,6 +201,7 @@ class Worker:
     def log_end(self, reason: Reason, message: str) -> None:
         """Log how the attempt ended."""
         self._write_record(Ended(time.time(), self.config.attempt, reason.value, message))
+        self.audit.log_failure(reason, message)
 
     def record_traceback(self) -> None:
         """Write the current exception to the run's private folder.
@@ -232,6 +240,9 @@ class Worker:
                 "change with its place among more"
             )
             self._write_record(Preparing(time.time(), what))
+
+    def _open_ledger(self) -> Ledger:
+        return self.audit.watch(open_ledger(self.config.directory, self.config.ledger_location))
 
     def _acquire(self) -> Acquisition:
         if self._ledger is None:
@@ -305,6 +316,7 @@ class Worker:
         if evaluation.visibility == "Private" and components.private_metrics is None:
             return
         assert self.private_step is not None
+        self.audit.log_evaluation(self._step, evaluation.visibility)
         training = components.job.spec.training
         loss, metrics = evaluate_on_all_ranks(
             self._channel,
@@ -337,7 +349,12 @@ class Worker:
             model=components.model,
             optimizer=components.optimizer,
             statement_inputs=partial(
-                statement_inputs, components, self.config.place, aggregation, self._job_object.image()
+                statement_inputs,
+                components,
+                self.config.place,
+                aggregation,
+                self._job_object.image(),
+                audit_log=self.audit.position,
             ),
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,

@@ -32,10 +32,12 @@ from tensafe_api.resolve import Claim, Plan, ledger_spec, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.ledger import FINAL_OUTCOMES, LedgerSpec
 from tensafe_api.resources.model import commit_of
+from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.ledger.contract import LedgerError, LedgerState
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.background import run_in_background
+from tensorguard.runners.local.audit import check_audit_log, log_failure
 from tensorguard.runners.local.data_preparation import InMemoryData, prepare_data
 from tensorguard.runners.local.earlier_run import (
     MANIFEST,
@@ -133,7 +135,7 @@ def run(
             data.refuse_on_nodes()
         with _locked(output_dir), ExitStack() as locks:
             one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key, rank_function)
-            one.admit(resume)
+            one.admit_or_log(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
             failures: list[Exception] = []
@@ -180,6 +182,15 @@ class _Run:
     """Reads the records of this call only. An attempt that never acquired the ledger and the next one have the same
     number, so the number alone does not distinguish them."""
 
+    def admit_or_log(self, resume: bool) -> None:
+        """As `admit`. The audit log of an earlier run in the folder records that this one was refused."""
+        try:
+            self.admit(resume)
+        except RunRefused as refusal:
+            if (uid := uid_of_manifest(self.directory)) and (self.directory / AUDIT_LOG).exists():
+                log_failure(self._with_uid(uid), self.directory, None, refusal.reason, str(refusal))
+            raise
+
     def admit(self, resume: bool) -> None:
         """Refuse a run that cannot start, and create the job key, the manifest copy and the run log."""
         from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
@@ -196,6 +207,8 @@ class _Run:
                 "", f"the run in {self.directory} is over ({how}); choose another --output-dir to train again"
             )
         check_signing(self.job, earlier, self.signing_key, on_nodes=self.on_nodes)
+        if earlier is not None:
+            check_audit_log(self.job, self.directory)
         try:
             store = CheckpointStore.for_job(self.job)
             store.check_writable()
@@ -222,16 +235,19 @@ class _Run:
             if never_charged := uid_of_manifest(self.directory):
                 self._private.delete_key(never_charged)
             self._open_private()
-            for leftover in (LEDGER, RUN_LOG):
+            for leftover in (LEDGER, RUN_LOG, AUDIT_LOG):
                 (self.directory / leftover).unlink(missing_ok=True)
             if not self.on_nodes:
                 self._private.create_key(uid)
-        metadata = self.job.metadata.model_copy(update={"uid": uid})
-        self.job = self.job.model_copy(update={"metadata": metadata})
+        self.job = self._with_uid(uid)
         replace_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
         self.stop.bind(self.directory)
         self._records_of_call = RunLogReader(self.directory / RUN_LOG, from_end=True)
         self._log = RunLog(self.directory / RUN_LOG)
+
+    def _with_uid(self, uid: str) -> TenSafeTrainingJob:
+        metadata = self.job.metadata.model_copy(update={"uid": uid})
+        return self.job.model_copy(update={"metadata": metadata})
 
     def _is_over(self, ledger: LedgerState) -> bool:
         """Whether no resume can train a further step, or write a final checkpoint."""
@@ -362,6 +378,7 @@ class _Run:
     def _log_end(self, reason: Reason, message: str) -> Ended:
         ended = Ended(time.time(), self.attempt, reason.value, message)
         self._log.write(ended)
+        log_failure(self.job, self.directory, self.attempt, reason, message)
         return ended
 
     def _log_stage(self, what: str) -> None:

@@ -2,8 +2,9 @@
 
 Ray keeps the output of its workers in files of its session, which are lost with the pod. So log records, warnings and
 the error that ended an incarnation go to the output of the pod's first process, where `kubectl logs` and log collectors
-find them. Log records carry no private figure, and an error is reduced to what `describe_error` returns. `Stepped`
-records are left out, because they would be a line every few seconds.
+find them. So do the lines of the audit log, in a job that keeps one. Log records carry no private figure, and an error
+is reduced to what `describe_error` returns. `Stepped` records are left out, because they would be a line every few
+seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tensorguard.audit_log.places import LOGGER as AUDIT_LOGGER
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.run_log import LogRecord, Stepped
 
@@ -31,7 +33,7 @@ class PodLog(logging.Handler):
     """
 
     def __init__(self, rank: int, output: Path) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._rank = rank
         self._file: int | None = None
         with suppress(OSError):
@@ -43,8 +45,11 @@ class PodLog(logging.Handler):
             self._write(record.kind, **record.values())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a warning of this project."""
-        self._write(record.levelname.lower(), time=record.created, message=record.getMessage())
+        """Write a warning of this project, or a line of its audit log as it is: then its hash holds for a reader."""
+        if record.name == AUDIT_LOGGER.name:
+            self._write_line(record.getMessage())
+        elif record.levelno >= logging.WARNING:
+            self._write(record.levelname.lower(), time=record.created, message=record.getMessage())
 
     def write_failure(self, error: Exception) -> None:
         """Write what ended this incarnation. Ray Train may restart the workers after it."""
@@ -60,7 +65,9 @@ class PodLog(logging.Handler):
     def _write(self, kind: str, **fields: object) -> None:
         """Write a line. A loss that is NaN or infinite is left out, because JSON cannot represent it."""
         finite = {name: value for name, value in fields.items() if not isinstance(value, float) or math.isfinite(value)}
-        line = json.dumps({"kind": kind, "rank": self._rank, **finite}) + "\n"
+        self._write_line(json.dumps({"kind": kind, "rank": self._rank, **finite}))
+
+    def _write_line(self, line: str) -> None:
         if self._file is not None:
             with suppress(OSError):
-                os.write(self._file, line.encode())
+                os.write(self._file, f"{line}\n".encode())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,8 @@ from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import Place
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
+from tensorguard.audit_log.places import LOGGER as AUDIT_LOGGER
+from tensorguard.audit_log.places import audit_log_of
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
@@ -36,6 +38,7 @@ from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.preflight import check_evaluation_is_public, cpus_per_rank
 from tensorguard.runners.run_folder import hold_run_lock
+from tensorguard.training.audit_trail import AuditTrail
 from tensorguard.training.collective_errors import AttemptFailed, run_on_all_ranks
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.run_log import Ended, Listener, RunLog
@@ -129,21 +132,36 @@ def record_failed_start(
         run_log.close()
         if listener is not None:
             listener(ended)
+        _log_refusal(files, attempt or None, failure)
+
+
+def _log_refusal(files: RankFiles, attempt: int | None, failure: AttemptFailed) -> None:
+    """Write to the audit log why an attempt could not start. The job itself may be what is unreadable."""
+    with suppress(Exception):
+        job, (location, number) = files.job(), files.ledger_location()
+        uid = job.metadata.uid or ""
+        found = audit_log_of(job, uid, files.run, in_pod=location is not None, process="rank 0")
+        AuditTrail(found, attempt or number).log_failure(failure.reason, str(failure))
 
 
 @contextmanager
 def _pod_log(files: PodFiles, rank: int) -> Iterator[PodLog]:
-    """The pod's log. Inside the with block it receives the warnings of this project, and an error that leaves it."""
+    """The pod's log. Inside the with block it receives the warnings of this project, the lines of the audit log, and an
+    error that leaves it.
+    """
     log = PodLog(rank, files.output)
-    logger = logging.getLogger("tensorguard")
-    logger.addHandler(log)
+    loggers = logging.getLogger("tensorguard"), AUDIT_LOGGER
+    AUDIT_LOGGER.setLevel(logging.INFO)
+    for logger in loggers:
+        logger.addHandler(log)
     try:
         yield log
     except Exception as error:
         log.write_failure(error)
         raise
     finally:
-        logger.removeHandler(log)
+        for logger in loggers:
+            logger.removeHandler(log)
         log.close()
 
 
