@@ -3,11 +3,12 @@
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
 entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py`,
-`images.py` or `signing.py`.
+`images.py`, `signing.py` or `audit_log.py`.
 """
 
 from __future__ import annotations
 
+from mutations.audit_log import AUDIT_LOG
 from mutations.claims import CLAIMS
 from mutations.composition import COMPOSITION
 from mutations.data import DATA
@@ -20,4 +21,14 @@ from mutations.wiring import WIRING
 
 __all__ = ["MUTATIONS", "Edit", "Mutation"]
 
-MUTATIONS: tuple[Mutation, ...] = (*DATA, *MECHANISM, *PROTOCOL, *CLAIMS, *COMPOSITION, *WIRING, *IMAGES, *SIGNING)
+MUTATIONS: tuple[Mutation, ...] = (
+    *DATA,
+    *MECHANISM,
+    *PROTOCOL,
+    *CLAIMS,
+    *COMPOSITION,
+    *WIRING,
+    *IMAGES,
+    *SIGNING,
+    *AUDIT_LOG,
+)

@@ -285,19 +285,6 @@ CLAIMS: tuple[Mutation, ...] = (
         ("tests/trainer_image/cli/test_report.py::test_step_that_was_charged_and_not_taken_is_in_the_picture",),
     ),
     Mutation(
-        "the audit log has only the charges of finished steps",
-        (
-            Edit(
-                TRAINER + "distributed/_audit.py",
-                "            self._log_charges(record)\n            self._write(",
-                "            self._write(",
-            ),
-        ),
-        (
-            "tests/trainer_image/distributed/test_audit_log.py::test_audit_log_has_a_step_that_was_charged_and_not_taken",
-        ),
-    ),
-    Mutation(
         "a file with two links is read twice: each of its records is two units",
         (
             Edit(

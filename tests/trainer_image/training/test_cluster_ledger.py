@@ -17,8 +17,14 @@ from e2e.platform.trainer.rank_harness import Job, SingleRankChannel
 from tensafe_api.manifest import dump_manifest
 from tensafe_api.resolve import ledger_spec
 from tensorguard.ledger.backends import POD_UID, LedgerLocation
+from tensorguard.ledger.contract import LedgerState
+from tensorguard.ledger.kubernetes import KubernetesLedger
+from tensorguard.ledger.kubernetes_object import decode
 from tensorguard.training.budget_gate import BudgetGate
 from tensorguard.training.worker import train
+from tensorguard.verification.audit_logs import verify_audit_log
+from tensorguard.verification.errors import NotVerified
+from tensorguard.verification.ledgers import LedgerHistory
 
 pytestmark = pytest.mark.cluster
 
@@ -105,3 +111,34 @@ def test_plan_that_differs_from_the_ledger_is_not_trained(in_cluster: InCluster)
     in_cluster.job.job_uid = "another"
     assert in_cluster.train() == "ConfigurationChanged"
     assert "status" not in in_cluster.ledger.get()
+
+
+def test_audit_log_is_beside_the_checkpoints_and_agrees_with_the_object(
+    in_cluster: InCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill after a charge of the object, before its line: the next attempt adds it."""
+    observability = in_cluster.job.job.spec.observability.model_copy(update={"audit_log": "Enabled"})
+    in_cluster.job.job = in_cluster.job.job.model_copy(
+        update={"spec": in_cluster.job.job.spec.model_copy(update={"observability": observability})}
+    )
+    charge = KubernetesLedger.charge
+
+    def killed(self: KubernetesLedger, steps: int) -> LedgerState:
+        charge(self, steps)
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KubernetesLedger, "charge", killed)
+        with pytest.raises(SystemExit):
+            in_cluster.train()
+    assert in_cluster.train() == "Completed"
+    log = in_cluster.job.directory / "checkpoints" / "audit-tiny-uid.jsonl"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(entry["event"], entry["steps"]) for entry in entries if "recovered" in entry] == [("Charge", 1)]
+    assert {entry["actor"].split("/")[0] for entry in entries} == {"pod"}
+    state = decode(in_cluster.ledger.get())
+    report = verify_audit_log(str(log), lambda uid: LedgerHistory([state], "tiny"))
+    assert report.steps_charged == state.steps_charged == 13
+    log.write_text("".join(f"{line}\n" for line in log.read_text().splitlines()[:-1]))
+    with pytest.raises(NotVerified, match="is the last one, but the ledger has"):
+        verify_audit_log(str(log), lambda uid: LedgerHistory([state], "tiny"))

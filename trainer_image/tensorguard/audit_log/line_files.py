@@ -91,6 +91,8 @@ class LineFile:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         created = not self._path.exists()
+        if created:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if created:

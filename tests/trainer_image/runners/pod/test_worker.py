@@ -29,6 +29,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard, Target
+from tensorguard.ledger.backends import POD_UID
 from tensorguard.runners.pod import worker
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
@@ -313,3 +314,20 @@ def test_unread_pod_log_neither_fails_nor_delays_training(tmp_path: Path) -> Non
     log.write_record(Started(1.0, 2, 1, 0))
     log.close()
     PodLog(0, tmp_path / "absent").write_record(Started(1.0, 2, 1, 0))
+
+
+def test_attempt_that_cannot_start_is_refused_in_the_audit_log(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the pod ends with it, so the log is beside the checkpoints, and in the pod's log."""
+    pods.mount("spec.observability.auditLog=Enabled")
+    for files in pods.mounts:
+        files.output.parent.mkdir(parents=True)
+        files.output.touch()
+    monkeypatch.setenv(POD_UID, "77-88")
+    pods.write_data([{"text": "", "label": 0}])
+    pods.all(lambda files, channel: train_in_pod(files, channel, torch.device("cpu"), pods.exchange.wait))
+    (line,) = (pods.base / "saved" / "audit-11-22.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["event"], entry["reason"], entry["attempt"]) == ("Refusal", "DatasetUnsuitable", 2)
+    assert (entry["actor"], entry["process"]) == (f"pod/{os.uname().nodename}/77-88", "rank 0")
+    assert line in pods.mounts[0].output.read_text().splitlines()
+    assert line not in pods.mounts[1].output.read_text()
