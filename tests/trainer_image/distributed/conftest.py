@@ -13,8 +13,10 @@ import pytest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.audit_log.audited_ledger import AuditedLedger
+from tensorguard.audit_log.places import audit_log_of
 from tensorguard.distributed import DistributedDPConfig, TenSafeTrainingConfig
-from tensorguard.ledger.contract import PublishedCheckpoint
+from tensorguard.ledger.contract import Ledger, PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.local import driver
 from tensorguard.runners.local.status import exit_code_of, fold_status
@@ -47,7 +49,8 @@ class FakeRunner:
         output_dir.mkdir(parents=True, exist_ok=True)
         if not others["resume"]:
             FileLedger.create(output_dir, driver.ledger_spec(job, plan, "uid-1"))
-        ledger = FileLedger(output_dir)
+        log = audit_log_of(job, "uid-1", output_dir, in_pod=False, process="rank 0")
+        ledger: Ledger = AuditedLedger(FileLedger(output_dir), log) if log else FileLedger(output_dir)
         state = ledger.read()
         start = state.checkpoints[-1].step if state.checkpoints else 0
         attempt = state.attempt + 1

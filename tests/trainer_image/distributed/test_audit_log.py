@@ -1,4 +1,4 @@
-"""The logger `tensafe.audit`: each charge, checkpoint, evaluation and end, as JSON."""
+"""The audit log of a training from Python: a file in the run's folder, and the logger `tensafe.audit`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from tensafe_api.reasons import Reason
+from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.distributed import (
     TenSafeCallback,
     TenSafeTrainer,
     TenSafeTrainingConfig,
     TrainingFailed,
 )
+from tensorguard.verification.audit_logs import verify_audit_log
+from tensorguard.verification.ledgers import read_file_ledger
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]
@@ -28,45 +31,50 @@ class StopAtStepFour(TenSafeCallback):
             trainer.stop()
 
 
-def test_audit_log_has_charges_checkpoints_and_the_end(
-    fake: Any, config: Make, caplog: pytest.LogCaptureFixture
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name == "tensafe.audit"]
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [json.loads(line)["event"] for line in messages(caplog)]
+
+
+def test_file_and_logger_have_charges_checkpoints_and_the_end(
+    fake: Any, config: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    fake.losses = (0.9,)
     with caplog.at_level(logging.INFO, "tensafe.audit"):
-        TenSafeTrainer(config()).fit(RECORDS, RECORDS[:5])
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
-    assert [line["event"] for line in lines] == ["started", "charged", "evaluated", *["charged"] * 9, "ended"]
-    charges = [line for line in lines if line["event"] == "charged"]
-    assert [line["stepsCharged"] for line in charges] == list(range(1, 11))
-    assert 0 < float(charges[0]["epsilonSpent"]) < float(charges[-1]["epsilonSpent"]) <= 8
+        result = TenSafeTrainer(config()).fit(RECORDS, RECORDS[:5])
+    assert events(caplog) == ["Open", "Start", *["Charge"] * 10, "Publication"]
+    lines = [json.loads(line) for line in messages(caplog)]
+    assert [line["stepsCharged"] for line in lines if line["event"] == "Charge"] == list(range(1, 11))
     assert {line["job"] for line in lines} == {"tiny-bert-v2"}
+    assert (result.output_dir / AUDIT_LOG).read_text() == "".join(f"{line}\n" for line in messages(caplog))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("".join(f"{line}\n" for line in messages(caplog)))
+    verify_audit_log(str(copy), lambda uid: read_file_ledger(result.output_dir))
 
 
-def test_audit_log_has_a_step_that_was_charged_and_not_taken(
+def test_step_that_was_charged_and_not_taken_is_logged(
     fake: Any, config: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.killed_at, fake.reason, fake.message = 4, Reason.WORKER_LOST, "the workers failed"
-    with caplog.at_level(logging.INFO, "tensafe.audit"), pytest.raises(TrainingFailed) as failed:
+    with caplog.at_level(logging.INFO, "tensafe.audit"), pytest.raises(TrainingFailed):
         TenSafeTrainer(config()).fit(RECORDS)
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
-    assert [line["event"] for line in lines] == ["started", *["charged"] * 4, "ended"]
-    assert lines[-2]["stepsCharged"] == 4
-    assert lines[-2]["epsilonSpent"] == failed.value.job.status.privacy.epsilon_spent
+    assert events(caplog) == ["Open", "Start", *["Charge"] * 4]
 
 
-def test_audit_log_of_a_resume_shows_which_charges_are_new(
+def test_resume_logs_only_what_is_new(
     fake: Any, config: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    trainer = TenSafeTrainer(config(), [StopAtStepFour()])
-    trainer.fit(RECORDS)
+    TenSafeTrainer(config(), [StopAtStepFour()]).fit(RECORDS)
     with caplog.at_level(logging.INFO, "tensafe.audit"):
         TenSafeTrainer(config()).fit(RECORDS, resume_from_checkpoint=tmp_path / "checkpoints")
-    lines = [json.loads(record.message) for record in caplog.records if record.name == "tensafe.audit"]
-    assert [line["event"] for line in lines] == ["resumed", "started", *["charged"] * 6, "ended"]
-    assert [line["stepsCharged"] for line in lines if "stepsCharged" in line] == [4, 5, 6, 7, 8, 9, 10]
+    assert events(caplog) == ["Resume", *["Charge"] * 6, "Publication"]
+    assert json.loads(messages(caplog)[-2])["stepsCharged"] == 10
 
 
 def test_audit_log_can_be_disabled(fake: Any, config: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tensafe.audit"):
-        TenSafeTrainer(config(enable_audit_logging=False)).fit(RECORDS)
-    assert not [record for record in caplog.records if record.name == "tensafe.audit"]
+        result = TenSafeTrainer(config(enable_audit_logging=False)).fit(RECORDS)
+    assert not messages(caplog)
+    assert not (result.output_dir / AUDIT_LOG).exists()

@@ -24,6 +24,7 @@ EXPORTED = {
     "RayTimeoutError",
     "RunningTrainer",
     "SecureAggregationConfig",
+    "TSSPCheckpointCallback",
     "TenSafeCallback",
     "TenSafeResult",
     "TenSafeTrainer",

@@ -104,6 +104,8 @@ def spec_of(config: TenSafeTrainingConfig, records: Any = RECORDS, *, evaluates:
         ({}, "evaluation", None),
         ({}, "observability.privateMetrics", "Hidden"),
         ({"private_metrics": "Internal"}, "observability.privateMetrics", "Internal"),
+        ({}, "observability.auditLog", "Enabled"),
+        ({"enable_audit_logging": False}, "observability.auditLog", None),
     ],
 )
 def test_field_of_the_configuration_is_written_to_the_manifest(
@@ -121,7 +123,7 @@ def test_every_field_of_the_configuration_has_a_test() -> None:
         for changes, *_ in test_field_of_the_configuration_is_written_to_the_manifest.pytestmark[0].args[1]
         for name in changes
     }
-    tested_with_the_trainer = {"ray_timeout", "enable_audit_logging", "output_dir"}
+    tested_with_the_trainer = {"ray_timeout", "output_dir", "signing_key", "encryption_recipients"}
     assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | tested_with_the_trainer
 
 

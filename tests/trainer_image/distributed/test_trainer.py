@@ -174,7 +174,7 @@ def test_exception_of_a_callback_stops_the_run_and_leaves_fit(fake: Any, config:
 def test_failing_log_handler_stops_the_run_with_a_checkpoint(fake: Any, config: Make) -> None:
     class Shipping(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if '"stepsCharged": 3' in record.getMessage():
+            if '"stepsCharged":3,' in record.getMessage():
                 raise ConnectionResetError("the log server is gone")
 
     audit, handler = logging.getLogger("tensafe.audit"), Shipping()

@@ -114,7 +114,36 @@ class CheckpointStore:
         listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
         manifest = canonical_json({"files": listing})
         digests = {MANIFEST: digest(manifest), **{file: str(entry["sha256"]) for file, entry in listing.items()}}
-        stored = {**files, **(sign(name, digests) if sign is not None else {}), MANIFEST: manifest}
+        self._store(name, {**files, **(sign(name, digests) if sign is not None else {}), MANIFEST: manifest})
+        return digest(manifest)
+
+    def copy(self, name: str, expected: str, to: CheckpointStore) -> None:
+        """Copy a checkpoint to another store, as its bytes are stored, with its signatures.
+
+        Args:
+            name: of the checkpoint.
+            expected: its digest.
+            to: the other store. A checkpoint of the same name there is replaced.
+
+        Raises:
+            CheckpointCorrupt: it is not the checkpoint with this digest; `CheckpointAbsent` where it is gone.
+            CheckpointError: a store refuses.
+        """
+        listing = self.listing(name)
+        stored = self.read_beside(name, self.entries(name))
+        if missing := sorted(listing.keys() - stored.keys()):
+            raise CheckpointAbsent(f"{self.uri(name)} lacks {missing[0]}; {_FIX_CORRUPT}", missing[0])
+        changed = [file for file in sorted(listing) if digest(stored[file]) != listing[file]]
+        if changed or listing[MANIFEST] != expected:
+            raise CheckpointCorrupt(f"{self.uri(name)} is corrupt: {(*changed, MANIFEST)[0]} is not what was written")
+        to._store(name, {**{file: stored[file] for file in stored if file != MANIFEST}, MANIFEST: stored[MANIFEST]})
+
+    def digest(self, name: str) -> str:
+        """The digest of a checkpoint. Raises as `listing`."""
+        return self.listing(name)[MANIFEST]
+
+    def _store(self, name: str, stored: Mapping[str, bytes]) -> None:
+        """Store files as they are, of which the manifest is the last."""
         try:
             if self._local:
                 self._write_local(name, stored)
@@ -122,7 +151,6 @@ class CheckpointStore:
                 self._write_remote(name, stored)
         except _failures(self._local) as error:
             raise CheckpointError(f"{self.uri(name)} cannot be written: {_describe(error)}; {_FIX_WRITE}") from error
-        return digest(manifest)
 
     def read(self, name: str, expected: str | None = None, only: Collection[str] | None = None) -> dict[str, bytes]:
         """A checkpoint's files (or `only` some of them), each checked against the manifest. The manifest is checked

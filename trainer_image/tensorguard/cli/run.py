@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
 from tensorguard.cli.standard_output import only_results_on_stdout
+from tensorguard.signing.keys import SIGNING_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -47,8 +48,6 @@ Exit codes: 0 succeeded; 1 failed, or the ledger was edited; 2 invalid manifest 
 the planned steps; 130 stopped by Ctrl-C or SIGTERM (a checkpoint was saved, and the command to resume is printed).
 """
 
-SIGNING_KEY_VARIABLE = "TENSAFE_SIGNING_KEY"
-"""Environment variable with the path of the signing key, where --signing-key is not given."""
 MANIFEST_COPY = "job.yaml"
 """The completed manifest in a run's folder, with absolute paths: a resume reads it."""
 

@@ -5,6 +5,7 @@ This package's names are the public surface. Its modules are private.
 
 from tensorguard.distributed._accountant import DistributedRDPAccountant
 from tensorguard.distributed._callbacks import RunningTrainer, TenSafeCallback
+from tensorguard.distributed._checkpoints import TSSPCheckpointCallback
 from tensorguard.distributed._config import DistributedDPConfig, SecureAggregationConfig, TenSafeTrainingConfig
 from tensorguard.distributed._errors import ConfigurationError, PrivacyBudgetExceeded, RayTimeoutError, TrainingFailed
 from tensorguard.distributed._trainer import TenSafeResult, TenSafeTrainer
@@ -17,22 +18,13 @@ __all__ = [
     "RayTimeoutError",
     "RunningTrainer",
     "SecureAggregationConfig",
+    "TSSPCheckpointCallback",
     "TenSafeCallback",
     "TenSafeResult",
     "TenSafeTrainer",
     "TenSafeTrainingConfig",
     "TrainingFailed",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Explain a name of the Ray Train guide that is not offered (`from tensorguard.distributed import NAME`)."""
-    if name == "TSSPCheckpointCallback":
-        raise ImportError(
-            "TSSPCheckpointCallback is not offered: each checkpoint is saved without a callback, as an adapter for "
-            "peft with digests and its privacy statement; checkpoints are neither signed nor encrypted so far"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 for _error in (ConfigurationError, PrivacyBudgetExceeded, TrainingFailed):

@@ -127,8 +127,12 @@ class TenSafeTrainingConfig(_Fields):
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         checkpoint_frequency: in steps; default: a fiftieth of all steps. Evaluations run at the same steps.
         checkpoint_dir: a path, s3:// or gs://.
+        signing_key: file of the private key that signs the checkpoints; default: what TENSAFE_SIGNING_KEY names, else
+            they are not signed. A resume accepts only checkpoints that this key has signed.
+        encryption_recipients: age recipients (age1...) to which checkpoints are encrypted; default: none.
         ray_timeout: seconds that workers may wait for each other; default 300.
-        enable_audit_logging: write each charge, checkpoint, evaluation and end to the logger `tensafe.audit`, as JSON.
+        enable_audit_logging: write each charge, checkpoint, evaluation, refusal and end to audit.jsonl in the run's
+            folder, in a chain of hashes, and to the logger `tensafe.audit`.
         private_metrics: Hidden, or Internal: the training loss, norms and batch sizes are written to files of the run's
             private folder, and passed to callbacks whose `on_step` has a parameter `private_metrics`.
         secure_aggregation: how the workers' sums are added up; None: SecureAggregationConfig().
@@ -166,6 +170,8 @@ class TenSafeTrainingConfig(_Fields):
     gradient_checkpointing: bool = False
     checkpoint_frequency: int | None = None
     checkpoint_dir: str | Path = "checkpoints"
+    signing_key: str | Path | None = None
+    encryption_recipients: Sequence[str] = ()
     ray_timeout: float | None = None
     enable_audit_logging: bool = True
     private_metrics: str = "Hidden"
@@ -213,6 +219,8 @@ class TenSafeTrainingConfig(_Fields):
             )
         require_choice("mixed_precision", self.mixed_precision, PRECISIONS)
         require_choice("private_metrics", self.private_metrics, (HIDDEN, INTERNAL))
+        if isinstance(self.encryption_recipients, str):
+            raise ConfigurationError("encryption_recipients: must be a list of recipients, not one str")
         for role in self.columns or ():
             require_choice("columns", role, ROLES)
         if self.ray_timeout is not None and not 1 <= require_float("ray_timeout", self.ray_timeout) < float("inf"):

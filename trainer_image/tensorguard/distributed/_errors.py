@@ -42,6 +42,7 @@ _FIELDS = {
     "privacy.noiseMultiplier": "dp_config.noise_multiplier",
     "checkpoint.uri": "checkpoint_dir",
     "checkpoint.everySteps": "checkpoint_frequency",
+    "observability.auditLog": "enable_audit_logging",
     "observability.privateMetrics": "private_metrics",
     "cluster.workers": "num_workers",
     "cluster.worker.cpus": "resources_per_worker['CPU']",
@@ -58,6 +59,9 @@ _OTHERS = {
     "spec.evaluation.uri": "eval_dataset",
     "spec.dataset": "train_dataset",
     "spec.evaluation": "eval_dataset",
+    "pass --audit-log, or write Enabled": "set it to True",
+    "pass --signing-key FILE": "set signing_key",
+    "--signing-key": "signing_key",
     "--resume": "resume_from_checkpoint",
     "--output-dir": "output_dir",
 }

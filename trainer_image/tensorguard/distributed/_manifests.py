@@ -15,6 +15,7 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
+from tensafe_api.resources.training import Checkpoint
 from tensafe_api.tasks import TASKS, tasks_for
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
 from tensorguard.distributed._datasets import check_kind, columns_of, length_of, uri_of
@@ -64,8 +65,15 @@ def build_job(
             "training": _training(config),
             "privacy": _privacy(config),
             "aggregation": {"verify": "Standard" if config.aggregation.verify_aggregation else "Disabled"},
-            "checkpoint": {"uri": checkpoint_uri(config), "everySteps": _int(config, "checkpoint_frequency")},
-            "observability": {"privateMetrics": config.private_metrics},
+            "checkpoint": {
+                "uri": checkpoint_uri(config),
+                "everySteps": _int(config, "checkpoint_frequency"),
+                **_encryption(config),
+            },
+            "observability": {
+                "privateMetrics": config.private_metrics,
+                "auditLog": "Enabled" if config.enable_audit_logging else None,
+            },
             "cluster": {
                 "workers": _int(config, "num_workers"),
                 "worker": {"cpus": f"{config.cpus_per_worker:.12g}", "gpus": config.gpus_per_worker},
@@ -86,7 +94,12 @@ def job_name(config: TenSafeTrainingConfig) -> str:
 
 def checkpoint_uri(config: TenSafeTrainingConfig) -> str:
     """The URI of checkpoints: a URI unchanged, a path as an absolute path."""
-    place = str(config.checkpoint_dir)
+    return as_uri(config.checkpoint_dir)
+
+
+def as_uri(folder: str | Path) -> str:
+    """A URI unchanged, a path as an absolute path."""
+    place = str(folder)
     if place.startswith("file://"):
         place = place.removeprefix("file://")
     return place if "://" in place else str(Path(place).expanduser().absolute())
@@ -115,6 +128,14 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
         raise ConfigurationError("train_dataset: it is empty: pass at least one record")
     warnings.warn(COUNTED_RECORDS_REMARK.format(count=count), stacklevel=4)
     return count, {COUNTED_ANNOTATION: str(count)}
+
+
+def _encryption(config: TenSafeTrainingConfig) -> dict[str, Any]:
+    if not config.encryption_recipients:
+        return {}
+    if "encryption" not in Checkpoint.model_fields:
+        raise ConfigurationError("encryption_recipients: this release does not encrypt checkpoints: leave it out")
+    return {"encryption": {"recipients": list(config.encryption_recipients)}}
 
 
 def _lora(config: TenSafeTrainingConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ final status. Callbacks run on the caller's thread. Nothing about privacy is dec
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ from tensafe_api.resolve import Plan, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.status import Status
 from tensafe_api.tasks import METRICS
-from tensorguard.distributed._audit import AuditLog
+from tensorguard.distributed._audit import AuditLogCopy
 from tensorguard.distributed._callbacks import TenSafeCallback
+from tensorguard.distributed._checkpoints import TSSPCheckpointCallback
 from tensorguard.distributed._config import INTERNAL, TenSafeTrainingConfig
 from tensorguard.distributed._datasets import check_kind, in_memory, uri_of
 from tensorguard.distributed._dispatch import CallbackDispatcher
@@ -42,6 +44,7 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
+from tensorguard.signing.keys import SIGNING_KEY_VARIABLE
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
 from tensorguard.training.rollback_check import check_charged
@@ -92,7 +95,7 @@ class TenSafeTrainer:
     """Trains a LoRA adapter under differential privacy.
 
     Attributes:
-        config: the configuration that was passed.
+        config: the configuration that was passed, with what a TSSPCheckpointCallback asks for.
         step: steps done, as reported to the callbacks; 0 before the first.
 
     Raises:
@@ -106,9 +109,12 @@ class TenSafeTrainer:
                 f"config: a {type(config).__name__}, but a TenSafeTrainingConfig is needed: write "
                 "TenSafeTrainer(TenSafeTrainingConfig(model_name=..., dp_config=...))"
             )
+        self._hooks = hooks_of(callbacks, internal=config.private_metrics == INTERNAL)
+        for callback in callbacks:
+            if isinstance(callback, TSSPCheckpointCallback):
+                config = callback.configure(config)
         self.config = config
         self.step = 0
-        self._hooks = hooks_of(callbacks, internal=config.private_metrics == INTERNAL)
         self._plan: Plan | None = None
         self._output_dir = Path()
         self._charged = 0
@@ -162,20 +168,29 @@ class TenSafeTrainer:
         private_folder = PrivateFolder.of(output_dir, job.spec.checkpoint.uri).path
         private_metrics = PrivateMetricsReader(private_folder, plan.mechanism.workers) if internal else None
         dispatcher = CallbackDispatcher(self, self._hooks, completed, plan, self._stop, private_metrics, self._spent)
-        audit = AuditLog(job.metadata.name, output_dir) if self.config.enable_audit_logging else None
+        audit = AuditLogCopy(output_dir) if self.config.enable_audit_logging else None
 
         def listen(event: LogRecord) -> None:
             if isinstance(event, Stepped):
                 self.step = event.step
             if isinstance(event, Stepped | Saved):
                 self._charged = max(self._charged, event.charged)
+            write_logs(event)
+            dispatcher.dispatch(event)
+
+        def write_logs(event: LogRecord | None) -> None:
             try:
-                log_record(event)
+                if event is not None:
+                    log_record(event)
                 if audit is not None:
-                    audit.log(event)
+                    audit.log_new()
             except Exception as error:  # of a handler that the program has configured
                 dispatcher.fail(error)
-            dispatcher.dispatch(event)
+
+        def begin() -> None:
+            if audit is not None:
+                audit.start()
+            dispatcher.begin()
 
         with visible_logs(), StopOnSignal(self._stop) as signals:
             report_plan(self.config, completed, plan)
@@ -189,8 +204,10 @@ class TenSafeTrainer:
                     stop=self._stop,
                     data=InMemoryData(in_memory(train_dataset), in_memory(eval_dataset)),
                     timeout=self.config.ray_timeout,
-                    admitted=dispatcher.begin,
+                    admitted=begin,
+                    signing_key=self._signing_key(),
                 ).job
+                write_logs(None)
             except (ManifestError, RunRefused) as error:
                 raise ConfigurationError(with_python_names(str(error))) from error
             dispatcher.end()
@@ -201,6 +218,11 @@ class TenSafeTrainer:
             raise dispatcher.error
         _raise_failure(finished, output_dir)
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
+
+    def _signing_key(self) -> Path | None:
+        """The file of the key that signs the checkpoints; None without one."""
+        key = self.config.signing_key or os.environ.get(SIGNING_KEY_VARIABLE)
+        return Path(key).expanduser().absolute() if key else None
 
     def stop(self) -> None:
         """Request a checkpoint and the end of the training; `fit` then returns. For callbacks and other threads.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 SIGNING_KEY = "signing-key.pem"
+SIGNING_KEY_VARIABLE = "TENSAFE_SIGNING_KEY"
+"""Environment variable with the path of the signing key of a local run, where no other one is given."""
 PUBLIC_KEY = "signing-key.pub.pem"
 IDENTITY = "age-identity.txt"
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
