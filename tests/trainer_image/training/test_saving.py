@@ -122,6 +122,14 @@ def test_final_checkpoint_has_its_own_name(saving: Saving) -> None:
     assert saving.store.names() == ["final"]
 
 
+def test_final_checkpoint_has_no_optimizer_state(saving: Saving) -> None:
+    """No step follows it, and the state is private to the run."""
+    saving.save(9)
+    saving.save(9, final=True)
+    running, final = (saving.store.read(name).keys() for name in ("step-000009-a2i3", "final"))
+    assert running - final == {OPTIMIZER} and not final - running
+
+
 def test_checkpoint_is_complete_before_the_ledger_records_it(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.setattr(saving.ledger, "record_checkpoint", lambda published: seen.append(saving.store.names()))

@@ -117,7 +117,7 @@ def test_every_changed_byte_of_every_file_is_noticed(published: Any, with_key: b
     count = 0
     for path in sorted(published.final.iterdir()):
         content = path.read_bytes()
-        for what, damaged in (each for _ in range(4) for each in damages(content, generator)):
+        for what, damaged in (each for _ in range(12) for each in damages(content, generator)):
             path.write_bytes(damaged)
             with pytest.raises(NotVerified):
                 verify_checkpoint(str(published.final), trust)

@@ -68,6 +68,8 @@ class Checkpointer:
     def save(self, step: int, *, final: bool = False) -> PublishedCheckpoint | None:
         """Write and publish a checkpoint of `step` steps, and remove those that are no longer kept.
 
+        The final checkpoint has no optimiser state: no step follows, and the state is private to the run.
+
         Returns None, and writes nothing, where the ledger has room only for the final checkpoint.
 
         Raises:
@@ -93,7 +95,7 @@ class Checkpointer:
         )
         statement = canonical_json(document)
         files |= {
-            OPTIMIZER: dump_optimizer(self.optimizer),
+            **({} if final else {OPTIMIZER: dump_optimizer(self.optimizer)}),
             TRAINER_STATE: trainer_state.dump(),
             STATEMENT_FILE: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
@@ -170,10 +172,13 @@ def restore_checkpoint(
 ) -> TrainerState:
     """Load a checkpoint's adapter and optimizer state, after every file was checked against its digest.
 
+    The final checkpoint has no optimizer state. No step follows it.
+
     Args:
         expected: digest of the checkpoint's manifest, as the ledger recorded it.
     """
     files = store.read(name, expected)
     load_adapter_state(model, load_tensors(files[ADAPTER_WEIGHTS]))
-    load_optimizer(optimizer, files[OPTIMIZER])
+    if name != FINAL or OPTIMIZER in files:  # earlier releases stored it
+        load_optimizer(optimizer, files[OPTIMIZER])
     return parse_trainer_state(files, store.uri(name))

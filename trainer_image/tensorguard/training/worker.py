@@ -174,6 +174,8 @@ class Worker:
         """Run steps until the plan is done, the budget is exhausted, or a stop is requested."""
         assert self.private_step is not None
         plan, steps = self.components.plan, self._planned_steps()
+        if self._resumed_from_final and self._step < steps:  # it has no optimiser state to train on with
+            return self._end_exhausted()
         while self._step < steps:
             verdict = self.private_step.run(self._step)
             if verdict is Verdict.STOP:
