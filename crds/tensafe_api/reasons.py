@@ -192,6 +192,12 @@ class Reason(StrEnum):
         "Continue a local run with --resume and the key that signed the checkpoint, or move the checkpoint away first "
         "(its steps are then charged again); in a cluster, create a new job.",
     )
+    DECRYPTION_FAILED = (
+        "DecryptionFailed",
+        "The checkpoint to resume or to start from is encrypted, and no identity of the run decrypts it.",
+        "Continue a local run with --resume and --identity; in a cluster, create a new job whose "
+        "checkpoint.encryption.identitySecretName names a Secret with the identity.",
+    )
     LEDGER_CORRUPT = (
         "LedgerCorrupt",
         "The ledger was edited or truncated, or belongs to another run, so the spent budget is unknown.",
@@ -377,6 +383,7 @@ _EXIT_CODE_REASONS = (
     Reason.PRIVACY_BUDGET_EXCEEDED,
     Reason.INTERNAL_ERROR,
     Reason.SIGNATURE_INVALID,
+    Reason.DECRYPTION_FAILED,
 )
 """Reasons with their own exit code. New ones are added at the end, so that codes never change."""
 _PERMANENT = frozenset(
@@ -388,6 +395,7 @@ _PERMANENT = frozenset(
         Reason.MODEL_UNSUPPORTED,
         Reason.CHECKPOINT_CORRUPT,
         Reason.SIGNATURE_INVALID,
+        Reason.DECRYPTION_FAILED,
         Reason.LEDGER_CORRUPT,
         Reason.PRIVACY_BUDGET_EXCEEDED,
         Reason.VALIDATION_FAILED,

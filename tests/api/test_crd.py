@@ -112,7 +112,7 @@ def test_required_fields_and_defaults() -> None:
 
 def test_fields_without_an_implementation_are_absent() -> None:
     names = {path.rpartition(".")[2] for path, _ in nodes(SCHEMA)}
-    assert not names & {"encryption", "budgetRef", "identity", "identities", "hideStepTime"}
+    assert not names & {"budgetRef", "identity", "identities", "hideStepTime"}
 
 
 def test_printer_columns_and_names() -> None:

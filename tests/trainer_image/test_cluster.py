@@ -92,7 +92,7 @@ def test_attempt_with_an_outcome_in_the_ledger_exits_with_0(end: object, reason:
 
 def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object) -> None:
     reasons = [reason for reason in Reason if reason.exit_code != 1]
-    assert len(reasons) == 19
+    assert len(reasons) == 20
     for reason in reasons:
         sentence, code = end((reason, "what happened"))
         assert reason_for_exit_code(code) is reason

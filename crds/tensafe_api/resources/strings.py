@@ -77,6 +77,15 @@ Endpoint = Annotated[
     str, StringForm(rf"https?://[^\s\x0b/]+(/{_VISIBLE}*)?", "a URL such as https://minio.example:9000", 1024)
 ]
 """URL of an HTTP service."""
+Recipient = Annotated[
+    str,
+    StringForm(
+        r"age1[02-9ac-hj-np-z]{58}|ssh-(ed25519|rsa) [A-Za-z0-9+/]+=*( .*)?",
+        "a recipient of age, such as an age1... or ssh-ed25519 public key",
+        1024,
+    ),
+]
+"""A recipient of age: for whom files are encrypted."""
 Timestamp = Annotated[
     str,
     StringForm(

@@ -26,7 +26,7 @@ from tensafe_api.resources.numeric import (
     PositiveDecimal,
     WeightDecay,
 )
-from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, StoreURI
+from tensafe_api.resources.strings import Endpoint, ObjectName, OneLine, Recipient, StoreURI
 from tensafe_api.tasks import learning_rates
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -161,6 +161,29 @@ class Signing(Block):
     secret_name: ObjectName = Field(description="Secret whose key signing-key.pem is the private key, as PEM.")
 
 
+class Encryption(Block):
+    """For whom checkpoints are encrypted with age."""
+
+    recipients: Annotated[tuple[Recipient, ...], Field(max_length=32)] = Field(
+        (), description="Public keys of those who can decrypt: age1..., ssh-ed25519 or ssh-rsa."
+    )
+    recipients_config_map: ObjectName | None = Field(
+        None, description="ConfigMap whose key recipients has them, one per line."
+    )
+    identity_secret_name: ObjectName | None = Field(
+        None,
+        description="Secret whose key identity decrypts. Without it, no attempt resumes from a checkpoint.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "(has(self.recipients) && self.recipients.size() > 0) != has(self.recipientsConfigMap)",
+            "checkpoint.encryption must have recipients or recipientsConfigMap: write one of them",
+            lambda encryption: bool(encryption.recipients) != (encryption.recipients_config_map is not None),
+        ),
+    )
+
+
 class Checkpoint(Block):
     """Where and how often checkpoints are written."""
 
@@ -176,6 +199,9 @@ class Checkpoint(Block):
         3, description="Number of checkpoints to keep besides the final one. Older ones are deleted."
     )
     signing: Signing | None = Field(None, description="Sign checkpoints, and resume only from those signed.")
+    encryption: Encryption | None = Field(
+        None, description="Encrypt weights and optimiser state. Default: not encrypted."
+    )
 
 
 class Storage(Block):

@@ -204,6 +204,7 @@ class Job:
     job_uid: str = "tiny-uid"
     instruments: tuple[Instrument, ...] = (Journal(),)
     signing_key: Path | None = None
+    identity: Path | None = None
 
     @classmethod
     def make(
@@ -237,6 +238,7 @@ class Job:
             dataset_digest=self.digest,
             threads=1,
             signing_key=str(self.signing_key) if self.signing_key else None,
+            identity_file=str(self.identity) if self.identity else None,
         )
 
     def start(self, *instruments: Instrument) -> list[BaseProcess]:

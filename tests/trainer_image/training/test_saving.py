@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyrage
 import pytest
 
 from tensafe_api.statement import canonical_json, digest
+from tensorguard.checkpoint.encryption import Recipients, parse_recipients
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER
 from tensorguard.checkpoint.store import CheckpointStore
@@ -53,6 +55,7 @@ class Saving:
         self.checked: list[tuple[Any, Any]] = []
         self.asked: list[tuple[Any, ...]] = []
         self.keep = 2
+        self.recipients: Recipients | None = None
 
         def tensors(state: str, metadata: dict[str, str]) -> bytes:
             assert metadata == {"format": "pt"}, "as the Hugging Face libraries expect"
@@ -65,7 +68,9 @@ class Saving:
         monkeypatch.setattr(checkpointing, "build_statement", lambda inputs: {"made of": inputs})
         monkeypatch.setattr(checkpointing, "render_markdown", lambda document: f"page of {document['made of']} ε")
         monkeypatch.setattr(
-            checkpointing, "model_card", lambda document, source: f"card of {document['made of']} and {source}"
+            checkpointing,
+            "model_card",
+            lambda document, source, encrypted: f"{'encrypted ' * encrypted}card of {document['made of']} and {source}",
         )
         monkeypatch.setattr(
             checkpointing, "check_checkpoints", lambda store, ledger: self.checked.append((store, ledger))
@@ -80,6 +85,7 @@ class Saving:
         ledger: Any = self.ledger
         inputs: Any = statement_inputs
         one = Checkpointer(self.store, ledger, statement_inputs=inputs, keep=self.keep, acquired_as=(2, 3), **parts)
+        one.recipients = self.recipients
         return one.save(step, **how)
 
 
@@ -128,6 +134,19 @@ def test_final_checkpoint_has_no_optimizer_state(saving: Saving) -> None:
     saving.save(9, final=True)
     running, final = (saving.store.read(name).keys() for name in ("step-000009-a2i3", "final"))
     assert running - final == {OPTIMIZER} and not final - running
+
+
+def test_only_what_everyone_may_read_is_stored_in_clear(saving: Saving) -> None:
+    identity = pyrage.x25519.Identity.generate()
+    saving.recipients = parse_recipients([str(identity.to_public())], "here")
+    saving.save(7)
+    files = saving.store.read("step-000007-a2i3")
+    readable = {ADAPTER_CONFIG, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE, TRAINER_STATE}
+    assert files.keys() == {*readable, f"{ADAPTER_WEIGHTS}.age", f"{OPTIMIZER}.age"}
+    assert pyrage.decrypt(files[f"{ADAPTER_WEIGHTS}.age"], [identity]) == WEIGHTS
+    assert pyrage.decrypt(files[f"{OPTIMIZER}.age"], [identity]) == b"state of optimizer"
+    assert files[MODEL_CARD] == b"encrypted card of inputs and source"
+    assert saving.asked == [(17, 7, digest(WEIGHTS))], "the statement is about the adapter that a recipient decrypts"
 
 
 def test_checkpoint_is_complete_before_the_ledger_records_it(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:

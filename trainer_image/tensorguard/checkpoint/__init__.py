@@ -6,5 +6,6 @@ a checkpoint, and publishes it in the ledger. The modules, in the order in which
 - `layout` names the files that readers of a checkpoint use.
 - `optimizer_state` is the optimiser's state as bytes.
 - `trainer_state` is the step, and the position in the ledger.
+- `encryption` encrypts the files that only recipients may read, before they are stored.
 - `store` writes, reads and removes checkpoints.
 """

@@ -294,6 +294,16 @@ class CheckpointStore:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def checkpoint_at(place: str) -> tuple[CheckpointStore, str]:
+    """The store of the checkpoint in a folder or at a URI, and its name. The environment has the credentials."""
+    trimmed = place.rstrip("/")
+    if "://" not in trimmed:
+        trimmed = str(Path(trimmed).absolute())
+    parent, _, name = trimmed.rpartition("/")
+    _, options = filesystem_options(parent or "/", None)
+    return CheckpointStore(parent or "/", options), name
+
+
 _FIX_WRITE = "free space there, or fix its permissions, and resume"
 _FIX_READ = "fix the cause, and resume"
 _FIX_CORRUPT = (

@@ -26,6 +26,8 @@ SIGNING_KEY_VARIABLE = "TENSAFE_SIGNING_KEY"
 """Environment variable with the path of the signing key of a local run, where no other one is given."""
 PUBLIC_KEY = "signing-key.pub.pem"
 IDENTITY = "age-identity.txt"
+IDENTITY_VARIABLE = "TENSAFE_IDENTITY"
+"""Environment variable with the path of an age identity: for `tensafe`, and on each node of a Ray cluster."""
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 

@@ -42,8 +42,11 @@ class BaseModel:
     license: Mapping[str, str] | None = None
 
 
-def render_model_card(raw: Mapping[str, Any], base: BaseModel) -> str:
+def render_model_card(raw: Mapping[str, Any], base: BaseModel, *, encrypted: bool = False) -> str:
     """The model card of the adapter that the statement `raw` is about.
+
+    Args:
+        encrypted: whether the weights beside the card are encrypted.
 
     Raises:
         StatementError: the statement is malformed.
@@ -86,6 +89,7 @@ def render_model_card(raw: Mapping[str, Any], base: BaseModel) -> str:
         statement=document,
         sentence=claim_sentence(document),
         base=base,
+        encrypted=encrypted,
         licence=licence.get("license_name") or licence.get("license"),
         python_base=Markup(_python_text(base.name)),
     )

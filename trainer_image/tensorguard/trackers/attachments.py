@@ -1,7 +1,7 @@
 """Reads what may be attached to a tracker's run from a job's checkpoints: statements, and adapters on request.
 
 In come a job and the address of a published checkpoint; out come files, each checked against the digest that the ledger
-recorded. The state of the optimiser and of the trainer are not among them.
+recorded. The state of the optimiser and of the trainer are not among them. Encrypted weights stay encrypted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE, STATEMENT_PAGE
+from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ENCRYPTED, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
 from tensorguard.trackers.tracker import Attachment
 
 _FILES = {
     "statement": (STATEMENT_FILE, STATEMENT_PAGE),
-    "adapter": (ADAPTER_WEIGHTS, ADAPTER_CONFIG, STATEMENT_FILE, STATEMENT_PAGE),
+    "adapter": (ADAPTER_WEIGHTS, ADAPTER_WEIGHTS + ENCRYPTED, ADAPTER_CONFIG, STATEMENT_FILE, STATEMENT_PAGE),
 }
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import ledger_spec
-from tensorguard.checkpoint.layout import STATEMENT_FILE
+from tensorguard.checkpoint.encryption import is_encrypted, read_decrypted
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import Ledger, LedgerState, PublishedCheckpoint
 from tensorguard.signing.keys import SigningKey
@@ -69,7 +70,8 @@ def acquire_ledger(
 
     Raises:
         AttemptFailed: the ledger has another plan, the last restart made no progress, or the newest checkpoint is not
-            signed by `signing_key`.
+            signed by `signing_key`, or is encrypted and the job does not encrypt.
+        DecryptionFailed: the newest checkpoint is encrypted, and the run has no identity that decrypts it.
         LedgerError: the ledger cannot be used, or another process holds it.
         CheckpointError: a checkpoint cannot be read, or belongs to another job.
     """
@@ -86,6 +88,8 @@ def acquire_ledger(
     newest = latest_checkpoint(components.store, state)
     if newest is not None and signing_key is not None:
         check_signed(components.store, newest, signing_key)
+    if newest is not None:
+        _check_encryption(newest, components)
     if newest is not None and components.initial is not None:
         _check_start(components.store, newest, components.initial)
     step = newest.step if newest else 0
@@ -97,6 +101,20 @@ def acquire_ledger(
     if newest is None:
         return Acquisition(state.incarnation, 0, "", "")
     return Acquisition(state.incarnation, step, checkpoint_name(newest), newest.digest)
+
+
+def _check_encryption(newest: PublishedCheckpoint, components: StepComponents) -> None:
+    """Check that the run decrypts the checkpoint that it resumes from, and encrypts those that follow."""
+    store, name = components.store, checkpoint_name(newest)
+    if not is_encrypted(store.listing(name)):
+        return
+    if components.job.spec.checkpoint.encryption is None:
+        raise AttemptFailed(
+            Reason.CONFIGURATION_CHANGED,
+            f"spec.checkpoint.encryption: {newest.uri} is encrypted, and later checkpoints would not be: resume with "
+            "the job.yaml of that run",
+        )
+    read_decrypted(store, name, components.identities, newest.digest, only=(ADAPTER_WEIGHTS,))
 
 
 def _check_start(store: CheckpointStore, newest: PublishedCheckpoint, initial: InitialAdapter) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from tensafe_api.statement import StatementInputs, build_statement, canonical_json, digest, render_markdown
+from tensorguard.checkpoint.encryption import Identities, Recipients, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CARD, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.optimizer_state import OPTIMIZER, dump_optimizer, load_optimizer
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
@@ -53,6 +54,7 @@ class Checkpointer:
         keep: how many checkpoints that are not final are kept.
         acquired_as: attempt and incarnation of the writer.
         signing_key: signs the checkpoints; None: they are not signed.
+        recipients: for whom weights and optimiser state are encrypted; None: they are stored as they are.
     """
 
     store: CheckpointStore
@@ -64,6 +66,7 @@ class Checkpointer:
     keep: int
     acquired_as: tuple[int, int]
     signing_key: SigningKey | None = None
+    recipients: Recipients | None = None
 
     def save(self, step: int, *, final: bool = False) -> PublishedCheckpoint | None:
         """Write and publish a checkpoint of `step` steps, and remove those that are no longer kept.
@@ -99,13 +102,14 @@ class Checkpointer:
             TRAINER_STATE: trainer_state.dump(),
             STATEMENT_FILE: statement,
             STATEMENT_PAGE: render_markdown(document).encode(),
-            MODEL_CARD: model_card(document, self.source).encode(),
+            MODEL_CARD: model_card(document, self.source, encrypted=self.recipients is not None).encode(),
         }
+        stored = files if self.recipients is None else self.recipients.encrypt(files)
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
         key = self.signing_key
         sign = partial(sign_checkpoint, key, statement=statement) if key is not None else None
-        manifest_digest = self.store.write(name, files, sign)
+        manifest_digest = self.store.write(name, stored, sign)
         published = PublishedCheckpoint(
             step=step,
             attempt=state.attempt,
@@ -127,10 +131,10 @@ class Checkpointer:
             self.store.remove(name)
 
 
-def model_card(document: Mapping[str, Any], source: ModelSource) -> str:
+def model_card(document: Mapping[str, Any], source: ModelSource, *, encrypted: bool = False) -> str:
     """The model card of an adapter from its statement, and from what is known of its base model."""
     hub_id = source.name if source.is_hub else None
-    return render_model_card(document, BaseModel(source.name, hub_id, base_license(source)))
+    return render_model_card(document, BaseModel(source.name, hub_id, base_license(source)), encrypted=encrypted)
 
 
 def checkpoint_name(published: PublishedCheckpoint) -> str:
@@ -168,7 +172,12 @@ def check_signed(store: CheckpointStore, published: PublishedCheckpoint, key: Si
 
 
 def restore_checkpoint(
-    store: CheckpointStore, name: str, expected: str, model: PeftModel, optimizer: torch.optim.Optimizer
+    store: CheckpointStore,
+    name: str,
+    expected: str,
+    model: PeftModel,
+    optimizer: torch.optim.Optimizer,
+    identities: Identities | None = None,
 ) -> TrainerState:
     """Load a checkpoint's adapter and optimizer state, after every file was checked against its digest.
 
@@ -176,8 +185,9 @@ def restore_checkpoint(
 
     Args:
         expected: digest of the checkpoint's manifest, as the ledger recorded it.
+        identities: decrypt an encrypted checkpoint.
     """
-    files = store.read(name, expected)
+    files = read_decrypted(store, name, identities, expected)
     load_adapter_state(model, load_tensors(files[ADAPTER_WEIGHTS]))
     if name != FINAL or OPTIMIZER in files:  # earlier releases stored it
         load_optimizer(optimizer, files[OPTIMIZER])

@@ -61,6 +61,10 @@ class WorkerConfig:
     """Where the ledger is in a cluster; None: in the run's folder."""
     signing_key: str | None = None
     """The file of the key with which rank 0 signs checkpoints; None: they are not signed."""
+    recipients_file: str | None = None
+    """The file with the recipients of a ConfigMap, for whom checkpoints are encrypted; None: the job has them."""
+    identity_file: str | None = None
+    """The file of the identity that decrypts checkpoints; None: there is none."""
     mounts: str | None = None
     """Folder in which the PVCs of pvc:// URIs are mounted; None: nothing is mounted."""
 

@@ -25,6 +25,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import Spec
 from tensafe_api.resources.numeric import Count, NoiseMultiplier, SampleRate
 from tensafe_api.statement import SCHEMA, digest
+from tensorguard.checkpoint.encryption import Identities, read_decrypted
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, STATEMENT_FILE
 from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointStore
 from tensorguard.storage import filesystem_options
@@ -115,7 +116,12 @@ class _Statement(_Part):
 
 
 def find_initial_adapter(
-    spec: Spec, mechanism: Mechanism, identity: Mapping[str, str], own: CheckpointStore, job_uid: str
+    spec: Spec,
+    mechanism: Mechanism,
+    identity: Mapping[str, str],
+    own: CheckpointStore,
+    job_uid: str,
+    identities: Identities | None = None,
 ) -> InitialAdapter | None:
     """The adapter of `spec.lora.initFrom`; None if the job starts from new factors.
 
@@ -123,9 +129,11 @@ def find_initial_adapter(
         mechanism: of this job, with the earlier steps that its ε counts.
         identity: name and digest of this job's base model.
         own: the store of this job's checkpoints.
+        identities: decrypt an encrypted adapter.
 
     Raises:
         AttemptFailed: the adapter or its statement does not fit the job; the message names what differs.
+        DecryptionFailed: it is encrypted, and no identity decrypts it.
         CheckpointError: it cannot be read, or a file is not what its manifest says.
     """
     init_from = spec.lora.init_from
@@ -141,7 +149,7 @@ def find_initial_adapter(
                     f"{_FIELD}: this job started from {summary['uri']}: resume it with that uri, or start a new job",
                 )
             return InitialAdapter(None, summary)
-    return read_initial_adapter(spec, mechanism, identity)
+    return read_initial_adapter(spec, mechanism, identity, identities)
 
 
 def started_from(statement: Mapping[str, Any]) -> dict[str, str]:
@@ -149,13 +157,15 @@ def started_from(statement: Mapping[str, Any]) -> dict[str, str]:
     return dict(statement.get("startedFrom") or {})
 
 
-def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str, str]) -> InitialAdapter:
+def read_initial_adapter(
+    spec: Spec, mechanism: Mechanism, identity: Mapping[str, str], identities: Identities | None = None
+) -> InitialAdapter:
     """Read the adapter of `spec.lora.initFrom`, which is set, and compare it with the job. Arguments and errors are
     those of `find_initial_adapter`.
     """
     init_from = spec.lora.init_from
     assert init_from is not None, "the caller has checked it"
-    files = _files_of(init_from.uri, spec)
+    files = _files_of(init_from.uri, spec, identities)
     statement, config = _parse(files[STATEMENT_FILE], init_from.uri), json.loads(files[ADAPTER_CONFIG])
     weights = digest(files[ADAPTER_WEIGHTS])
     if statement.hashes.adapter != weights:
@@ -183,11 +193,12 @@ def read_initial_adapter(spec: Spec, mechanism: Mechanism, identity: Mapping[str
     return InitialAdapter(load_tensors(files[ADAPTER_WEIGHTS]), summary)
 
 
-def _files_of(uri: str, spec: Spec) -> dict[str, bytes]:
+def _files_of(uri: str, spec: Spec, identities: Identities | None) -> dict[str, bytes]:
     folder, _, name = uri.rstrip("/").rpartition("/")
     _, options = filesystem_options(uri, spec.storage)
     try:
-        return CheckpointStore(folder, options).read(name, only=(ADAPTER_WEIGHTS, ADAPTER_CONFIG, STATEMENT_FILE))
+        wanted = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, STATEMENT_FILE)
+        return read_decrypted(CheckpointStore(folder, options), name, identities, only=wanted)
     except CheckpointAbsent as absent:
         raise _refusal(
             f"{uri} is not a checkpoint of a TenSafe job, it has no {absent.file}: write the folder of a checkpoint, "

@@ -23,6 +23,7 @@ from tensafe_api.resolve import Plan, learning_rate, resolve_job
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_decimal
 from tensafe_api.statement import digest
+from tensorguard.checkpoint.encryption import Identities, read_identities
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.recipe import Recipe
 from tensorguard.data.rows import PixelRows, Rows, TokenRows
@@ -98,6 +99,7 @@ class StepComponents:
     sharding: BaseSharding | None
     identity: dict[str, str]
     initial: InitialAdapter | None
+    identities: Identities | None
     remarks: tuple[str, ...]
 
     @property
@@ -124,6 +126,7 @@ class _Loaded:
     deferred: DeferredModel | None
     identity: dict[str, str]
     initial: InitialAdapter | None
+    identities: Identities | None
     noise: DiscreteGaussian
     noise_remarks: tuple[str, ...]
     shard: Shard
@@ -195,6 +198,7 @@ def set_up(
         sharding=sharding,
         identity=loaded.identity,
         initial=loaded.initial,
+        identities=loaded.identities,
         remarks=(
             *loaded.noise_remarks,
             *counted_records_remark(mechanism, spec.dataset.unit.at_least),
@@ -224,7 +228,8 @@ def _load(config: WorkerConfig, rank: int, device: torch.device) -> _Loaded:
     if "messages" in recipe.columns:
         identity["chatTemplate"] = digest(str(recipe.chat_template or processor.chat_template).encode())
     store = CheckpointStore.for_job(job, config.mounts)
-    initial = find_initial_adapter(spec, mechanism, identity, store, config.job_uid)
+    identities = read_identities(Path(config.identity_file)) if config.identity_file else None
+    initial = find_initial_adapter(spec, mechanism, identity, store, config.job_uid, identities)
     if initial is not None and initial.tensors is not None:
         load_adapter_state(model, initial.tensors)
     if isinstance(form, TokenRows):
@@ -244,6 +249,7 @@ def _load(config: WorkerConfig, rank: int, device: torch.device) -> _Loaded:
         deferred=deferred,
         identity=identity,
         initial=initial,
+        identities=identities,
         noise=noise,
         noise_remarks=_check_noise_sampler(
             plan, noise, dimension, initial.noise_distance if initial is not None else 0.0

@@ -29,6 +29,7 @@ from tensorguard.aggregation.channel import Channel, check_all_reduce_wraps
 from tensorguard.aggregation.protocol import AggregationConfig
 from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session, number_bytes
+from tensorguard.checkpoint.encryption import Recipients, check_identity, recipients_of
 from tensorguard.ledger.backends import JobObject, open_ledger
 from tensorguard.ledger.contract import Ledger
 from tensorguard.models.adapter import load_adapter_state
@@ -113,6 +114,7 @@ class Worker:
         self._resumed_from_final = False
         self._progress = Progress()
         self._signing_key: SigningKey | None = None
+        self._recipients: Recipients | None = None
 
     def start(self) -> None:
         """Set up the components, acquire the ledger, restore the newest checkpoint, and prepare the aggregation."""
@@ -251,6 +253,10 @@ class Worker:
             return NOT_RANK_0
         if self.config.signing_key is not None:
             self._signing_key = read_signing_key(Path(self.config.signing_key))
+        file = self.config.recipients_file
+        self._recipients = recipients_of(self.components.job, Path(file) if file else None)
+        if self._recipients is not None:
+            check_identity(self.components.job, self._recipients, self.components.identities)
         return acquire_ledger(self._ledger, self.config, self.components, self._signing_key)
 
     def _restore(self, acquisition: Acquisition) -> bool:
@@ -258,11 +264,15 @@ class Worker:
         components = self.components
         store, model, optimizer = components.store, components.model, components.optimizer
         if acquisition.checkpoint:
-            restore_checkpoint(store, acquisition.checkpoint, acquisition.digest, model, optimizer)
+            restore_checkpoint(
+                store, acquisition.checkpoint, acquisition.digest, model, optimizer, components.identities
+            )
         elif components.initial is not None and components.initial.tensors is None:
             # The ledger records no checkpoint, so the one of this job that exists is not complete.
             mechanism = components.plan.mechanism
-            components.initial = read_initial_adapter(components.job.spec, mechanism, components.identity)
+            components.initial = read_initial_adapter(
+                components.job.spec, mechanism, components.identity, components.identities
+            )
             load_adapter_state(model, components.initial.tensors or {})
         return True
 
@@ -361,6 +371,7 @@ class Worker:
             keep=components.job.spec.checkpoint.keep,
             acquired_as=self._acquired_as,
             signing_key=self._signing_key,
+            recipients=self._recipients,
         )
         published = checkpointer.save(self._step, final=final)
         if published is None:

@@ -47,6 +47,7 @@ from tensorguard.runners.local.earlier_run import (
     refuse_foreign_files,
     uid_of_manifest,
 )
+from tensorguard.runners.local.encryption import check_encryption, check_recipients
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.local.ray_cluster import local_ray, run_local_rank, run_node_rank
 from tensorguard.runners.local.signing import check_signing
@@ -100,6 +101,7 @@ def run(
     admitted: Callable[[], None] = lambda: None,
     address: str | None = None,
     signing_key: Path | None = None,
+    identity: Path | None = None,
     rank_function: RankFunction = run_local_rank,
 ) -> RunResult:
     """Train `job` and return it with its status.
@@ -117,6 +119,7 @@ def run(
         address: of the Ray cluster to join; None: what RAY_ADDRESS names. Where neither does, or the address is
             "local", and this process has joined no cluster, the run starts one on this machine.
         signing_key: file of the key that signs the checkpoints; None: they are not signed.
+        identity: file of the age identity that decrypts a checkpoint to resume or to start from; None: there is none.
         rank_function: what each worker on this machine calls; an audit has its own.
 
     Raises:
@@ -134,7 +137,9 @@ def run(
         if on_nodes:
             data.refuse_on_nodes()
         with _locked(output_dir), ExitStack() as locks:
-            one = _Run(completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key, rank_function)
+            one = _Run(
+                completed, plan, output_dir, data, stop, timeout, locks, on_nodes, signing_key, identity, rank_function
+            )
             one.admit_or_log(resume)
             admitted()
             reader = RunLogReader(output_dir / RUN_LOG, from_end=True)
@@ -170,6 +175,7 @@ class _Run:
     on_nodes: bool = False
     """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
     signing_key: Path | None = None
+    identity: Path | None = None
     rank_function: RankFunction = run_local_rank
     attempt: int = 1
     ended: Ended | None = None
@@ -209,9 +215,11 @@ class _Run:
         check_signing(self.job, earlier, self.signing_key, on_nodes=self.on_nodes)
         if earlier is not None:
             check_audit_log(self.job, self.directory)
+        check_recipients(self.job)
         try:
             store = CheckpointStore.for_job(self.job)
             store.check_writable()
+            check_encryption(self.job, store, earlier, self.identity, on_nodes=self.on_nodes)
         except (CheckpointError, ImportError, ValueError) as error:
             raise RunRefused("spec.checkpoint.uri", str(error)) from error
         if earlier is None and (others := store.names()):
@@ -365,6 +373,7 @@ class _Run:
             dataset_digest=prepared.digest,
             threads=max(1, int(cpus_per_rank(self.job))),
             signing_key=str(self.signing_key.absolute()) if self.signing_key else None,
+            identity_file=str(self.identity.absolute()) if self.identity else None,
         )
 
     @property

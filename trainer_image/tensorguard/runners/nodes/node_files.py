@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
+from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 KEY_FILE_VARIABLE = "TENSAFE_JOB_KEY_FILE"
 """Environment variable of each node, set before `ray start`: the path of the file with the job key."""
@@ -107,6 +108,15 @@ class NodeFiles:
     @property
     def signing_key_file(self) -> None:
         """Nodes sign nothing: `runners.local.signing` refuses it."""
+
+    @property
+    def recipients_file(self) -> None:
+        """Nodes have no ConfigMap: the job has its recipients."""
+
+    def identity_file(self, job: TenSafeTrainingJob) -> Path | None:
+        """The identity that decrypts checkpoints, which a variable of each node names; None where none does."""
+        path = os.environ.get(IDENTITY_VARIABLE)
+        return Path(path).expanduser() if path else None
 
     @property
     def mounts(self) -> None:
