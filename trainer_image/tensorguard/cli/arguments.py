@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA, parse_quantity
 from tensorguard.cli.exit_codes import INVALID
+from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["Parser"]
 else:
     Subparsers = argparse._SubParsersAction
 """The type that `add_subparsers` returns; argparse has no public name for it."""
+
+
+def identity_file(arguments: argparse.Namespace) -> Path | None:
+    """The file of the identity that --identity or the environment names; None where neither does."""
+    given: Path | None = arguments.identity
+    variable = os.environ.get(IDENTITY_VARIABLE)
+    return given or (Path(variable) if variable else None)
 
 
 class Parser(argparse.ArgumentParser):

@@ -39,12 +39,26 @@ def load_job(path: str, overrides: Sequence[str]) -> LoadedJob:
     try:
         job = load_manifest(Path(path), overrides)
         completed, plan = resolve_job(job)
+        _check_recipients(job)
     except ManifestError as error:
         raise CommandError(str(error)) from error
     job, completed = (
         each.model_copy(update={"status": None}) for each in (job, completed)
     )  # only the runner writes it
     return LoadedJob(job, completed, plan)
+
+
+def _check_recipients(job: TenSafeTrainingJob) -> None:
+    """Refuse recipients for which age cannot encrypt: a mistyped one has the right form."""
+    encryption = job.spec.checkpoint.encryption
+    if encryption is None or encryption.recipients_config_map is not None:
+        return
+    from tensorguard.checkpoint.encryption import RecipientInvalid, recipients_of
+
+    try:
+        recipients_of(job)
+    except RecipientInvalid as error:
+        raise CommandError(str(error)) from error
 
 
 def local_warnings(loaded: LoadedJob) -> Iterator[str]:
@@ -68,6 +82,12 @@ def local_warnings(loaded: LoadedJob) -> Iterator[str]:
             "spec.model.sharding: Worker has no effect, since no worker has more than one GPU: write "
             "spec.cluster.worker.gpus above 1, or Workers, or remove it"
         )
+    encryption = loaded.job.spec.checkpoint.encryption
+    if encryption is not None and encryption.identity_secret_name is None:
+        yield (
+            "spec.checkpoint.encryption: without identitySecretName, no attempt in a cluster can resume from a "
+            "checkpoint: name a Secret with an identity of one of the recipients. A local resume needs --identity"
+        )
     unused = list(_unused_locally(loaded.job))
     if unused:
         yield f"{', '.join(unused)}: no effect in a local run"
@@ -90,6 +110,8 @@ def _unused_locally(job: TenSafeTrainingJob) -> Iterator[str]:
     uris = [spec.dataset.uri, spec.checkpoint.uri, spec.evaluation.uri if spec.evaluation else ""]
     of_s3 = {"endpoint", "region"} if not any(uri.startswith("s3://") for uri in uris) else set()
     yield from _set_fields(spec.storage, "spec.storage", {"secret_name"} | of_s3)
+    if spec.checkpoint.encryption is not None:
+        yield from _set_fields(spec.checkpoint.encryption, "spec.checkpoint.encryption", {"identity_secret_name"})
     yield from _set_fields(spec.cluster, "spec.cluster", type(spec.cluster).model_fields.keys() - _LOCAL_CLUSTER_FIELDS)
     yield from _set_fields(spec.cluster.worker, "spec.cluster.worker", {"gpu_resource", "memory"})
     yield from _set_fields(spec.retry, "spec.retry", {"max_attempts"})

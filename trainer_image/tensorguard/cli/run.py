@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.arguments import Subparsers, add_manifest_arguments
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments, identity_file
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
 from tensorguard.cli.standard_output import only_results_on_stdout
-from tensorguard.signing.keys import SIGNING_KEY_VARIABLE
+from tensorguard.signing.keys import IDENTITY_VARIABLE, SIGNING_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from tensafe_api.resolve import Plan
@@ -33,6 +33,8 @@ examples:
   tensafe run runs/short/job.yaml --output-dir runs/short --resume      continue after Ctrl-C or a crash
   tensafe run job.yaml --address auto --output-dir /shared/run          on the machines of a Ray cluster
   tensafe run job.yaml --signing-key ~/keys/signing-key.pem             sign the checkpoints (`tensafe keygen`)
+  tensafe run runs/first/job.yaml --identity ~/keys/age-identity.txt --output-dir runs/first --resume
+                                                                        resume from an encrypted checkpoint
   tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
 
 The run's folder holds the ledger (the steps charged), job.yaml (the manifest with all defaults), checkpoints, the log
@@ -90,6 +92,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "spec.observability.auditLog: Enabled (see `tensafe verify`)",
     )
     parser.add_argument(
+        "--identity",
+        metavar="FILE",
+        type=Path,
+        help="decrypt the checkpoint to resume or to start from with this age identity (default: "
+        f"{IDENTITY_VARIABLE}); spec.checkpoint.encryption encrypts without one",
+    )
+    parser.add_argument(
         "-o",
         dest="output",
         choices=("yaml", "json"),
@@ -117,6 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
         job = _with_audit_log(loaded.job) if arguments.audit_log else loaded.job
         variable = os.environ.get(SIGNING_KEY_VARIABLE)
         signing_key: Path | None = arguments.signing_key or (Path(variable) if variable else None)
+        options = summary.RunOptions(arguments.address, arguments.signing_key, arguments.identity)
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
         try:
@@ -130,17 +140,16 @@ def _run(arguments: argparse.Namespace) -> int:
                     address=arguments.address,
                     signals=signals,
                     signing_key=signing_key,
+                    identity=identity_file(arguments),
                 )
         except KeyboardInterrupt:
-            summary.print_aborted(output_dir, arguments.address, arguments.signing_key)
+            summary.print_aborted(output_dir, options)
             return INTERRUPTED
         picture = report.write_report(output_dir, loaded.plan, result.job)
         try:
             print(dump_manifest(result.job, arguments.output), end="", flush=True)
         finally:  # last, so that on a terminal the printed job does not scroll the summary away
-            summary.print_summary(
-                result.job, loaded.plan, output_dir, picture, arguments.address, arguments.signing_key
-            )
+            summary.print_summary(result.job, loaded.plan, output_dir, picture, options)
         return result.exit_code
 
 
@@ -154,6 +163,7 @@ def _train(
     address: str | None,
     signals: StopOnSignal,
     signing_key: Path | None,
+    identity: Path | None,
 ) -> RunResult:
     """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
     from tensafe_api.manifest import ManifestError
@@ -179,6 +189,7 @@ def _train(
                     stop=stop,
                     address=address,
                     signing_key=signing_key,
+                    identity=identity,
                 )
         except RunRefused as refusal:
             edited = isinstance(refusal.__cause__, LedgerCorrupt)

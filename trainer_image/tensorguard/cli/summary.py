@@ -6,6 +6,7 @@ In: the job with its final status. Out: the user's next action: load the adapter
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -31,11 +32,29 @@ _STYLES = {
 _RESUME = "Resume from the last checkpoint"
 
 
-def resume_command(output_dir: Path, address: str | None = None, signing_key: Path | None = None) -> str:
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of the command that a resume repeats.
+
+    Attributes:
+        address: of the Ray cluster.
+        signing_key, identity: files; not those that only an environment variable names.
+    """
+
+    address: str | None = None
+    signing_key: Path | None = None
+    identity: Path | None = None
+
+
+NO_OPTIONS = RunOptions()
+
+
+def resume_command(output_dir: Path, options: RunOptions = NO_OPTIONS) -> str:
     """The command that resumes the run in `output_dir`; it works in any working directory."""
-    joined = ["--address", address] if address else []
-    signed = ["--signing-key", str(signing_key.absolute())] if signing_key else []
-    command = ["tensafe", "run", str(output_dir / "job.yaml"), *joined, *signed]
+    repeated = ["--address", options.address] if options.address else []
+    for name, file in (("--signing-key", options.signing_key), ("--identity", options.identity)):
+        repeated += [name, str(file.absolute())] if file else []
+    command = ["tensafe", "run", str(output_dir / "job.yaml"), *repeated]
     return shlex.join([*command, "--output-dir", str(output_dir), "--resume"])
 
 
@@ -44,15 +63,13 @@ def print_summary(
     plan: Plan,
     output_dir: Path,
     picture: Path | None,
-    address: str | None = None,
-    signing_key: Path | None = None,
+    options: RunOptions = NO_OPTIONS,
 ) -> None:
     """Print how the run of `job` ended.
 
     Args:
         picture: the report, if drawn.
-        address: of the Ray cluster, if given.
-        signing_key: if given as an option.
+        options: those that a resume repeats.
     """
     console = Console(stderr=True, highlight=False)
     status = job.status or Status()
@@ -79,17 +96,17 @@ def print_summary(
         _line(console, "This job spent nothing", "bold", ": fix the fault above, and run the command again")
     elif not phase.final or phase is Phase.FAILED:
         heading = "After the fix, resume with" if phase is Phase.FAILED else _RESUME
-        _print_resume(console, output_dir, heading, address, signing_key)
+        _print_resume(console, output_dir, heading, options, encrypted=_encrypts(job))
     _line(console)
     for name, place in _places(job, status, output_dir, picture):
         _line(console, f"  {name:<10}", "dim", place)
 
 
-def print_aborted(output_dir: Path, address: str | None = None, signing_key: Path | None = None) -> None:
+def print_aborted(output_dir: Path, options: RunOptions = NO_OPTIONS) -> None:
     """Print that a second Ctrl-C aborted the run."""
     console = Console(stderr=True, highlight=False)
     _line(console, "aborted", "bold red", ": no further checkpoint was saved; charged steps stay charged")
-    _print_resume(console, output_dir, _RESUME, address, signing_key)
+    _print_resume(console, output_dir, _RESUME, options)
 
 
 def _summary(status: Status, plan: Plan) -> str:
@@ -109,15 +126,22 @@ def _summary(status: Status, plan: Plan) -> str:
     return "; ".join(parts)
 
 
+def _encrypts(job: TenSafeTrainingJob) -> bool:
+    return job.spec.checkpoint.encryption is not None
+
+
 def _print_resume(
-    console: Console, output_dir: Path, heading: str, address: str | None, signing_key: Path | None
+    console: Console, output_dir: Path, heading: str, options: RunOptions, *, encrypted: bool = False
 ) -> None:
     if not (output_dir / "job.yaml").exists():
         return
     _line(console)
     _line(console, f"{heading}:", "bold")
     _line(console)
-    _line(console, f"    {resume_command(output_dir, address, signing_key)}", "cyan")
+    _line(console, f"    {resume_command(output_dir, options)}", "cyan")
+    if encrypted and options.identity is None:
+        _line(console)
+        _line(console, "Its checkpoints are encrypted", "bold", ": a resume needs --identity FILE, or TENSAFE_IDENTITY")
 
 
 def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
@@ -135,18 +159,27 @@ def _snippet(job: TenSafeTrainingJob, uri: str) -> list[str]:
         labels += ", ignore_mismatched_sizes=True"  # the checkpoint may have another classifier
     base = _base(job)
     quantised = f"# trained beside an {spec.model.quantization} base: on this whole one, results can differ a little"
+    place_of_adapter = "adapter" if "://" in place or _encrypts(job) else place
     new = "# transformers may warn that the classifier of the base model is new: the adapter's replaces it"
     return [
-        *([f"# first copy {uri} to ./adapter"] if "://" in place else []),
+        *_first(job, place),
         "from peft import PeftModel",
         f"from transformers import {face}, {task.processor_class}",
         *([new] if labels else []),
         *([quantised] if spec.model.quantization else []),
         f"base = {face}.from_pretrained({base!r}{labels})",
-        f"model = PeftModel.from_pretrained(base, {('adapter' if '://' in place else place)!r})",
+        f"model = PeftModel.from_pretrained(base, {place_of_adapter!r})",
         _processor(task.processor_class, base),
         *task.example_lines(),
     ]
+
+
+def _first(job: TenSafeTrainingJob, place: str) -> list[str]:
+    """What comes before the code that loads the adapter, as comments of Python."""
+    if _encrypts(job):
+        command = shlex.join(["tensafe", "decrypt", place, "--identity", "FILE", "--output", "adapter"])
+        return [f"# first: {command}"]
+    return [f"# first copy {place} to ./adapter"] if "://" in place else []
 
 
 def _init_from(plan: Plan, uri: str, claimed: int) -> list[str]:
