@@ -160,7 +160,7 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 _VERIFY,
-                "    if adapter != digest(files[ADAPTER_WEIGHTS]):\n",
+                "    if ADAPTER_WEIGHTS in files and adapter != digest(files[ADAPTER_WEIGHTS]):\n",
                 "    if not adapter:\n",
             ),
         ),

@@ -39,8 +39,13 @@ class Published:
     def private_key(self) -> Path:
         return self.key.with_name(keys.SIGNING_KEY)
 
+    @property
+    def identity(self) -> Path:
+        """The identity of the recipient, where the checkpoint is encrypted."""
+        return self.key.with_name(keys.IDENTITY)
 
-def train(folder: Path, *, signed: bool) -> Path:
+
+def train(folder: Path, *overrides: str, signed: bool) -> Path:
     """Train a job of four steps in `folder`, and return the folder of its run."""
     job = Job.make(
         folder / "run",
@@ -49,6 +54,7 @@ def train(folder: Path, *, signed: bool) -> Path:
         "spec.lora.rank=32",  # files of several pages
         "spec.checkpoint.everySteps=2",
         "spec.training.microBatchSize=32",
+        *overrides,
     )
     key = make_key(folder / "keys")
     job.signing_key = key if signed else None
@@ -65,6 +71,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained_unsigned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("unsigned"), signed=False)
+
+
+@pytest.fixture(scope="session")
+def trained_encrypted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `trained`; the identity of the one recipient is beside the signing key."""
+    folder = tmp_path_factory.mktemp("encrypted")
+    content, recipient = keys.new_identity()
+    run = train(folder, f"spec.checkpoint.encryption={{recipients: [{recipient}]}}", signed=True)
+    keys.write_new(folder / "keys", {keys.IDENTITY: (content, 0o600)})
+    return run
+
+
+@pytest.fixture
+def encrypted(trained_encrypted: Path, tmp_path: Path) -> Published:
+    return copy_of(trained_encrypted, tmp_path)
 
 
 @pytest.fixture

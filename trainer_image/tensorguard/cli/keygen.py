@@ -18,12 +18,14 @@ examples:
   tensafe keygen ~/keys --only signing  the signing key pair alone
   tensafe run job.yaml --signing-key ~/keys/signing-key.pem
   tensafe verify runs/first/checkpoints/final --public-key ~/keys/signing-key.pub.pem
+  tensafe decrypt runs/first/checkpoints/final --identity ~/keys/age-identity.txt --output adapter
 
 What is written:
   signing-key.pem      the private signing key (EC P-256, PKCS#8). Mode 0600. Keep it secret: who has it signs as you
   signing-key.pub.pem  the public key. Publish it where readers of your adapters trust it, not only beside an adapter
   age-identity.txt     the age identity, which decrypts. Mode 0600. Keep it secret, and keep a copy: without it, what
-                       was encrypted is lost. Its recipient, which encrypts, is printed and is public
+                       was encrypted is lost. Its recipient, which encrypts, is printed and is public: write it
+                       into spec.checkpoint.encryption.recipients
 
 The keys have no passphrase. Other tools make such keys as well: `openssl ecparam -name prime256v1 -genkey -noout`,
 `age-keygen`. Keep a fingerprint that was printed: it names the key in statements and in a job's ledger.
@@ -37,8 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "keygen",
         help="make a signing key pair and an age identity",
-        description="Make a key pair that signs checkpoints, and an age identity, with which you decrypt files that "
-        "others encrypted with age. TenSafe does not encrypt checkpoints yet. Existing files are never overwritten.",
+        description="Make a key pair that signs checkpoints, and an age identity that decrypts them. Existing files "
+        "are never overwritten.",
         epilog=_EPILOG,
     )
     parser.add_argument(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorguard.cli import account, audit, export, keygen, ledger, plan, run, statement, validate, verify
+from tensorguard.cli import account, audit, decrypt, export, keygen, ledger, plan, run, statement, validate, verify
 from tensorguard.cli.arguments import Parser, ShowVersion
 from tensorguard.cli.exit_codes import INTERRUPTED, CommandError
 from tensorguard.cli.verbs import call_verb
@@ -27,6 +27,8 @@ examples:
   tensafe keygen ~/keys                         make the key pair that signs checkpoints
   tensafe verify adapter --public-key signer.pub.pem
                                                 check an adapter that you received: files, signer, ε
+  tensafe decrypt adapter --identity age-identity.txt --output plain
+                                                decrypt an adapter that was encrypted for you
   tensafe account --target-epsilon 8 --sample-rate 512/6920 --steps 81 --delta 1e-5
                                                 compute the noise that a budget needs
 
@@ -60,7 +62,7 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action=ShowVersion)
     parser.set_defaults(handler=None)
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
-    for verb in (run, validate, plan, account, ledger, audit, statement, verify, keygen, export):
+    for verb in (run, validate, plan, account, ledger, audit, statement, verify, decrypt, keygen, export):
         verb.add_parser(subparsers)
     return parser
 

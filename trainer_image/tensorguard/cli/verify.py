@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorguard.cli.arguments import Subparsers
+from tensorguard.cli.arguments import Subparsers, identity_file
 from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
+from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 if TYPE_CHECKING:
     from tensorguard.signing.signer import Trust
@@ -31,6 +32,7 @@ examples:
   tensafe verify adapter --certificate-chain authority.pem
   tensafe verify runs/first/checkpoints/final --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --ledger kubernetes -n clinic
+  tensafe verify adapter --public-key signer.pub.pem --identity age-identity.txt     its weights are encrypted
   tensafe verify adapter --public-key signer.pub.pem -o json | jq .epsilon
   tensafe verify --audit-log runs/first --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --audit-log s3://models/claims/audit-UID
@@ -40,6 +42,9 @@ that the statement is about this adapter; every ε in it, computed again by dp-a
 ledger, and that it records this checkpoint, as the newest of its name, with all of its charges. With --audit-log each
 line follows from the one before; with --ledger too, the log has every write of the ledger, in order, and no other; with
 DIR too, the statement names a line of the log, and a later line records the publication.
+
+Encrypted weights are checked as they are stored. With --identity they are also decrypted, in memory only, and compared
+with the statement.
 
 Take the public key from the signer, not from the place of the adapter. Without a key, the signature shows only that
 nothing was changed since some key signed it. What was not checked is printed.
@@ -52,7 +57,7 @@ content is an error (exit code 2). A key accepts every checkpoint that its owner
 this project. In S3, the credentials and the endpoint come from the environment (AWS_ENDPOINT_URL_S3).
 
 Exit codes: 0 verified; 1 not verified: the reason is printed, with the file or the line; 2 there is no such folder, or
-the key cannot be read.
+a key cannot be read.
 """
 _KUBERNETES = "kubernetes"
 
@@ -110,6 +115,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"namespace of the ledger, with --ledger {_KUBERNETES} (default: that of the current context)",
     )
     parser.add_argument(
+        "--identity",
+        metavar="FILE",
+        type=Path,
+        help="decrypt encrypted weights with this identity, and compare them with the statement (default: "
+        f"{IDENTITY_VARIABLE}, else they are not decrypted)",
+    )
+    parser.add_argument(
         "-o", dest="output", choices=("text", "json"), default="text", help="text (default), or json for programs"
     )
     parser.set_defaults(handler=_verify)
@@ -117,6 +129,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from tensorguard.audit_log.line_files import AuditLogUnwritable
+    from tensorguard.checkpoint.encryption import read_identities
     from tensorguard.checkpoint.store import CheckpointError
     from tensorguard.signing.keys import KeyUnusable
     from tensorguard.verification.audit_logs import verify_audit_log
@@ -126,7 +139,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     _check_arguments(arguments)
     try:
         trust, ledger, log = _trust(arguments), _ledger(arguments), arguments.audit_log
-        report = None if arguments.place is None else verify_checkpoint(arguments.place, trust, ledger)
+        identity = identity_file(arguments)
+        identities = read_identities(identity) if identity is not None else None
+        report = None if arguments.place is None else verify_checkpoint(arguments.place, trust, ledger, identities)
         if report is not None:
             _check_digest(report, arguments.digest)
         audit = None if log is None else verify_audit_log(log, ledger, report)
@@ -155,7 +170,7 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         return
     if arguments.audit_log is None:
         raise CommandError("tensafe verify: name the folder of a checkpoint, or an --audit-log", INVALID)
-    for name in ("public_key", "certificate_chain", "digest", "output_dir"):
+    for name in ("public_key", "certificate_chain", "digest", "output_dir", "identity"):
         if getattr(arguments, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise CommandError(f"tensafe verify: {option} is about a checkpoint: name its folder", INVALID)

@@ -11,12 +11,19 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
-from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS
-from tensorguard.checkpoint.store import MANIFEST, CheckpointAbsent, CheckpointCorrupt, CheckpointError, CheckpointStore
+from tensorguard.checkpoint.encryption import READABLE, DecryptionFailed, Identities, decrypt_files, is_encrypted
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED
+from tensorguard.checkpoint.store import (
+    MANIFEST,
+    CheckpointAbsent,
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointStore,
+    checkpoint_at,
+)
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 from tensorguard.signing.signer import (
     ATTESTATION,
@@ -27,7 +34,6 @@ from tensorguard.signing.signer import (
     Trust,
     check_signature,
 )
-from tensorguard.storage import filesystem_options
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
 from tensorguard.verification.privacy_claim import check_claim
@@ -45,6 +51,9 @@ UNSIGNED = (
 NO_LEDGER = (
     "that every charged step is counted, and that this is the newest checkpoint of its job: pass --ledger with the "
     "run's folder, or `kubernetes`"
+)
+ENCRYPTED_WEIGHTS = (
+    f"that {STATEMENT_FILE} is about this adapter: its weights are encrypted. A recipient passes --identity"
 )
 NO_OLD_HEADS = "the charges at the time of writing: a cluster's ledger keeps only its last head"
 
@@ -77,7 +86,10 @@ class Report:
 
 
 def verify_checkpoint(
-    place: str, trust: Trust = None, find_ledger: Callable[[str], LedgerHistory] | None = None
+    place: str,
+    trust: Trust = None,
+    find_ledger: Callable[[str], LedgerHistory] | None = None,
+    identities: Identities | None = None,
 ) -> Report:
     """Verify the checkpoint at `place`.
 
@@ -85,14 +97,13 @@ def verify_checkpoint(
         place: its folder, as a path or a URI.
         trust: who must have signed it; None: it may be unsigned, or signed by anyone.
         find_ledger: from the UID of the job, its ledger; None: no ledger is compared.
+        identities: decrypt encrypted weights, so that they are compared with the statement; None: they are not.
 
     Raises:
         NotVerified: a check failed.
         CheckpointError: the storage cannot be read.
     """
-    parent, name = _split(place)
-    _, options = filesystem_options(parent, None)
-    store = CheckpointStore(parent, options)
+    store, name = checkpoint_at(place)
     files, digests = _read_files(store, name)
     manifest_digest = digests[MANIFEST]
     report = Report(store.uri(name), name, manifest_digest, None, trusted=False, statement={})
@@ -104,12 +115,17 @@ def verify_checkpoint(
         signature = _check_signature(digests, statement, signatures, trust, name)
         report.signer, report.name, report.trusted = signature.fingerprint, signature.name, trust is not None
         report.checked.append(f"{SIGNATURE} and {ATTESTATION} are signed by {signature.fingerprint}, over every file")
+    if is_encrypted(files) and identities is not None:
+        files = _decrypt(files, identities, report.uri)
+        report.checked.append(f"{identities.name} decrypts every encrypted file")
     document = _check_statement(files)
     report.statement = document
-    report.checked.append(
-        f"{STATEMENT_FILE} is about this adapter, and dp-accounting gives its ε from its {len(document['events'])} "
-        "recorded privacy events"
-    )
+    events = f"dp-accounting gives its ε from its {len(document['events'])} recorded privacy events"
+    if ADAPTER_WEIGHTS in files:
+        report.checked.append(f"{STATEMENT_FILE} is about this adapter, and {events}")
+    else:
+        report.checked.append(f"{STATEMENT_FILE}: {events}")
+        report.not_checked.append(ENCRYPTED_WEIGHTS)
     if not report.trusted:
         report.not_checked.append(SIGNED_BY_UNKNOWN if signatures else UNSIGNED)
     if find_ledger is None:
@@ -122,15 +138,6 @@ def verify_checkpoint(
     if len(ledger.states) == 1:
         report.not_checked.append(NO_OLD_HEADS)
     return report
-
-
-def _split(place: str) -> tuple[str, str]:
-    """The folder or URI of the checkpoints, and the name of one."""
-    trimmed = place.rstrip("/")
-    if "://" not in trimmed:
-        trimmed = str(Path(trimmed).absolute())
-    parent, _, name = trimmed.rpartition("/")
-    return parent or "/", name
 
 
 def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -155,10 +162,30 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
         raise NotVerified(MANIFEST, "is not what a job writes about these files")
     for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):
         raise NotVerified(path, "is in no manifest: it was added")
-    for file in (ADAPTER_WEIGHTS, STATEMENT_FILE, TRAINER_STATE):
+    _check_clear(files)
+    weights = ADAPTER_WEIGHTS + ENCRYPTED if is_encrypted(files) else ADAPTER_WEIGHTS
+    for file in (weights, STATEMENT_FILE, TRAINER_STATE):
         if file not in files:
             raise NotVerified(file, "is missing")
     return files, digests
+
+
+def _check_clear(files: Mapping[str, bytes]) -> None:
+    """Refuse an encrypted checkpoint in which a file is not encrypted that a job encrypts."""
+    clear = [file for file in sorted(files) if not file.endswith(ENCRYPTED) and file not in READABLE]
+    if is_encrypted(files) and clear:
+        raise NotVerified(clear[0], "is not encrypted, and other files of this checkpoint are")
+
+
+def _decrypt(files: Mapping[str, bytes], identities: Identities, uri: str) -> dict[str, bytes]:
+    """The files under their plain names."""
+    plain: dict[str, bytes] = {}
+    for file, content in files.items():
+        try:
+            plain |= decrypt_files({file: content}, identities, uri)
+        except DecryptionFailed as error:
+            raise NotVerified(file, f"is not decrypted by {identities.name} ({error.__cause__})") from error
+    return plain
 
 
 def _corrupt_file(store: CheckpointStore, name: str) -> str:
@@ -197,14 +224,14 @@ def _check_name(file: str, published: str, folder: str) -> None:
 
 
 def _check_statement(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Check that the statement is about the adapter beside it, and that its figures hold."""
+    """Check that the statement is about the adapter beside it, unless that is encrypted, and that its figures hold."""
     try:
         document: dict[str, Any] = json.loads(files[STATEMENT_FILE])
         adapter, job, hashes = document["hashes"]["adapter"], document["job"], document["hashes"]
         own = (job["uid"], job["step"], job["attempt"], hashes["ledgerHead"], hashes["ledgerLength"])
     except (ValueError, KeyError, TypeError) as error:
         raise NotVerified(STATEMENT_FILE, "is no privacy statement") from error
-    if adapter != digest(files[ADAPTER_WEIGHTS]):
+    if ADAPTER_WEIGHTS in files and adapter != digest(files[ADAPTER_WEIGHTS]):
         raise NotVerified(STATEMENT_FILE, f"is the statement of another adapter ({adapter})")
     try:
         state = TrainerState.parse(files[TRAINER_STATE])
