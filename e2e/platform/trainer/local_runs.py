@@ -22,6 +22,7 @@ class Folder:
     Attributes:
         stop_at: the step (from 0) at which a stop is requested; None for none.
         fails: the exception of the workers; None for none.
+        identity: the file that decrypts checkpoints; None for none.
         listener: called with each log record; by default it keeps them in `records`.
         records: the log records that the listener received.
     """
@@ -32,6 +33,7 @@ class Folder:
         self.private = base / "out.private"
         self.stop_at: int | None = None
         self.fails: Exception | None = None
+        self.identity: Path | None = None
         self.rows = records(240)
         self.records: list[LogRecord] = []
         self.listener: Listener = self.records.append
@@ -47,6 +49,7 @@ class Folder:
             resume=resume,
             listener=self.listener,
             stop=StopSignal(),
+            identity=self.identity,
         )
 
     def ledger(self) -> FileLedger:

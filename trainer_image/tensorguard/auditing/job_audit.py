@@ -31,6 +31,7 @@ from tensorguard.runners.local.ray_cluster import local_ray
 from tensorguard.runners.preflight import check_local_resources, cpus_per_rank, cpus_per_worker
 from tensorguard.runners.run_folder import RAY_TRAIN_FOLDER, write_owner_only
 from tensorguard.runners.worker_group import WorkerGroup, run_workers
+from tensorguard.signing.keys import identity_in_environment
 from tensorguard.training.config import WorkerConfig
 from tensorguard.training.run_log import Listener
 from tensorguard.training.stop_signal import StopSignal
@@ -219,7 +220,7 @@ def scores_with_records(
         AuditFailed: the run ended before its last step. The charged steps stay charged.
     """
     unused = output_dir / "checkpoints"
-    checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(unused)})
+    checkpoint = job.spec.checkpoint.model_copy(update={"uri": str(unused), "signing": None, "encryption": None})
     retry = job.spec.retry.model_copy(update={"max_restarts": 0})  # scores of a second incarnation would lack steps
     spec = job.spec.model_copy(update={"checkpoint": checkpoint, "evaluation": None, "retry": retry})
     result = driver.run(
@@ -230,6 +231,7 @@ def scores_with_records(
         listener=listener,
         stop=stop,
         address="local",
+        identity=identity_in_environment(),  # of the adapter that the job may start from
         rank_function=partial(run_rank_with_records, size=size),
     )
     if unused.is_dir() and not any(unused.iterdir()):

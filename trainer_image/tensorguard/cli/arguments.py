@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensafe_api.resources.numeric import MAX_SIGMA, MIN_DELTA, MIN_SIGMA, parse_quantity
 from tensorguard.cli.exit_codes import INVALID
-from tensorguard.signing.keys import IDENTITY_VARIABLE
+from tensorguard.signing.keys import identity_in_environment
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction["Parser"]
@@ -28,8 +27,7 @@ else:
 def identity_file(arguments: argparse.Namespace) -> Path | None:
     """The file of the identity that --identity or the environment names; None where neither does."""
     given: Path | None = arguments.identity
-    variable = os.environ.get(IDENTITY_VARIABLE)
-    return given or (Path(variable) if variable else None)
+    return given or identity_in_environment()
 
 
 class Parser(argparse.ArgumentParser):

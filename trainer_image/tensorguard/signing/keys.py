@@ -147,6 +147,12 @@ def new_signing_key() -> tuple[bytes, str, str]:
     return content, pem_of(private.public_key()), fingerprint_of(private.public_key())
 
 
+def identity_in_environment() -> Path | None:
+    """The file of the age identity that the environment names; None where it names none."""
+    path = os.environ.get(IDENTITY_VARIABLE)
+    return Path(path).expanduser() if path else None
+
+
 def new_identity() -> tuple[bytes, str]:
     """A new age identity: the content of its file, in the format of age-keygen, and its recipient."""
     import pyrage

@@ -47,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
             evaluation=None,
             dataset_digest=found,
             threads=1,
+            identity_file=str(one.identity) if one.identity else None,
         )
 
     def run_workers(function: Any, config: dict[str, Any], *_: Any) -> None:

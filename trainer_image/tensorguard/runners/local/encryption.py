@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -17,7 +16,7 @@ from tensorguard.checkpoint.encryption import (
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.signing.keys import IDENTITY_VARIABLE, KeyUnusable
+from tensorguard.signing.keys import IDENTITY_VARIABLE, KeyUnusable, identity_in_environment
 
 _FIELD = "spec.checkpoint.encryption"
 _PASS = f"pass --identity FILE, or set {IDENTITY_VARIABLE}"
@@ -61,7 +60,7 @@ def check_encryption(
         CheckpointError: the checkpoint to resume from cannot be read.
     """
     encryption = job.spec.checkpoint.encryption
-    if on_nodes and identity is not None and str(identity) != os.environ.get(IDENTITY_VARIABLE):
+    if on_nodes and identity is not None and identity != identity_in_environment():
         raise RunRefused(
             "",
             "--identity: on several machines each worker reads the identity of its own node: set "

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
-from tensorguard.signing.keys import IDENTITY_VARIABLE
+from tensorguard.signing.keys import identity_in_environment
 
 KEY_FILE_VARIABLE = "TENSAFE_JOB_KEY_FILE"
 """Environment variable of each node, set before `ray start`: the path of the file with the job key."""
@@ -115,8 +115,7 @@ class NodeFiles:
 
     def identity_file(self, job: TenSafeTrainingJob) -> Path | None:
         """The identity that decrypts checkpoints, which a variable of each node names; None where none does."""
-        path = os.environ.get(IDENTITY_VARIABLE)
-        return Path(path).expanduser() if path else None
+        return identity_in_environment()
 
     @property
     def mounts(self) -> None:
