@@ -3,7 +3,8 @@
 The head runs the driver and has access to neither records nor keys: no service account token, no job key, no
 credentials. The workers mount the key, the job and its data. Rank 0 writes the ledger with the bound token of its pod.
 Where a job signs its checkpoints, one worker has a group of its own, and only its pod mounts the signing key. The
-trainer makes it rank 0 (`tensorguard.runners.rendezvous`).
+trainer makes it rank 0 (`tensorguard.runners.rendezvous`). Where a job encrypts its checkpoints, every worker mounts
+the identity that decrypts them, because every rank restores a checkpoint.
 
 KubeRay retries nothing (`backoffLimit: 0`), because the operator counts the attempts. Admission refuses everything that
 KubeRay would refuse, because a RayJob that KubeRay finds invalid never recovers.
@@ -201,6 +202,9 @@ def _worker_template(
     if signer and signing is not None:
         container["volumeMounts"].append(volumes.mount("signing", SIGNING_PATH))
         own.append({"name": "signing", "secret": {"secretName": signing.secret_name, "defaultMode": 0o440}})
+    for volume, path in volumes.encryption_volumes(job, taken={each["name"] for each in own}):
+        container["volumeMounts"].append(volumes.mount(volume["name"], path))
+        own.append(volume)
     template = _template(job, attempt, settings, container, own)
     if disk is not None:  # a request alone: a pod above a limit would be evicted
         container["resources"]["requests"] = {**size, "ephemeral-storage": disk}

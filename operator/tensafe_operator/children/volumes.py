@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from tensafe_api.resources.job import TenSafeTrainingJob
@@ -13,6 +13,8 @@ from tensafe_operator.settings import Settings
 
 RUN_PATH = "/var/run/tensafe"
 TEMPORARY_PATH = "/tmp"
+RECIPIENTS_PATH = "/etc/tensafe/recipients"
+IDENTITY_PATH = "/etc/tensafe/identity"
 
 
 def pod_volume(volume: Volume) -> Manifest:
@@ -50,15 +52,13 @@ def _writable(settings: Settings, own: Sequence[Volume]) -> dict[str, str]:
     needs_one = settings.read_only_root and all(each.mount_path != TEMPORARY_PATH for each in own)
     if not needs_one:
         return {"run": RUN_PATH}
-    taken = {each.name for each in own}
-    name = next(each for each in _temporary_names() if each not in taken)
-    return {"run": RUN_PATH, name: TEMPORARY_PATH}
+    return {"run": RUN_PATH, free_name("tensafe-tmp", {each.name for each in own}): TEMPORARY_PATH}
 
 
-def _temporary_names() -> Iterator[str]:
-    """Names for the volume of the temporary directory. A job may have a volume of the first one."""
-    yield "tensafe-tmp"
-    yield from (f"tensafe-tmp-{number}" for number in itertools.count(2))
+def free_name(wanted: str, taken: Collection[str]) -> str:
+    """A name for a volume of the operator: `wanted`, or with a number, where a volume of the job has that one."""
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def writable_volumes(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
@@ -69,6 +69,27 @@ def writable_volumes(settings: Settings, own: Sequence[Volume] = ()) -> list[Man
 def writable_mounts(settings: Settings, own: Sequence[Volume] = ()) -> list[Manifest]:
     """Where a container mounts these volumes."""
     return [mount(name, path, read_only=False) for name, path in _writable(settings, own).items()]
+
+
+def encryption_volumes(job: TenSafeTrainingJob, taken: Collection[str]) -> Iterator[tuple[Manifest, str]]:
+    """The volumes of a worker that encrypts checkpoints and restores them, and where they are mounted.
+
+    Only one key of each object is mounted: a Secret may hold more than the identity.
+
+    Args:
+        taken: names of other volumes.
+    """
+    encryption = job.spec.checkpoint.encryption
+    if encryption is None:
+        return
+    if config_map := encryption.recipients_config_map:
+        items = [{"key": "recipients", "path": "recipients"}]
+        name = free_name("tensafe-recipients", taken)
+        yield {"name": name, "configMap": {"name": config_map, "items": items}}, RECIPIENTS_PATH
+    if secret := encryption.identity_secret_name:
+        items = [{"key": "identity", "path": "identity"}]
+        name = free_name("tensafe-identity", taken)
+        yield {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}}, IDENTITY_PATH
 
 
 def job_volume(parameters: Manifest) -> Manifest:

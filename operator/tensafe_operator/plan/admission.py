@@ -93,7 +93,9 @@ def _find_shared_signing_key(spec: Spec) -> str:
     if spec.checkpoint.signing is None:
         return ""
     name, cluster = spec.checkpoint.signing.secret_name, spec.cluster
+    encryption = spec.checkpoint.encryption
     given: dict[str, list[str | None]] = {
+        "checkpoint.encryption.identitySecretName": [encryption.identity_secret_name] if encryption else [],
         "storage.secretName": [spec.storage.secret_name],
         "model.tokenSecret": [spec.model.token_secret.name] if spec.model.token_secret else [],
         "cluster.volumes": [volume.secret for volume in cluster.volumes],

@@ -15,6 +15,7 @@ from e2e.platform.fixtures.job_objects import (
     ray_job_of,
     text_of,
 )
+from e2e.platform.fixtures.rule_examples import RECIPIENT
 from tensafe_operator.children import access
 
 
@@ -72,6 +73,50 @@ def test_signer_is_a_worker_like_the_others() -> None:
 def test_workers_of_a_job_that_does_not_sign_are_one_group() -> None:
     (group,) = ray_job_of(admitted(EVERY_FIELD))["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert group["groupName"] == "workers" and "TENSAFE_SIGNER" not in text_of(group)
+
+
+def encrypting(**more: object) -> dict[str, object]:
+    encryption = {"recipientsConfigMap": "readers", "identitySecretName": "clinic-identity"}
+    return {"spec.checkpoint": {"uri": "s3://models/claims", "encryption": encryption, **more}}
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_every_worker_and_not_the_head_mounts_the_identity_and_nothing_else_of_its_secret(signs: bool) -> None:
+    """Every rank restores a checkpoint. The Secret may hold more than the identity."""
+    more = {"signing": {"secretName": "release-key"}} if signs else {}
+    spec = ray_job_of(admitted({"spec.cluster": {"workers": 3}, **encrypting(**more)}))["spec"]["rayClusterSpec"]
+    assert "clinic-identity" not in text_of(spec["headGroupSpec"]) and "readers" not in text_of(spec["headGroupSpec"])
+    assert len(spec["workerGroupSpecs"]) == 1 + signs
+    for group in spec["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        of_name = {each["name"]: each for each in pod["volumes"]}
+        assert of_name["tensafe-identity"]["secret"] == {
+            "secretName": "clinic-identity",
+            "items": [{"key": "identity", "path": "identity"}],
+            "defaultMode": 0o440,
+        }
+        assert of_name["tensafe-recipients"]["configMap"] == {
+            "name": "readers",
+            "items": [{"key": "recipients", "path": "recipients"}],
+        }
+        mounts = {each["name"]: each for each in pod["containers"][0]["volumeMounts"]}
+        for name, path in (("identity", "/etc/tensafe/identity"), ("recipients", "/etc/tensafe/recipients")):
+            assert (mounts[f"tensafe-{name}"]["mountPath"], mounts[f"tensafe-{name}"]["readOnly"]) == (path, True)
+        for container in pod["initContainers"]:
+            assert "tensafe-identity" not in text_of(container)
+
+
+def test_job_that_names_its_recipients_itself_mounts_no_more_than_it_needs() -> None:
+    changes = {"spec.checkpoint": {"uri": "s3://models/claims", "encryption": {"recipients": [RECIPIENT]}}}
+    _, worker = pods(admitted(changes))
+    assert not {"tensafe-identity", "tensafe-recipients"} & {each["name"] for each in worker["spec"]["volumes"]}
+
+
+def test_volume_of_a_job_may_have_the_name_of_the_identity() -> None:
+    taken = {"name": "tensafe-identity", "mountPath": "/data", "pvc": "records"}
+    _, worker = pods(admitted({"spec.cluster": {"workers": 2, "volumes": [taken]}, **encrypting()}))
+    mounts = {each["mountPath"]: each["name"] for each in worker["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["/data"] == "tensafe-identity" and mounts["/etc/tensafe/identity"] == "tensafe-identity-2"
 
 
 def test_head_and_workers_are_placed_apart() -> None:

@@ -51,6 +51,7 @@ def test_grid_overflow_is_rejected_before_a_ledger_is_created() -> None:
 
 SHARED: dict[str, Any] = {
     "storage": {"secretName": "release-key"},
+    "checkpoint__encryption": {"recipientsConfigMap": "readers", "identitySecretName": "release-key"},
     "model__tokenSecret": {"name": "release-key", "key": "token"},
     "cluster__volumes": [{"name": "keys", "mountPath": "/keys", "readOnly": True, "secret": "release-key"}],
     "cluster__envFrom": [{"secretRef": {"name": "release-key"}}],

@@ -27,6 +27,7 @@ from e2e.platform.trainer.rank_harness import CLASSES, TAGS, JobKind, records
 from tensafe_api.manifest import load_manifest
 from tensafe_api.reasons import Reason
 from tensafe_api.resolve import resolve_job
+from tensafe_operator.children import volumes
 from tensafe_operator.children.configuration import config_map, digest
 from tensorguard.data.shard import Shard, Target
 from tensorguard.ledger.backends import POD_UID
@@ -34,6 +35,7 @@ from tensorguard.runners.pod import worker
 from tensorguard.runners.pod.log import PodLog
 from tensorguard.runners.pod.pod_files import PodFiles
 from tensorguard.runners.pod.worker import configure, train_in_pod
+from tensorguard.signing.keys import new_identity
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.config import RUN_LOG, WorkerConfig
 from tensorguard.training.run_log import Ended, Evaluated, RunLogReader, Started, Stepped
@@ -190,6 +192,49 @@ def test_job_that_signs_has_the_path_of_the_mounted_key(pods: Pods) -> None:
     pods.mount("spec.checkpoint.signing={secretName: release-key}")
     for files, config in zip(pods.mounts, pods.configure(), strict=True):
         assert config.signing_key == str(files.root / "etc/tensafe/signing/signing-key.pem")
+
+
+def mount_file(pods: Pods, path: str, content: bytes) -> None:
+    """Give every pod a file, as the operator's volumes do."""
+    for files in pods.mounts:
+        place = files.root / path.removeprefix("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+
+def test_job_that_encrypts_has_the_paths_of_recipients_and_identity(pods: Pods) -> None:
+    assert {config.identity_file for config in pods.configure()} == {None}
+    identity, recipient = new_identity()
+    pods.mount("spec.checkpoint.encryption={recipientsConfigMap: readers, identitySecretName: mine}")
+    mount_file(pods, f"{volumes.RECIPIENTS_PATH}/recipients", f"# the clinic\n{recipient}\n".encode())
+    mount_file(pods, f"{volumes.IDENTITY_PATH}/identity", identity)
+    for files, config in zip(pods.mounts, pods.configure(), strict=True):
+        assert config.recipients_file == str(files.root / "etc/tensafe/recipients/recipients")
+        assert config.identity_file == str(files.root / "etc/tensafe/identity/identity")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "recipientsConfigMap: readers: has no recipient: write at least one"),
+        (b"age1x", "recipientsConfigMap: readers: age1x is not a recipient of age"),
+        (b"\xff", "recipientsConfigMap: readers: its key recipients cannot be read"),
+        (None, "recipientsConfigMap: readers: its key recipients cannot be read"),
+        (new_identity()[0], "has a secret identity in place of a recipient"),
+        (new_identity()[1].encode(), "has no identity of the recipients in spec.checkpoint.encryption"),
+    ],
+    ids=["empty", "mistyped", "not text", "missing", "a secret", "of others"],
+)
+def test_unusable_recipients_are_reported_before_the_data_is_read(
+    pods: Pods, content: bytes | None, problem: str
+) -> None:
+    (pods.base / "data.jsonl").unlink()
+    pods.mount("spec.checkpoint.encryption={recipientsConfigMap: readers, identitySecretName: mine}")
+    if content is not None:
+        mount_file(pods, f"{volumes.RECIPIENTS_PATH}/recipients", content)
+    mount_file(pods, f"{volumes.IDENTITY_PATH}/identity", new_identity()[0])
+    for failure in pods.configure():
+        assert (failure.reason, problem in str(failure)) == (Reason.INVALID_MANIFEST, True), str(failure)
 
 
 def test_no_rank_sends_a_digest_of_its_own_shard(pods: Pods) -> None:

@@ -1,7 +1,8 @@
 """Reads what the operator mounts into a pod: the job, the location of its ledger, and in workers the job key.
 
 The operator creates a ConfigMap for each attempt and a Secret for each job. Every pod of the attempt mounts the
-ConfigMap at /etc/tensafe/job; only workers mount the Secret, at /etc/tensafe/key. /var/run/tensafe belongs to the pod
+ConfigMap at /etc/tensafe/job; only workers mount the Secret, at /etc/tensafe/key, and what encrypts and decrypts
+checkpoints, where the job names it. /var/run/tensafe belongs to the pod
 and is empty at first. None of this is sent through Ray. Each pod reads its own files, so the head, which has no key,
 cannot give a worker another job either.
 
@@ -106,6 +107,18 @@ class PodFiles:
     def signing_key_file(self) -> Path:
         """The signing key, which only the pod of rank 0 has, and only where the job signs its checkpoints."""
         return self.root / "etc/tensafe/signing" / SIGNING_KEY
+
+    @property
+    def recipients_file(self) -> Path:
+        """The recipients of the job's ConfigMap, where it names one."""
+        return self.root / "etc/tensafe/recipients/recipients"
+
+    def identity_file(self, job: TenSafeTrainingJob) -> Path | None:
+        """The identity that decrypts the job's checkpoints; None where the job names no Secret with one."""
+        encryption = job.spec.checkpoint.encryption
+        if encryption is None or encryption.identity_secret_name is None:
+            return None
+        return self.root / "etc/tensafe/identity/identity"
 
     @property
     def mounts(self) -> Path:

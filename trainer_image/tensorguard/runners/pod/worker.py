@@ -27,6 +27,7 @@ from tensafe_api.statement import Place
 from tensorguard.aggregation.channel import Channel, ProcessGroupChannel
 from tensorguard.audit_log.places import LOGGER as AUDIT_LOGGER
 from tensorguard.audit_log.places import audit_log_of
+from tensorguard.checkpoint.encryption import check_identity, read_identities, recipients_of
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.data.partition import why_no_record_is_usable
 from tensorguard.data.pod_shard import PodShard, prepare_pod_evaluation, prepare_pod_shard
@@ -71,6 +72,13 @@ class RankFiles(Protocol):
     @property
     def signing_key_file(self) -> Path | None:
         """The file of the signing key, on rank 0 of a job that signs its checkpoints."""
+
+    @property
+    def recipients_file(self) -> Path | None:
+        """The file with the recipients of a ConfigMap, where the job may name one."""
+
+    def identity_file(self, job: TenSafeTrainingJob) -> Path | None:
+        """The file of the identity that decrypts checkpoints, if there is one."""
 
     @property
     def mounts(self) -> Path | None:
@@ -182,6 +190,7 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         raise AttemptFailed(Reason.DATASET_UNSUITABLE, message)
     location, attempt = files.ledger_location()
     signing = job.spec.checkpoint.signing is not None
+    identity = files.identity_file(job)
     return WorkerConfig(
         job=dump_manifest(job, format="json"),
         job_uid=job.metadata.uid or "",
@@ -196,6 +205,8 @@ def configure(files: RankFiles, channel: Channel, barrier: Barrier) -> WorkerCon
         threads=max(1, int(cpus_per_rank(job))),
         ledger_location=location,
         signing_key=str(files.signing_key_file) if signing and files.signing_key_file else None,
+        recipients_file=str(files.recipients_file) if files.recipients_file else None,
+        identity_file=str(identity) if identity else None,
         mounts=str(files.mounts) if files.mounts else None,
     )
 
@@ -225,6 +236,7 @@ def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
     spec, directory = job.spec, files.work
     check_evaluation_is_public(job)
     if channel.rank == 0:
+        _check_encryption(files, job)
         CheckpointStore.for_job(job).check_writable(wait=True)  # a restart may happen during an outage
     tokenise = tokeniser_of(spec, resolve_model(spec.model.name, spec.model.revision))
     evaluation = prepare_pod_evaluation(spec, tokenise, rank=channel.rank, directory=directory)
@@ -233,6 +245,13 @@ def _prepare(files: RankFiles, channel: Channel) -> _Prepared:
         spec, tokenise, rank=channel.rank, workers=channel.size, key=key, directory=directory, public=public
     )
     return _Prepared(job, shard, evaluation)
+
+
+def _check_encryption(files: RankFiles, job: TenSafeTrainingJob) -> None:
+    """Check that checkpoints can be encrypted, and decrypted again, before the data is read."""
+    recipients, identity = recipients_of(job, files.recipients_file), files.identity_file(job)
+    if recipients is not None and identity is not None:
+        check_identity(job, recipients, read_identities(identity))
 
 
 def _completed(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
