@@ -3,7 +3,7 @@
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
 entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py`,
-`images.py`, `signing.py` or `audit_log.py`.
+`images.py`, `signing.py`, `encryption.py` or `audit_log.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from mutations.audit_log import AUDIT_LOG
 from mutations.claims import CLAIMS
 from mutations.composition import COMPOSITION
 from mutations.data import DATA
+from mutations.encryption import ENCRYPTION
 from mutations.images import IMAGES
 from mutations.mechanism import MECHANISM
 from mutations.mutation import Edit, Mutation
@@ -31,4 +32,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *IMAGES,
     *SIGNING,
     *AUDIT_LOG,
+    *ENCRYPTION,
 )

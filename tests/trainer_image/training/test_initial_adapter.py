@@ -19,7 +19,9 @@ from tensafe_api.manifest import dump_manifest, load_manifest
 from tensafe_api.privacy_events import PrivacyEvent
 from tensafe_api.resolve import resolve_job
 from tensafe_api.statement import canonical_json, digest, recompute_epsilon
+from tensorguard.checkpoint.encryption import read_decrypted, read_identities
 from tensorguard.ledger.file import FileLedger
+from tensorguard.signing.keys import new_identity, write_new
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.worker import Worker
 
@@ -343,3 +345,46 @@ def test_other_lora_fields_are_refused(earlier: Job, tmp_path: Path, override: s
     job.train_alone()
     assert job.ended().message.startswith("spec.lora")
     assert job.ledger().attempt == 0
+
+
+@pytest.fixture(scope="module")
+def encrypted_earlier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
+    """As `earlier`, with an adapter that is encrypted, and the file of the identity."""
+    folder = tmp_path_factory.mktemp("encrypted")
+    content, recipient = new_identity()
+    write_new(folder / "keys", {"identity": (content, 0o600)})
+    encryption = f"spec.checkpoint.encryption={{recipients: [{recipient}]}}"
+    job = Job.make(folder / "run", *ALONE, "spec.training.steps=4", encryption)
+    job.train_alone()
+    assert job.ended().reason == "Completed"
+    return job, folder / "keys" / "identity"
+
+
+def test_training_starts_from_an_encrypted_adapter(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
+    before, identity = encrypted_earlier
+    still = ("spec.training.learningRate=1e-30", "spec.training.weightDecay=0")
+    job = job_from(tmp_path, final(before), spent(before), *still)
+    job.identity = identity
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
+    started = read_decrypted(before.store(), "final", read_identities(identity))["adapter_model.safetensors"]
+    after = weights(final(job))
+    assert all(torch.equal(tensor, after[name]) for name, tensor in load(started).items())
+
+
+def test_encrypted_adapter_without_an_identity_is_refused(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
+    before, _ = encrypted_earlier
+    job = job_from(tmp_path, final(before), spent(before))
+    job.train_alone()
+    assert (job.ended().reason, job.ledger().steps_charged) == ("DecryptionFailed", 0)
+    assert "final is encrypted, and there is no identity" in job.ended().message
+
+
+def test_identity_for_the_earlier_adapter_alone_suffices(encrypted_earlier: tuple[Job, Path], tmp_path: Path) -> None:
+    """The new adapter is for others. A resume would need their identity."""
+    before, identity = encrypted_earlier
+    others = f"spec.checkpoint.encryption={{recipients: [{new_identity()[1]}]}}"
+    job = job_from(tmp_path, final(before), spent(before), others)
+    job.identity = identity
+    job.train_alone()
+    assert job.ended().reason == "Completed", job.ended().message
