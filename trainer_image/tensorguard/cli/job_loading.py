@@ -82,15 +82,19 @@ def local_warnings(loaded: LoadedJob) -> Iterator[str]:
             "spec.model.sharding: Worker has no effect, since no worker has more than one GPU: write "
             "spec.cluster.worker.gpus above 1, or Workers, or remove it"
         )
+    unused = list(_unused_locally(loaded.job))
+    if unused:
+        yield f"{', '.join(unused)}: no effect in a local run"
+
+
+def cluster_warnings(loaded: LoadedJob) -> Iterator[str]:
+    """What the author of a valid manifest should know before it runs in a cluster."""
     encryption = loaded.job.spec.checkpoint.encryption
     if encryption is not None and encryption.identity_secret_name is None:
         yield (
             "spec.checkpoint.encryption: without identitySecretName, no attempt in a cluster can resume from a "
-            "checkpoint: name a Secret with an identity of one of the recipients. A local resume needs --identity"
+            "checkpoint: name a Secret with an identity of one of the recipients"
         )
-    unused = list(_unused_locally(loaded.job))
-    if unused:
-        yield f"{', '.join(unused)}: no effect in a local run"
 
 
 def resource_warnings(loaded: LoadedJob) -> Iterator[str]:

@@ -51,10 +51,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _validate(arguments: argparse.Namespace) -> int:
     from tensafe_api.manifest import dump_manifest
-    from tensorguard.cli.job_loading import load_job, local_warnings, resource_warnings
+    from tensorguard.cli.job_loading import cluster_warnings, load_job, local_warnings, resource_warnings
 
     loaded = load_job(arguments.manifest, arguments.overrides)
-    for warning in (*local_warnings(loaded), *resource_warnings(loaded)):
+    for warning in (*local_warnings(loaded), *cluster_warnings(loaded), *resource_warnings(loaded)):
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.output != "text":
         print(dump_manifest(loaded.completed, arguments.output), end="")
