@@ -305,8 +305,8 @@ PROTOCOL: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "training/checkpointing.py",
-                "    load_optimizer(optimizer, files[OPTIMIZER])\n",
-                "",
+                "        load_optimizer(optimizer, files[OPTIMIZER])\n",
+                "        pass\n",
             ),
         ),
         (

@@ -81,7 +81,13 @@ WIRING: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a checkpoint is restored whatever its digest is",
-        (Edit(TRAINER + "training/checkpointing.py", "store.read(name, expected)", "store.read(name)"),),
+        (
+            Edit(
+                TRAINER + "training/checkpointing.py",
+                "read_decrypted(store, name, identities, expected)",
+                "read_decrypted(store, name, identities)",
+            ),
+        ),
         (TRAINING_TESTS + "test_resume.py::test_checkpoint_that_was_rewritten_consistently_is_refused",),
     ),
     Mutation(
