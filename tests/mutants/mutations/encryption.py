@@ -148,8 +148,8 @@ ENCRYPTION: tuple[Mutation, ...] = (
             ),
             Edit(
                 _VERIFY,
-                '    if canonical_json({"files": listing}) != manifest:\n',
-                '    if canonical_json({"files": listing}) != manifest and not is_encrypted(files):\n',
+                "    if _manifest_of(files) != manifest:\n",
+                "    if _manifest_of(files) != manifest and not is_encrypted(files):\n",
             ),
         ),
         (_RELEASE_TESTS + "test_every_changed_byte_of_the_encrypted_weights_is_noticed",),
@@ -213,10 +213,7 @@ ENCRYPTION: tuple[Mutation, ...] = (
                 "    ]\n",
             ),
         ),
-        (
-            "tests/operator/children/test_pods.py::"
-            "test_every_worker_and_not_the_head_mounts_the_identity_and_nothing_else_of_its_secret",
-        ),
+        ("tests/operator/children/test_pods.py::test_every_worker_and_not_the_head_mounts_the_identity",),
     ),
     Mutation(
         "the signing key may be in the Secret of the identity, which every worker has",

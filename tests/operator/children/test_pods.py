@@ -81,7 +81,7 @@ def encrypting(**more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("signs", [False, True])
-def test_every_worker_and_not_the_head_mounts_the_identity_and_nothing_else_of_its_secret(signs: bool) -> None:
+def test_every_worker_and_not_the_head_mounts_the_identity(signs: bool) -> None:
     """Every rank restores a checkpoint. The Secret may hold more than the identity."""
     more = {"signing": {"secretName": "release-key"}} if signs else {}
     spec = ray_job_of(admitted({"spec.cluster": {"workers": 3}, **encrypting(**more)}))["spec"]["rayClusterSpec"]

@@ -262,11 +262,11 @@ def test_release_in_clear_is_copied_and_not_decrypted(published: Any, tmp_path: 
 
 
 def test_release_in_a_bucket_is_verified_and_decrypted(s3_bucket: S3, encrypted: Any, tmp_path: Path) -> None:
-    place, store = f"s3://{BUCKET}/sealed/final", CheckpointStore(f"s3://{BUCKET}/sealed")
+    place, store = f"s3://{BUCKET}/claims-encrypted/final", CheckpointStore(f"s3://{BUCKET}/claims-encrypted")
     for path in encrypted.final.iterdir():
-        store._fs.pipe_file(f"{BUCKET}/sealed/final/{path.name}", path.read_bytes())
+        store._fs.pipe_file(f"{BUCKET}/claims-encrypted/final/{path.name}", path.read_bytes())
     identity = ["--identity", str(encrypted.identity)]
     assert main(["verify", place, "--public-key", str(encrypted.key), *identity]) == 0
-    before = s3_bucket.objects("sealed/")
+    before = s3_bucket.objects("claims-encrypted/")
     assert main(["decrypt", place, *identity, "--output", str(tmp_path / "adapter")]) == 0
-    assert s3_bucket.objects("sealed/") == before
+    assert s3_bucket.objects("claims-encrypted/") == before
