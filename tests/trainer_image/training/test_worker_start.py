@@ -38,7 +38,9 @@ class Start:
             plan=SimpleNamespace(mechanism=MECHANISM, steps=100),
             job=SimpleNamespace(
                 spec=SimpleNamespace(
-                    aggregation=SimpleNamespace(verify="Standard"), training=SimpleNamespace(micro_batch_size=16)
+                    aggregation=SimpleNamespace(verify="Standard"),
+                    checkpoint=SimpleNamespace(encryption=None),
+                    training=SimpleNamespace(micro_batch_size=16),
                 )
             ),
             records_at_once=16,
@@ -47,6 +49,7 @@ class Start:
             model="model",
             private_metrics=None,
             initial=None,
+            identities="identities",
             **{name: name for name in names},
         )
         self.config: Any = SimpleNamespace(
@@ -55,6 +58,7 @@ class Start:
             directory=directory,
             job_uid="uid",
             signing_key=None,
+            recipients_file=None,
             ledger_location="location",
             job_key=lambda: b"job key",
             traceback_file=lambda process: directory / f"errors-{process}.log",
@@ -105,7 +109,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 def test_everything_is_checked_before_the_ledger_is_acquired(begin: Start) -> None:
     begin.worker().start()
-    restore = ("restore", "store", "step-30", "sha256:30", "model", "optimizer")
+    restore = ("restore", "store", "step-30", "sha256:30", "model", "optimizer", "identities")
     assert begin.calls == ["deterministic", "wraps", ("set up", 0), "acquire", restore]
 
 
