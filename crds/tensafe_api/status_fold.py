@@ -76,7 +76,7 @@ class KeptCheckpoint:
     Attributes:
         steps_charged: steps charged over all attempts when it was written; its ε is computed from them.
         time: seconds since the epoch at which it was written; None where the record has no time.
-        signed: whether the ledger records who signed it.
+        signer: fingerprint of the key that signed it, as the ledger records it; None: it is not signed.
     """
 
     uri: str
@@ -84,7 +84,7 @@ class KeptCheckpoint:
     digest: str
     steps_charged: int
     time: float | None = None
-    signed: bool = False
+    signer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ def _checkpoint(claim: Claim, checkpoint: KeptCheckpoint) -> CheckpointRecord:
         epsilon=accounting.format_epsilon(claim.epsilon(checkpoint.steps_charged)),
         steps_charged=checkpoint.steps_charged,
         digest=checkpoint.digest,
-        signed=checkpoint.signed,
+        signed=checkpoint.signer is not None,
+        signer=checkpoint.signer,
         time=None if checkpoint.time is None else format_time(checkpoint.time),
     )
 

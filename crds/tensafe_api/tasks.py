@@ -154,8 +154,8 @@ TOKEN_CLASSIFICATION = TaskContract(
                 Column(
                     "tags",
                     "word labels",
-                    "Column of the classes of the words: one number from 0, or one name from model.labelNames, for "
-                    "each word. Requires tokens.",
+                    "Column of the words' classes: a number from 0, or a name from model.labelNames, for each word. "
+                    "Requires tokens.",
                 ),
             ),
         ),

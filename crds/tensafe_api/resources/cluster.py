@@ -25,15 +25,13 @@ class Worker(Block):
 
     gpus: Annotated[int, Field(strict=True, ge=0, le=MAX_GPUS)] = Field(
         0,
-        description=f"GPUs of each worker, up to {MAX_GPUS}. Each GPU has a training process (rank) of its own, with "
-        "its own records and its share of the noise. 0: one process without a GPU.",
+        description=f"GPUs of each worker, up to {MAX_GPUS}. Each has a training process (rank) with its own records "
+        "and its share of the noise. 0: one process without a GPU.",
     )
     gpu_resource: ResourceName = Field(
         "nvidia.com/gpu", description="Resource name of the GPUs in the cluster. Used when gpus is above 0."
     )
-    cpus: Cpus = Field(
-        "1", description="CPU request of each worker, in cores. There is no limit: idle cores are used too."
-    )
+    cpus: Cpus = Field("1", description="CPU request of each worker, in cores. No limit: idle cores are used too.")
     memory: Memory = Field("8Gi", description="Memory of each worker, as request and limit.")
     ephemeral_storage: Size | None = Field(
         None,
@@ -45,12 +43,8 @@ class Worker(Block):
 class Head(HeadPlacement):
     """The Ray head. It schedules the workers and has no access to records or keys."""
 
-    cpus: Cpus = Field(
-        "2", description="CPU request of the head, in cores. There is no limit: idle cores are used too."
-    )
-    memory: Memory = Field(
-        "8Gi", description="Memory of the head, as request and limit. Ray's own processes take about 2 GB of it."
-    )
+    cpus: Cpus = Field("2", description="CPU request of the head, in cores. No limit: idle cores are used too.")
+    memory: Memory = Field("8Gi", description="Memory of the head, as request and limit. Ray itself takes about 2 GB.")
 
 
 class ClusterSize(Block):
@@ -90,7 +84,7 @@ class Cluster(PodSettings, ClusterSize):  # the fields of the last base come fir
     )
     profile_ref: ObjectName | None = Field(
         None,
-        description="Name of a TenSafeClusterProfile: its values replace the fields of cluster that are absent here. "
+        description="TenSafeClusterProfile whose values replace the fields of cluster that are absent here. "
         "Default: none.",
     )
 
@@ -102,9 +96,8 @@ class Retry(Block):
 
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         3,
-        description="Attempts that may fail before the job fails. Each has new workers, which resume at the last "
-        "checkpoint. Those that were suspended or never acquired the ledger do not count, but a job "
-        "has at most 64.",
+        description="How many attempts may fail before the job fails. Each resumes at the last checkpoint. Suspended "
+        "ones, and those that never acquired the ledger, do not count, but a job has at most 64.",
     )
     max_restarts: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
         5, description="Maximum number of restarts of the workers within one attempt."
@@ -116,10 +109,9 @@ class Observability(Block):
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes: exact functions of private data, never in log "
-        "or status. Hidden: kept nowhere. Internal: each worker keeps them in private-metrics-rankN.jsonl "
-        "in the run's private folder (in a pod /var/run/tensafe, lost with it), and the privacy statement "
-        "records that.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they are "
+        "kept nowhere. Internal: each worker keeps them in private-metrics-rankN.jsonl in the run's private folder (in "
+        "a pod /var/run/tensafe, lost with it), and the privacy statement records that.",
     )
     audit_log: Literal["Disabled", "Enabled"] | None = Field(
         None,

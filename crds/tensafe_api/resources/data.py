@@ -60,19 +60,18 @@ class Unit(Block):
     """The unit of privacy: what epsilon protects."""
 
     kind: UnitKind = Field(
-        description="Example: epsilon protects one record. User: epsilon protects all records with the same value of "
+        description="Example: epsilon protects one record. User: all records with the same value of "
         "`column`. Choose User if a person can have several records."
     )
     column: OneLine | None = Field(None, description="Column of the user id. Required for User, refused for Example.")
     max_examples_per_unit: Positive | None = Field(
         None,
-        description="Maximum number of records of one user to train on, applied once, when the data is read. "
-        "Refused for Example. Default for User: 8.",
+        description="Maximum number of records of one user, applied when the data is read. Refused for Example. "
+        "Default for User: 8.",
     )
     at_least: UnitCount = Field(
-        description="A public lower bound of the number of units, which is private itself. With a bound above it, "
-        "batches are smaller than expectedBatchSize. With one far below, batches are larger and steps "
-        "take longer."
+        description="A public lower bound of the number of units, which is private. Above the true number, batches are "
+        "smaller than expectedBatchSize; far below it, they are larger and steps take longer."
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -134,8 +133,8 @@ class Dataset(Block):
     unit: Unit = Field(description="The unit of privacy, and a lower bound of the number of units.")
     lineage: OneLine | None = Field(
         None,
-        description="Your name for the people in the data: the same for all data sets with records of them. "
-        "Ledger and privacy statement record it. Default: none.",
+        description="Your name for the people in the data, the same for all data sets about them. The "
+        "ledger and the privacy statement record it. Default: none.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -36,8 +36,7 @@ class Metadata(Block):
     """Metadata of the object, as in Kubernetes. A manifest may contain the fields that the API server adds."""
 
     name: JobName = Field(
-        description="Name of the job: at most 40 lower-case letters, digits and -. It starts with a letter and does "
-        "not end with -."
+        description="At most 40 lower-case letters, digits and -, with a letter first and no - at the end."
     )
     namespace: ObjectName | None = Field(None, description="Namespace of the job. Default: the client's.")
     labels: LabelMap = Field(default_factory=dict, description="Labels of the job.")

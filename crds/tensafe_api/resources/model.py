@@ -51,8 +51,8 @@ class Model(Block):
     """The base model and the task it learns. The weights of the base model do not change."""
 
     name: OneLine = Field(
-        description="The base model: a Hugging Face Hub id such as Qwen/Qwen3-0.6B, a path, or the name of an "
-        "installed Python package that contains a model."
+        description="The base model: a Hugging Face Hub id such as Qwen/Qwen3-0.6B, a path, or an installed Python "
+        "package that contains a model."
     )
     revision: OneLine | None = Field(
         None, description="Branch, tag or commit of the model on the Hub. Default: main. The status shows the commit."
@@ -71,8 +71,8 @@ class Model(Block):
     )
     label_names: Annotated[tuple[OneLine, ...], Field(max_length=1000), Unique()] = Field(
         (),
-        description="Names of the classes in the order of their numbers, as many as numLabels. Labels in the data "
-        "may then be names, and the trained model has the names. Default: none.",
+        description="Names of the numLabels classes in the order of their numbers. Labels in the data may then be "
+        "names, and the trained model has them. Default: none.",
     )
     token_secret: ObjectKey | None = Field(
         None, description="Key of a Secret with the access token of the Hub. Default: none, for public models."
@@ -143,15 +143,15 @@ class Lora(Block):
     dropout: Share = Field("0.05", description="Dropout probability of the inputs of the factors.")
     target_modules: Annotated[tuple[OneLine, ...], Field(max_length=64), Unique()] = Field(
         (),
-        description="Names of the modules that get factors, or all-linear alone for all linear layers. Default: "
-        "peft's choice for this model type; query and value of a vision transformer.",
+        description="Modules that get factors, or all-linear alone for all linear layers. Default: peft's choice "
+        "for the model type; query and value of a vision transformer.",
     )
     layers: Annotated[tuple[Count, ...], Field(max_length=512), Unique()] = Field(
         (), description="Numbers of the transformer layers that get factors, from 0. Default: all layers."
     )
     modules_to_save: Annotated[tuple[OneLine, ...], Field(max_length=16), Unique()] = Field(
         (),
-        description="Names of modules that are trained in full and saved with the adapter. Default: none, except the "
+        description="Modules that are trained in full and saved with the adapter. Default: none, except the "
         f"new classifier of {_WITH}.",
     )
     init_seed: Count = Field(

@@ -67,7 +67,7 @@ class Toleration(Block):
 
     key: QualifiedName | None = Field(None, description="Key of the taint. Absent, with operator Exists: all taints.")
     operator: Literal["Exists", "Equal"] | None = Field(
-        None, description="Equal: key and value must match. Exists: the key must match. Default: Equal, as in pods."
+        None, description="Equal: key and value must match. Exists: the key must match. Default: Equal."
     )
     value: LabelValue | None = Field(None, description="Value of the taint. For operator Equal only.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
@@ -177,7 +177,7 @@ class EnvVar(Block):
 
 
 class EnvFrom(Block):
-    """A Secret or ConfigMap. Each of its keys becomes an environment variable of the workers."""
+    """A Secret or ConfigMap."""
 
     secret_ref: NamedObject | None = Field(None, description="A Secret.")
     config_map_ref: NamedObject | None = Field(None, description="A ConfigMap.")
@@ -226,7 +226,7 @@ class PodSettings(Block):
     head: HeadPlacement = Field(default_factory=HeadPlacement, description="On which nodes the Ray head runs.")
     image: Image | None = Field(
         None,
-        description="Image of workers and head. It requires rayVersion. Default: the image of the operator's release.",
+        description="Image of workers and head. It requires rayVersion. Default: that of the operator's release.",
     )
     ray_version: RayVersion | None = Field(
         None,
@@ -252,8 +252,8 @@ class PodSettings(Block):
     affinity: PodPart | None = Field(None, description="Affinity of the workers, as in a pod's spec. Default: none.")
     topology_spread_constraints: Annotated[tuple[PodPart, ...], Field(max_length=8)] = Field(
         (),
-        description="Constraints on how the workers are spread, as in a pod's spec. Without a labelSelector they "
-        "count this job's workers. Default: none.",
+        description="How the workers are spread, as in a pod's spec. Without a labelSelector they count "
+        "the workers of this job. Default: none.",
     )
     ray_job_labels: Labels = Field(
         default_factory=dict,
@@ -266,8 +266,8 @@ class PodSettings(Block):
     )
     pod_annotations: LabelMap = Field(
         default_factory=dict,
-        description="Additional annotations of the pods. The operator sets those that keep autoscalers from "
-        "evicting them and service meshes from injecting sidecars.",
+        description="Additional annotations of the pods. The operator sets those against autoscalers' evictions and "
+        "sidecars.",
     )
     security_context: SecurityContext = Field(
         default_factory=SecurityContext, description="User and group ids of the containers."

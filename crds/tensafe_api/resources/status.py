@@ -79,7 +79,7 @@ class Attempt(StatusBlock):
         None, description="Exit code of the process that failed first."
     )
     node: Text | None = Field(None, description="Node of the pod that failed first.")
-    restarts: Count | None = Field(None, description="Number of times that the workers of the attempt were restarted.")
+    restarts: Count | None = Field(None, description="How often the workers of the attempt were restarted.")
     message: Annotated[str, Field(strict=True, max_length=4096)] | None = Field(
         None, description="Explanation of why the attempt ended."
     )
@@ -171,7 +171,8 @@ class CheckpointRecord(StatusBlock):
     epsilon: NonNegativeDecimal = Field(description="Epsilon of stepsCharged steps.")
     steps_charged: Count | None = Field(None, description="Number of steps charged when it was written.")
     digest: Text = Field(description="SHA-256 digest of the list of its files.")
-    signed: Flag = Field(False, description="Whether the checkpoint is signed.")
+    signed: Flag = Field(False, description="Whether it is signed.")
+    signer: Text | None = Field(None, description="Fingerprint of the key that signed it.")
     time: Timestamp | None = Field(None, description="Time at which it was written.")
 
 

@@ -18,7 +18,7 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 """Form of the name of a Kubernetes object (DNS-1123 subdomain)."""
 _WORD = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
-_OBJECT = "the name of a Kubernetes object, such as my-data or my-data.v1"
+_OBJECT = "the name of a Kubernetes object such as my-data"
 
 ObjectName = Annotated[str, StringForm(SUBDOMAIN, _OBJECT)]
 """Name of a Kubernetes object (DNS-1123 subdomain)."""
@@ -96,7 +96,7 @@ Timestamp = Annotated[
     ),
 ]
 """A time in the form of RFC 3339."""
-OneLine = Annotated[str, StringForm(rf"{_VISIBLE}(.*{_VISIBLE})?", "one line of text, without spaces around it")]
+OneLine = Annotated[str, StringForm(rf"{_VISIBLE}(.*{_VISIBLE})?", "one line without spaces around it")]
 """One line of text: a name, a column, a revision."""
 EnvName = Annotated[str, StringForm(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")]
 """Name of an environment variable."""

@@ -40,12 +40,12 @@ class Training(Block):
 
     epochs: PositiveDecimal | None = Field(
         None,
-        description="Length of the training in passes over unit.atLeast units: steps = epochs x unit.atLeast / "
-        'expectedBatchSize. Set at most one of epochs and steps. Default, with neither: "3".',
+        description="Length in passes over unit.atLeast units: steps = epochs x unit.atLeast / "
+        'expectedBatchSize. Default, without steps: "3".',
     )
     steps: Positive | None = Field(
         None,
-        description="Length of the training in optimiser steps. At most one of epochs and steps may be set. Default: "
+        description="Length in optimiser steps. At most one of epochs and steps may be set. Default: "
         "computed from epochs.",
     )
     expected_batch_size: Positive | None = Field(
@@ -55,8 +55,8 @@ class Training(Block):
     )
     micro_batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         8,
-        description="Maximum number of records that a worker processes at a time. It affects memory and speed, "
-        "not the result. Fewer are processed where kernels would round differently.",
+        description="Maximum number of records that a worker processes at a time: for memory and speed only. Fewer "
+        "where kernels would round differently for so many.",
     )
     learning_rate: LearningRate | None = Field(
         None,
@@ -123,19 +123,19 @@ class Privacy(Block):
     )
     accountant: Accountant | None = Field(
         None,
-        description="How epsilon is computed from the steps. PLD: privacy loss distributions, which need less "
-        "noise. RDP: Renyi differential privacy. Default: PLD up to 20,000 steps and a targetEpsilon "
-        "of 20, from a noiseMultiplier of 0.3 and a targetDelta of 1e-8; RDP beyond.",
+        description="Computes epsilon from the steps. PLD: privacy loss distributions, with less noise for the same "
+        "epsilon. RDP: Renyi differential privacy. Default: PLD up to 20,000 steps and a "
+        "targetEpsilon of 20, from a noiseMultiplier of 0.3 and a targetDelta of 1e-8; RDP beyond.",
     )
     on_budget_exhausted: Literal["Stop", "Fail"] = Field(
         "Stop",
-        description="What happens before the next steps would exceed targetEpsilon. Stop: the job saves a final "
-        "checkpoint and ends as BudgetExhausted. Fail: it ends as Failed.",
+        description="What happens before steps would exceed targetEpsilon. Stop: the job writes a final checkpoint and "
+        "ends as BudgetExhausted. Fail: it ends as Failed.",
     )
     reserve_steps: Count | None = Field(
         None,
-        description="Steps beyond the planned ones for which the default noise leaves budget: steps that run "
-        "again after a crash are charged again. Default: the smaller of retry.maxAttempts x "
+        description="Steps beyond the planned ones for which the default noise leaves budget, since steps are charged "
+        "again after a crash. Default: the smaller of retry.maxAttempts x "
         "(checkpoint.everySteps + steps / 100) and steps / 10.",
     )
 
@@ -145,13 +145,12 @@ class Aggregation(Block):
 
     colluding_workers: Colluders = Field(
         0,
-        description="Number of workers that may share what they see without breaking the privacy claim. Only 0 is "
-        "accepted: every worker can read all data, which no noise would hide.",
+        description="Workers that may share what they see without breaking the claim. Only 0 is accepted: every worker "
+        "can read all data, so no noise hides a record from it.",
     )
     verify: Literal["Disabled", "Standard", "Strict"] = Field(
         "Standard",
-        description="Check of each sum against transmission errors. Disabled: none. Standard: 1 challenge. Strict: 16 "
-        "challenges.",
+        description="Check of each sum against transmission errors. Disabled: none. Standard: 1 challenge. Strict: 16.",
     )
 
 
@@ -189,7 +188,7 @@ class Checkpoint(Block):
 
     uri: StoreURI = Field(
         description="Directory of the checkpoints: an s3://, gs://, file:// or pvc://NAME/path URI, or a path. "
-        "It must not hold data. Each has the adapter, the optimiser state and the privacy statement."
+        "It must not hold data. Each has the adapter and the privacy statement."
     )
     every_steps: Positive | None = Field(
         None,
@@ -213,6 +212,6 @@ class Storage(Block):
     region: OneLine | None = Field(None, description="Region of the storage. Default: the one set in the environment.")
     secret_name: ObjectName | None = Field(
         None,
-        description="Name of a Secret whose keys become environment variables of the workers: the credentials of the "
+        description="Secret whose keys become environment variables of the workers: the credentials of the "
         "storage. Default: none.",
     )

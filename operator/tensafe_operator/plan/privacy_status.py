@@ -60,7 +60,7 @@ def _records(ledger: LedgerStatus, times: Mapping[str, float | None]) -> JobReco
                 each.digest,
                 each.steps_charged,
                 times.get(each.uri),
-                signed=each.signer is not None,
+                signer=each.signer,
             )
             for each in ledger.releases[-_MAX_CHECKPOINTS:]
         ],

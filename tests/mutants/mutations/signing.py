@@ -230,8 +230,8 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "runners/local/status.py",
-                "signed=(each.uri, each.digest) in signed",
-                "signed=True",
+                "signer=signers.get((each.uri, each.digest))",
+                'signer="sha256:0"',
             ),
         ),
         (TRAINING_TESTS + "test_signing.py::test_run_without_a_key_signs_nothing_and_says_so",),
@@ -241,8 +241,8 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 OPERATOR + "plan/privacy_status.py",
-                "signed=each.signer is not None",
-                "signed=False",
+                "signer=each.signer",
+                "signer=None",
             ),
         ),
         ("tests/operator/plan/test_privacy_status.py::test_status_says_which_checkpoints_are_signed",),

@@ -140,10 +140,10 @@ def _checkpoints(
             saved[record.uri] = record
     passing = [record for record in saved.values() if not record.final][-keep:]
     final = [record for record in saved.values() if record.final][-1:]
-    signed = {(each.uri, each.digest) for each in published if each.signer is not None}
+    signers = {(each.uri, each.digest): each.signer for each in published}
     return tuple(
         KeptCheckpoint(
-            each.uri, each.step, each.digest, each.charged, each.time, signed=(each.uri, each.digest) in signed
+            each.uri, each.step, each.digest, each.charged, each.time, signer=signers.get((each.uri, each.digest))
         )
         for each in (*passing, *final)
     )
