@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from e2e.platform.trainer.rank_harness import make_model, records
-from tensafe_api.resources.training import Checkpoint
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.cli.main import main
 from tensorguard.distributed import (
@@ -65,17 +64,32 @@ def test_encryption_needs_recipients(config: Make, tmp_path: Path) -> None:
         config(encryption_recipients="age1abc")
 
 
-def test_recipients_are_part_of_the_job_or_refused(fake: Any, config: Make, tmp_path: Path) -> None:
-    """Whether this release encrypts depends on the schema of the job."""
+def test_recipients_are_part_of_the_job_and_the_identity_reaches_a_resume(
+    fake: Any, config: Make, tmp_path: Path
+) -> None:
+    content, recipient = keys.new_identity()
+    identity = tmp_path / "identity.txt"
+    identity.write_bytes(content)
     callback = TSSPCheckpointCallback(
-        tmp_path / "out", sign_checkpoints=False, encrypt_weights=True, recipients=["age1abc"]
+        tmp_path / "out", sign_checkpoints=False, encrypt_weights=True, recipients=[recipient]
     )
-    trainer = TenSafeTrainer(config(), [callback])
-    assert tuple(trainer.config.encryption_recipients) == ("age1abc",)
-    if "encryption" not in Checkpoint.model_fields:
-        with pytest.raises(ConfigurationError, match="encryption_recipients: this release does not encrypt"):
-            trainer.fit(RECORDS)
-        assert not fake.calls
+    assert tuple(TenSafeTrainer(config(), [callback]).config.encryption_recipients) == (recipient,)
+    TenSafeTrainer(config(encryption_recipients=[recipient], identity=str(identity))).fit(RECORDS)
+    assert fake.calls[-1]["job"].spec.checkpoint.encryption.recipients == (recipient,)
+    assert fake.calls[-1]["identity"] == identity
+
+
+def test_environment_names_the_identity(
+    fake: Any, config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSAFE_IDENTITY", str(tmp_path / "identity.txt"))
+    TenSafeTrainer(config()).fit(RECORDS)
+    assert fake.calls[-1]["identity"] == tmp_path / "identity.txt"
+
+
+def test_recipient_that_is_none_is_refused_with_the_name_of_the_field(config: Make) -> None:
+    with pytest.raises(ConfigurationError, match="encryption_recipients"):
+        TenSafeTrainer(config(encryption_recipients=["age1abc"])).fit(RECORDS)
 
 
 @pytest.mark.parametrize("changes", [{"sign_checkpoints": 1}, {"encrypt_weights": "yes"}])

@@ -123,7 +123,7 @@ def test_every_field_of_the_configuration_has_a_test() -> None:
         for changes, *_ in test_field_of_the_configuration_is_written_to_the_manifest.pytestmark[0].args[1]
         for name in changes
     }
-    tested_with_the_trainer = {"ray_timeout", "output_dir", "signing_key", "encryption_recipients"}
+    tested_with_the_trainer = {"ray_timeout", "output_dir", "signing_key", "encryption_recipients", "identity"}
     assert {field.name for field in dataclasses.fields(TenSafeTrainingConfig)} == tried | tested_with_the_trainer
 
 

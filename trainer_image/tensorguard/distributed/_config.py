@@ -130,6 +130,8 @@ class TenSafeTrainingConfig(_Fields):
         signing_key: file of the private key that signs the checkpoints; default: what TENSAFE_SIGNING_KEY names, else
             they are not signed. A resume accepts only checkpoints that this key has signed.
         encryption_recipients: age recipients (age1...) to which checkpoints are encrypted; default: none.
+        identity: file of the age identity that decrypts the checkpoint to resume from; default: what TENSAFE_IDENTITY
+            names.
         ray_timeout: seconds that workers may wait for each other; default 300.
         enable_audit_logging: write each charge, checkpoint, evaluation, refusal and end to audit.jsonl in the run's
             folder, in a chain of hashes, and to the logger `tensafe.audit`.
@@ -172,6 +174,7 @@ class TenSafeTrainingConfig(_Fields):
     checkpoint_dir: str | Path = "checkpoints"
     signing_key: str | Path | None = None
     encryption_recipients: Sequence[str] = ()
+    identity: str | Path | None = None
     ray_timeout: float | None = None
     enable_audit_logging: bool = True
     private_metrics: str = "Hidden"

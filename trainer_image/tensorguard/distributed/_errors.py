@@ -49,6 +49,8 @@ _FIELDS = {
     "cluster.worker": "resources_per_worker",
     "worker.gpus": "resources_per_worker['GPU']",
     "cluster.worker.gpus": "resources_per_worker['GPU']",
+    "checkpoint.encryption.recipients": "encryption_recipients",
+    "checkpoint.encryption": "encryption_recipients",
 }
 _MANIFEST_NAME = re.compile(
     r"\b(?:spec\.)?(" + "|".join(map(re.escape, sorted(_FIELDS, key=len, reverse=True))) + r")\b(?!\.\w)"
@@ -62,6 +64,8 @@ _OTHERS = {
     "pass --audit-log, or write Enabled": "set it to True",
     "pass --signing-key FILE": "set signing_key",
     "--signing-key": "signing_key",
+    "pass --identity FILE": "set identity",
+    "--identity": "identity",
     "--resume": "resume_from_checkpoint",
     "--output-dir": "output_dir",
 }

@@ -15,7 +15,6 @@ from typing import Any
 from tensafe_api.manifest import ManifestError, parse_job
 from tensafe_api.resources.job import API_VERSION, KIND, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION
-from tensafe_api.resources.training import Checkpoint
 from tensafe_api.tasks import TASKS, tasks_for
 from tensorguard.distributed._config import ACCOUNTANTS, PRECISIONS, TenSafeTrainingConfig, require_float, require_int
 from tensorguard.distributed._datasets import check_kind, columns_of, length_of, uri_of
@@ -133,8 +132,6 @@ def _units(config: TenSafeTrainingConfig, train_dataset: Any, *, by_user: bool) 
 def _encryption(config: TenSafeTrainingConfig) -> dict[str, Any]:
     if not config.encryption_recipients:
         return {}
-    if "encryption" not in Checkpoint.model_fields:
-        raise ConfigurationError("encryption_recipients: this release does not encrypt checkpoints: leave it out")
     return {"encryption": {"recipients": list(config.encryption_recipients)}}
 
 

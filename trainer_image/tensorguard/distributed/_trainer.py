@@ -44,7 +44,7 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.signing.keys import SIGNING_KEY_VARIABLE
+from tensorguard.signing.keys import SIGNING_KEY_VARIABLE, identity_in_environment
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
 from tensorguard.training.rollback_check import check_charged
@@ -206,6 +206,7 @@ class TenSafeTrainer:
                     timeout=self.config.ray_timeout,
                     admitted=begin,
                     signing_key=self._signing_key(),
+                    identity=self._identity(),
                 ).job
                 write_logs(None)
             except (ManifestError, RunRefused) as error:
@@ -223,6 +224,11 @@ class TenSafeTrainer:
         """The file of the key that signs the checkpoints; None without one."""
         key = self.config.signing_key or os.environ.get(SIGNING_KEY_VARIABLE)
         return Path(key).expanduser().absolute() if key else None
+
+    def _identity(self) -> Path | None:
+        """The file of the identity that decrypts an earlier checkpoint; None without one."""
+        given = self.config.identity
+        return Path(given).expanduser().absolute() if given else identity_in_environment()
 
     def stop(self) -> None:
         """Request a checkpoint and the end of the training; `fit` then returns. For callbacks and other threads.
