@@ -33,6 +33,6 @@ def reference_ray_job(number: int) -> Object:
     manifest = changed(job(REFERENCE, number), {"metadata.uid": f"00000000-0000-0000-0000-{number:012}"})
     completed, _ = resolve_job(parse_job(manifest))
     parameters = config_map(completed, 1, "ledger", "ledger-uid", "key-digest")
-    document = ray_job(completed, 1, Settings(), parameters=parameters, key_secret="key")
+    document = ray_job(completed, 1, Settings(), parameters=parameters, key_secret="key", account="account")
     del document["metadata"]["ownerReferences"]
     return document

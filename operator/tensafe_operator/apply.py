@@ -121,7 +121,7 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
 
 def _belongs_to_job(found: Manifest, manifest: Manifest) -> bool:
     """Whether an existing object is the one that was to be created. A ledger names its job in its spec, all other
-    objects by their owner. A ConfigMap must also have the same content.
+    objects by the owner that controls them. A ConfigMap must also have the same content.
     """
     if found["metadata"].get("deletionTimestamp"):
         return False
@@ -129,5 +129,5 @@ def _belongs_to_job(found: Manifest, manifest: Manifest) -> bool:
         return bool(found["spec"]["jobUID"] == manifest["spec"]["jobUID"])
     if manifest["kind"] == "ConfigMap" and found.get("data") != manifest["data"]:
         return False
-    owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or ()}
+    owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences") or () if owner.get("controller")}
     return manifest["metadata"]["ownerReferences"][0]["uid"] in owners

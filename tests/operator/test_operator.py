@@ -210,11 +210,14 @@ def test_pods_of_a_jobs_account_have_the_pull_secrets_of_the_chart(plane: Operat
     plane.operator(**LONG_LEASE, TENSAFE_PULL_SECRETS="mirror,other")
     plane.apply("one", changes={"spec.cluster.serviceAccountName": ""})
     plane.wait_until(lambda: plane.started("one"))
+    ledger = (plane.get("tsj", "one") or {})["status"]["ledgerName"]
+    account = (plane.get("privacyledger", ledger) or {})["spec"]["serviceAccountName"]
+    assert account.startswith("one-")
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "worker"},
-        "spec": {"serviceAccountName": "one", "containers": [{"name": "ray", "image": "localhost/none"}]},
+        "spec": {"serviceAccountName": account, "containers": [{"name": "ray", "image": "localhost/none"}]},
     }
     arguments = ("-n", "clinic", "create", "--dry-run=server", "-o", "json", "-f", "-")
     created = json.loads(plane.plane.kubectl(*arguments, text=json.dumps(pod)).stdout)

@@ -80,7 +80,7 @@ class Cluster(PodSettings, ClusterSize):  # the fields of the last base come fir
     service_account_name: OptionalName = Field(
         "",
         description="Service account of the workers. Only it may charge the ledger, so it cannot change. Default: "
-        "one that the operator creates, with the name of the job.",
+        "one that the operator creates.",
     )
     profile_ref: ObjectName | None = Field(
         None,

@@ -56,8 +56,8 @@ class RayJobSimulator:
         workers = await self._kuberay.run(ray_job)
         namespace, job = _job_of(ray_job)
         ledger = names.ledger_name(job, ray_job["metadata"]["labels"][names.JOB_UID])
-        # The operator has created a service account of the job's name for it.
-        user = service_account(namespace, job, workers[0])
+        template = ray_job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
+        user = service_account(namespace, template["spec"]["serviceAccountName"], workers[0])
         trainer = FakeRank0(self._server, namespace, ledger, workers[0], user=user)
         await trainer.charge(1)
         self.trainers[namespace, job] = trainer

@@ -36,11 +36,6 @@ def metadata(job: TenSafeTrainingJob, name: str, attempt: int | None = None) -> 
     }
 
 
-def service_account(job: TenSafeTrainingJob) -> str:
-    """Name of the workers' service account: the one in the job, else one that is created for the job."""
-    return job.spec.cluster.service_account_name or job.metadata.name
-
-
 def matches(found: Mapping[str, Any], manifest: Manifest) -> bool:
     """Whether an object of a corrected kind is as `manifest` says. Its metadata may hold more, the rest may not: one
     more field of a port could open others.

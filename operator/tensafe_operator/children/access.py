@@ -13,7 +13,7 @@ import secrets
 
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, metadata, service_account
+from tensafe_operator.children import Manifest, metadata
 from tensafe_operator.settings import Settings
 
 JOB_KEY = "job.key"
@@ -21,10 +21,25 @@ _SEED = secrets.token_bytes(32)
 """Secret of this process. Keys and names are derived from it, so that a retry builds the same Secret."""
 
 
-def account(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
+def new_account_name(job: TenSafeTrainingJob) -> str:
+    """Name of the workers' service account for the ledger of a new job: the one in the job, else one to create.
+
+    The name of one to create cannot be guessed. So no account of an administrator, with rights in a cloud that are
+    bound to its name, can have it, and no user can choose it. The ledger records it, and all attempts use the name in
+    the ledger (decision 0064).
+    """
+    uid = job.metadata.uid or ""
+    made = f"{names.ledger_name(job.metadata.name, uid)}-{derived('account', uid).hex()[:8]}"
+    return job.spec.cluster.service_account_name or made
+
+
+def account(job: TenSafeTrainingJob, name: str, settings: Settings) -> Manifest | None:
     """The service account created for the job, or None if the job names an existing one, which is left as it is.
 
     Kubernetes copies its pull secrets into the pods of the account that name none: the workers.
+
+    Args:
+        name: the name in the job's ledger.
     """
     if job.spec.cluster.service_account_name:
         return None
@@ -32,15 +47,15 @@ def account(job: TenSafeTrainingJob, settings: Settings) -> Manifest | None:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata(job, job.metadata.name),
+        "metadata": metadata(job, name),
         "automountServiceAccountToken": False,
         **({"imagePullSecrets": pull} if pull else {}),
     }
 
 
-def role_binding(job: TenSafeTrainingJob) -> Manifest:
+def role_binding(job: TenSafeTrainingJob, account_name: str) -> Manifest:
     """Grants the workers' account the rights of the ClusterRole `tensafe-trainer` in this namespace."""
-    subject = {"kind": "ServiceAccount", "name": service_account(job), "namespace": job.metadata.namespace}
+    subject = {"kind": "ServiceAccount", "name": account_name, "namespace": job.metadata.namespace}
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",

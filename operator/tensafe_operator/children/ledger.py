@@ -8,8 +8,8 @@ from tensafe_api.resolve import Plan, ledger_spec
 from tensafe_api.resources.job import API_VERSION, TenSafeTrainingJob
 from tensafe_api.resources.ledger import LEDGER_KIND, PrivacyLedgerSpec
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, service_account
-from tensafe_operator.children.access import key_digest
+from tensafe_operator.children import Manifest
+from tensafe_operator.children.access import key_digest, new_account_name
 
 
 def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
@@ -19,7 +19,7 @@ def ledger(job: TenSafeTrainingJob, plan: Plan, key: Manifest) -> Manifest:
     frozen = {name: getattr(opened, name) for name in type(opened).model_fields}
     spec = PrivacyLedgerSpec(
         **frozen,
-        service_account_name=service_account(job),
+        service_account_name=new_account_name(job),
         key_secret_name=key["metadata"]["name"],
         key_digest=key_digest(key),
     )

@@ -20,7 +20,7 @@ from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.resources.numeric import parse_quantity
 from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration
 from tensafe_operator import names
-from tensafe_operator.children import Manifest, configuration, metadata, service_account, tls, volumes
+from tensafe_operator.children import Manifest, configuration, metadata, tls, volumes
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -59,13 +59,14 @@ _ANNOTATIONS = {
 
 
 def ray_job(
-    job: TenSafeTrainingJob, attempt: int, settings: Settings, *, parameters: Manifest, key_secret: str
+    job: TenSafeTrainingJob, attempt: int, settings: Settings, *, parameters: Manifest, key_secret: str, account: str
 ) -> Manifest:
     """The RayJob of attempt number `attempt` of an admitted job.
 
     Args:
         parameters: the attempt's ConfigMap (`configuration.config_map`).
         key_secret: name of the Secret with the job's key.
+        account: name of the workers' service account.
     """
     name, start_deadline = names.ray_job_name(job.metadata.name, attempt), job.spec.start_deadline_seconds
     cluster = job.spec.cluster
@@ -102,7 +103,10 @@ def ray_job(
                     "template": _head_template(job, attempt, settings, parameters),
                 },
                 "workerGroupSpecs": _worker_groups(
-                    job, lambda signer: _worker_template(job, attempt, settings, parameters, key_secret, signer=signer)
+                    job,
+                    lambda signer: _worker_template(
+                        job, attempt, settings, parameters, key_secret, account, signer=signer
+                    ),
                 ),
             },
         },
@@ -168,6 +172,7 @@ def _worker_template(
     settings: Settings,
     parameters: Manifest,
     key_secret: str,
+    account: str,
     *,
     signer: bool | None,
 ) -> Manifest:
@@ -218,7 +223,7 @@ def _worker_template(
             _check_container(container),
             *tls.init_containers(job, attempt, settings, container, head=False),
         ],
-        "serviceAccountName": service_account(job),
+        "serviceAccountName": account,
         "automountServiceAccountToken": True,
     }
     return template

@@ -60,7 +60,9 @@ def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
 def correct_children(draft: Draft, admitted: Admitted) -> None:
     """Bring back the NetworkPolicy and the RoleBinding of a running attempt, where they are missing or were changed."""
     found = {(each["kind"], each["metadata"]["name"]): each for each in draft.observed.corrected}
-    wanted = (access.role_binding(admitted.job), network.policy(admitted.job, draft.settings))
+    assert admitted.opened is not None, "an attempt is recorded after the ledger's UID"
+    account = admitted.opened.service_account_name
+    wanted = (access.role_binding(admitted.job, account), network.policy(admitted.job, draft.settings))
     for manifest in (each for each in wanted if each is not None):
         present = found.get((manifest["kind"], manifest["metadata"]["name"]))
         if present is None or not matches(present, manifest):
@@ -73,10 +75,12 @@ def children_of(draft: Draft, admitted: Admitted, attempt: Attempt) -> list[Mani
     assert opened is not None, "an attempt is recorded after the ledger's UID"
     name, uid = status.ledger_name or "", status.ledger_uid or ""
     parameters = configuration.config_map(job, attempt.number, name, uid, opened.key_digest)
-    key = opened.key_secret_name
-    ray_job = rayjob.ray_job(job, attempt.number, draft.settings, parameters=parameters, key_secret=key)
+    key, account = opened.key_secret_name, opened.service_account_name
+    ray_job = rayjob.ray_job(
+        job, attempt.number, draft.settings, parameters=parameters, key_secret=key, account=account
+    )
     secret = tls.attempt_secret(job, attempt.number, draft.settings)
     authority = tls.certificate(job, attempt.number, draft.settings)
-    rights = access.account(job, draft.settings), access.role_binding(job), network.policy(job, draft.settings)
-    children = [*rights, parameters, secret, authority, ray_job]
+    rights = access.account(job, account, draft.settings), access.role_binding(job, account)
+    children = [*rights, network.policy(job, draft.settings), parameters, secret, authority, ray_job]
     return [each for each in children if each is not None]

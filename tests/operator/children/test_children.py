@@ -130,6 +130,18 @@ def test_keys_differ_by_job_and_by_process_and_the_ledger_names_its_key(monkeypa
     assert spec["keyDigest"] == access.key_digest(one) != access.key_digest(other)
 
 
+def test_account_of_a_job_has_a_name_that_no_user_can_know_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clouds give rights to the name of an account. A job's name is chosen by its author, and would choose them."""
+    job = admitted(FEW_FIELDS)
+    name = access.new_account_name(job)
+    assert name.startswith("claims-triage-11111111-") and name == access.new_account_name(job)
+    spec = ledger.ledger(job, resolve_job(job)[1], access.job_key(job))["spec"]
+    assert spec["serviceAccountName"] == name
+    monkeypatch.setattr(access, "_SEED", bytes(32))
+    assert access.new_account_name(job) != name
+    assert access.new_account_name(admitted(EVERY_FIELD)) == "federated"
+
+
 @pytest.mark.parametrize("place", ["labels", "ingress", "port", "spec"])
 def test_object_with_one_more_field_does_not_match(place: str) -> None:
     """A port with `endPort` is a range of ports, and a peer with a `namespaceSelector` selects more pods."""

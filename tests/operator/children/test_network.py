@@ -50,7 +50,8 @@ def pod(namespace: str, labels: dict[str, str], address: str) -> dict[str, Any]:
 def pods_of(job: TenSafeTrainingJob, address: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A head and a worker, with the labels that their templates give them."""
     parameters = configuration.config_map(job, 1, "ledger", "ledger-uid", "key-digest")
-    spec = rayjob.ray_job(job, 1, SETTINGS, parameters=parameters, key_secret="k")["spec"]["rayClusterSpec"]
+    made = rayjob.ray_job(job, 1, SETTINGS, parameters=parameters, key_secret="k", account="a")
+    spec = made["spec"]["rayClusterSpec"]
     templates = (spec["headGroupSpec"]["template"], spec["workerGroupSpecs"][0]["template"])
     head, worker = (
         pod(str(job.metadata.namespace), template["metadata"]["labels"], f"{address}.{number}")

@@ -179,12 +179,12 @@ def test_pull_secrets_of_the_chart_reach_every_pod_that_names_none() -> None:
     """
     settings = replace(SETTINGS, pull_secrets=("mirror", "other"))
     expected = [{"name": "mirror"}, {"name": "other"}]
-    account = access.account(admitted(FEW_FIELDS), settings)
+    account = access.account(admitted(FEW_FIELDS), "made", settings)
     head, worker = pods(admitted(FEW_FIELDS), settings)
     assert account is not None
     assert (account["imagePullSecrets"], head["spec"]["imagePullSecrets"]) == (expected, expected)
     assert "imagePullSecrets" not in worker["spec"], "Kubernetes copies those of the account"
-    assert access.account(admitted(EVERY_FIELD), settings) is None
+    assert access.account(admitted(EVERY_FIELD), "federated", settings) is None
     for pod in pods(admitted(EVERY_FIELD), settings):
         assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}], "the job's own come first"
     named = admitted({"spec.cluster.serviceAccountName": "federated"})

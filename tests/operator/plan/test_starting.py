@@ -11,6 +11,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import SETTINGS, FakeCluster, FakeOperator, condition, running_job, started_job
 from tensafe_operator import names
+from tensafe_operator.children import access
 from tensafe_operator.plan import decide
 from tensafe_operator.plan.observed import Create
 
@@ -169,3 +170,37 @@ def test_running_job_goes_on_and_says_that_the_policies_are_missing() -> None:
     cluster.guarded = True
     operator.settle()
     assert condition(cluster, "Stalled")["status"] == "False"
+
+
+def accounts(cluster: FakeCluster) -> set[str]:
+    """The service accounts of all workers, of the RoleBinding, and of those that were created."""
+    specs = [each["spec"]["rayClusterSpec"]["workerGroupSpecs"] for each in cluster.ray_jobs.values()]
+    workers = {group["template"]["spec"]["serviceAccountName"] for groups in specs for group in groups}
+    bound = {each["name"] for each in cluster.corrected["RoleBinding"]["subjects"]}
+    return workers | bound | {name for kind, name in cluster.others if kind == "ServiceAccount"}
+
+
+@pytest.mark.parametrize("recorded", ["", "claims-triage"], ids=["this release", "an earlier release"])
+def test_every_attempt_has_the_account_that_the_ledger_names(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under another operator, and where an earlier release opened the ledger: its account had the job's name."""
+    cluster = FakeCluster.with_job(spec__cluster={"workers": 2}, spec__suspend=True)
+    if recorded:
+        opened = FakeCluster.with_job(spec__cluster={"workers": 2})
+        FakeOperator(opened).settle()
+        assert opened.ledger is not None
+        cluster.ledger = {**opened.ledger, "spec": {**opened.ledger["spec"], "serviceAccountName": recorded}}
+        cluster.ledger.pop("status", None)
+    cluster.job["spec"]["suspend"] = False
+    cluster.take_snapshot()
+    FakeOperator(cluster).settle()
+    assert cluster.ledger is not None
+    name = cluster.ledger["spec"]["serviceAccountName"]
+    assert name == recorded or (not recorded and name.startswith("claims-triage-11111111-"))
+    assert accounts(cluster) == {name}
+    monkeypatch.setattr(access, "_SEED", bytes(32))  # another operator process
+    cluster.end_ray_job("FAILED")
+    FakeOperator(cluster).settle()
+    cluster.now += 3600
+    FakeOperator(cluster).settle()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
+    assert accounts(cluster) == {name}

@@ -129,7 +129,8 @@ class Clinic:
 
     def hooks(self) -> list[list[str]]:
         """The preStop commands of head and worker, each with the paths of its own root folder."""
-        job = ray_job(self.job, 1, Settings(), parameters=self._written, key_secret="")["spec"]["rayClusterSpec"]
+        made = ray_job(self.job, 1, Settings(), parameters=self._written, key_secret="", account="trainer")
+        job = made["spec"]["rayClusterSpec"]
         pods = {"head": job["headGroupSpec"], "worker": job["workerGroupSpecs"][0]}
         found = []
         for root, pod in pods.items():
