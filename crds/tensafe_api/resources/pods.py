@@ -46,6 +46,7 @@ RAY_JOB_LABELS = (
 PodPart = Annotated[dict[str, Any], Opaque()]
 """A part of a pod's spec, which only Kubernetes checks."""
 _RESERVED_ENV = ("RAY_", "TENSAFE_", "BASH_ENV")
+_RESERVED_LABELS = ("tensafe.io/", "ray.io/", "kueue.x-k8s.io/")
 
 
 def _one_of(*values: object) -> bool:
@@ -261,8 +262,8 @@ class PodSettings(Block):
     )
     pod_labels: Labels = Field(
         default_factory=dict,
-        description="Additional labels of the pods. Keys that start with tensafe.io/ or ray.io/ and "
-        "app.kubernetes.io/managed-by are refused: the operator and KubeRay set them.",
+        description="Additional labels of the pods. app.kubernetes.io/managed-by and keys that start with tensafe.io/, "
+        "ray.io/ or kueue.x-k8s.io/ are refused.",
     )
     pod_annotations: LabelMap = Field(
         default_factory=dict,
@@ -304,12 +305,12 @@ class PodSettings(Block):
         _qualified("podAnnotations", lambda cluster: cluster.pod_annotations),
         Rule(
             "!has(self.podLabels) || !self.podLabels.exists(key, key == 'app.kubernetes.io/managed-by' || "
-            "key.startsWith('tensafe.io/') || key.startsWith('ray.io/'))",
-            "cluster.podLabels must not have app.kubernetes.io/managed-by or keys that start with tensafe.io/ or "
-            "ray.io/, because the operator and KubeRay set them: remove them",
+            f"{list(_RESERVED_LABELS)}.exists(prefix, key.startsWith(prefix)))",
+            "cluster.podLabels must not have app.kubernetes.io/managed-by or keys that start with tensafe.io/, ray.io/ "
+            "or kueue.x-k8s.io/: remove them, and write labels of Kueue into queueName and rayJobLabels",
             lambda cluster: (
                 not any(
-                    key == "app.kubernetes.io/managed-by" or key.startswith(("tensafe.io/", "ray.io/"))
+                    key == "app.kubernetes.io/managed-by" or key.startswith(_RESERVED_LABELS)
                     for key in cluster.pod_labels
                 )
             ),
