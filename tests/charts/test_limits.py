@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 DIGEST = "@sha256:" + 64 * "a"
 LIMITS: dict[str, Any] = {
     "limits.enabled": True,
-    "limits.images": ["registry.example/team", "other.example/trainer"],
+    "limits.images": ["registry.example/team", "other.example/trainer", "trainer"],
     "limits.requireDigest": True,
     "limits.serviceAccounts": ["training"],
     "limits.annotationPrefixes": ["team.example/"],
@@ -41,6 +41,7 @@ WITHIN: dict[str, Any] = {
         "priorityClassName": "batch",
         "profileRef": "small",
         "rayJobLabels": {"ray.io/priority-class-name": "batch"},
+        "podLabels": {"priorityClassName": "batch", "team": "a"},
     },
     "spec.privacy.targetEpsilon": "8.00",
     "spec.dataset.unit.atLeast": 1000,
@@ -51,7 +52,12 @@ ALLOWED: list[dict[str, Any]] = [
     {"spec.cluster": {"workers": 2, "profileRef": "small"}},
     {"spec.cluster.image": f"other.example/trainer{DIGEST}"},
     {"spec.cluster.image": f"other.example/trainer:1{DIGEST}"},
+    {"spec.cluster.image": f"trainer{DIGEST}"},
+    {"spec.cluster.image": f"trainer:1.0{DIGEST}"},
+    {"spec.cluster.image": f"registry.example/team/a/..b/.c{DIGEST}"},
     {"spec.model.trustRemoteCode": False},
+    {"spec.privacy.targetEpsilon": "800e-2"},
+    {"spec.privacy.targetEpsilon": "7.99999999999999"},
     {"spec.privacy.targetEpsilon": "1e-1"},
 ]
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -61,8 +67,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.cluster.image": f"registry.example{DIGEST}"},
-        "use an image of registry.example/team, other.example/trainer",
+        "use an image of registry.example/team, other.example/trainer, trainer",
     ),
+    ({"spec.cluster.image": f"trainer/other{DIGEST}"}, "spec.cluster.image: trainer/other"),
+    ({"spec.cluster.image": f"registry.example/team/../other/own{DIGEST}"}, "has . or .. as a folder"),
+    ({"spec.cluster.image": f"registry.example/team/./own{DIGEST}"}, "has . or .. as a folder"),
+    ({"spec.cluster.image": f"registry.example/team/..{DIGEST}"}, "has . or .. as a folder"),
     ({"spec.cluster.image": f"other.example/trainer:5000/own{DIGEST}"}, "spec.cluster.image"),
     ({"spec.cluster.image": "registry.example/team/own:1"}, "by digest only"),
     (
@@ -73,11 +83,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.cluster.priorityClassName": "system-node-critical"}, "spec.cluster.priorityClassName"),
     ({"spec.cluster.rayJobLabels": {"ray.io/priority-class-name": "system-node-critical"}}, "rayJobLabels"),
     ({"spec.cluster.rayJobLabels": {"kueue.x-k8s.io/priority-class": "urgent"}}, "allows only batch"),
+    ({"spec.cluster.podLabels": {"priorityClassName": "urgent"}}, "podLabels: the administrator allows only batch"),
     ({"spec.cluster.profileRef": "urgent"}, "spec.cluster.profileRef: the administrator allows only small"),
     ({"spec.cluster": {"workers": 2}}, "spec.cluster.profileRef: the administrator requires a profile: write small"),
     ({"spec.model.trustRemoteCode": True}, "spec.model.trustRemoteCode"),
     ({"spec.privacy.targetEpsilon": "8.000001"}, "spec.privacy.targetEpsilon: the administrator allows at most 8"),
     ({"spec.privacy.targetEpsilon": "9e0"}, "spec.privacy.targetEpsilon"),
+    ({"spec.privacy.targetEpsilon": "8.00000000000000001"}, "spec.privacy.targetEpsilon"),
+    ({"spec.privacy.targetEpsilon": "80000000000000001e-16"}, "spec.privacy.targetEpsilon"),
     ({"spec.dataset.unit.atLeast": 999}, "spec.dataset.unit.atLeast"),
     ({"spec.dataset.lineage": None}, "spec.dataset.lineage"),
 ]
