@@ -48,8 +48,19 @@ _HEALTH_PATH_SINCE = (2, 53)
 _RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _NO_DRAIN = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 """Without it, Ray drains for half a minute after all tasks have ended. The preStop hook has already waited for them."""
-_FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": ""}
-"""Variables that a Secret in `envFrom` must not set: where mounts are searched, and what a shell runs at its start."""
+_FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": "", "PYTHONNOUSERSITE": "1"}
+"""Variables that a Secret in `envFrom` must not set: where mounts are searched, what a shell runs at its start, and
+that Python imports no packages of a home, which may be on a volume.
+"""
+FOREIGN_CODE_VARIABLES = (
+    *("LD_PRELOAD", "LD_AUDIT", "GCONV_PATH"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
+    *("PYTHONPYCACHEPREFIX", "PYTHONPLATLIBDIR", "PYTHONBREAKPOINT"),
+    *("SHELLOPTS", "BASHOPTS", "PS4"),
+)
+"""Variables with which the processes of an image run other code than its own, for the linker, Python and shells. Where
+a Secret or ConfigMap gives a worker variables, these are empty.
+"""
 _ANNOTATIONS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -356,7 +367,11 @@ def _worker_environment(job: TenSafeTrainingJob, parameters: Manifest) -> list[M
     if token := job.spec.model.token_secret:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
         own.append({"name": "HF_TOKEN", "valueFrom": reference})
-    return [_env(each) for each in job.spec.cluster.env] + own
+    cluster = job.spec.cluster
+    if cluster.env_from or job.spec.storage.secret_name:
+        given = {*_FIXED, *(each.name for each in cluster.env)}  # by a profile
+        own += [{"name": name, "value": ""} for name in FOREIGN_CODE_VARIABLES if name not in given]
+    return [_env(each) for each in cluster.env] + own
 
 
 def _env(variable: EnvVar) -> Manifest:

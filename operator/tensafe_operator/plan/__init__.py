@@ -168,7 +168,7 @@ def _decide_next_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # the author creates a new job
     taken = with_profile(draft, admitted)
     if taken is None:
-        return  # the cluster administrator creates or corrects the profile
+        return  # the cluster administrator corrects the profile, or the author the manifest
     draft.set_state(JobState(Phase.STARTING, Reason.STARTING))
     cluster = taken.job.spec.cluster
     draft.status.resolved = resolve_image(status.resolved, job.spec.cluster, cluster, draft.settings)

@@ -18,6 +18,7 @@ from tensafe_api.reasons import Reason
 from tensafe_api.resolve import Claim, Plan, resolve_job
 from tensafe_api.resources.job import API_VERSION, KIND, Spec, TenSafeTrainingJob
 from tensafe_api.resources.ledger import COUNTED_ANNOTATION, PrivacyLedgerSpec
+from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Object
 
 _LONGEST_APPLIED = 64 * 1024
@@ -65,7 +66,10 @@ def admit(job: Object, opened: PrivacyLedgerSpec | None = None) -> Admitted | Re
         values = {"noiseMultiplier": opened.mechanism.noise_multiplier, "accountant": opened.accountant}
         privacy = {**manifest["spec"]["privacy"], **values}
         manifest["spec"] = {**manifest["spec"], "privacy": privacy}
-    return _admit_text(json.dumps(manifest))
+    found = _admit_text(json.dumps(manifest))
+    if opened is None and isinstance(found, Admitted) and (problem := find_foreign_code(found.job.spec.cluster)):
+        return Rejected(Reason.INVALID_MANIFEST, problem)
+    return found
 
 
 @functools.lru_cache(maxsize=64)

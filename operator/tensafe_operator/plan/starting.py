@@ -12,6 +12,7 @@ from tensafe_operator.plan.admission import Admitted
 from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state, starting_state
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.foreign_code import find_foreign_code
 from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors
@@ -36,7 +37,7 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
         return  # the cluster administrator installs KubeRay or the policies
     taken = with_profile(draft, admitted)
     if taken is None:
-        return  # the cluster administrator creates or corrects the profile
+        return  # the cluster administrator corrects the profile, or the author the manifest
     for manifest in children_of(draft, taken, attempt):
         draft.create(manifest)
     draft.set_state(starting_state(draft.observed, Phase.STARTING))
@@ -44,10 +45,14 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
 
 
 def with_profile(draft: Draft, admitted: Admitted) -> Admitted | None:
-    """Return the job with the values of its profile. None where they cannot be taken: the job is then stalled.
+    """Return the job with the values of its profile. None where they cannot be taken, or where the job would run
+    foreign code: it is then stalled.
 
     A cache has no profiles, so the decision is made on the API server's own answer.
     """
+    if problem := find_foreign_code(admitted.job.spec.cluster):
+        draft.set_state(JobState(Phase.PENDING, Reason.INVALID_MANIFEST, problem, accepted=False, stalled=True))
+        return None
     draft.irreversible = True
     taken = take_profile(admitted, draft.observed.profile)
     if isinstance(taken, Blocker):

@@ -1,0 +1,125 @@
+"""Which variables and volumes keep a job from starting, because they would run other code than its image's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
+from e2e.platform.fixtures.job_objects import EVERY_FIELD, FEW_FIELDS, admitted, pods
+from tensafe_operator.children.rayjob import FOREIGN_CODE_VARIABLES
+from tensafe_operator.plan.foreign_code import find_foreign_code
+
+REFUSED_PATHS = (
+    "/bin",
+    "/usr/local/lib/python3.11/site-packages/tensorguard",
+    "/lib64",
+    "/opt",
+    "/opt/tensafe/bin",
+    "/home",
+    "/home/tensafe",
+    "/home/tensafe/.local",
+    "/home/tensafe/torch",
+    "/home/tensafe/.cached",
+    "/home/ray/anaconda3/lib/python3.11/site-packages",
+    "/srv/dist-packages/a",
+    "/etc/profile.d",
+)
+ALLOWED_PATHS = (
+    "/mnt/data",
+    "/data",
+    "/binaries",
+    "/opt/models",
+    "/tmp",
+    "/home/tensafe/.cache/huggingface",
+    "/etc/ssl/a",
+)
+ALLOWED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "HOME", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "ENV", "AWS_CA_BUNDLE")
+
+
+def code_volume(path: str) -> dict[str, Any]:
+    return {"name": "code", "mountPath": path, "configMap": "code"}
+
+
+def found_in(**cluster: Any) -> str:
+    return find_foreign_code(admitted({"spec.cluster": {"workers": 2, **cluster}}).spec.cluster)
+
+
+@pytest.mark.parametrize("name", FOREIGN_CODE_VARIABLES)
+def test_variable_that_only_serves_to_run_other_code_is_found(name: str) -> None:
+    assert found_in(env=[{"name": "A", "value": "1"}, {"name": name, "value": "/mnt/x"}]).startswith(
+        f"spec.cluster.env: {name}: would run other code"
+    )
+
+
+@pytest.mark.parametrize("path", REFUSED_PATHS)
+def test_volume_over_code_is_found(path: str) -> None:
+    message = found_in(volumes=[{"name": "data", "mountPath": "/mnt/data", "pvc": "data"}, code_volume(path)])
+    assert message.startswith(f"spec.cluster.volumes: {path}: would replace code")
+
+
+def test_other_variables_and_volumes_are_allowed() -> None:
+    volumes = [{**code_volume(path), "name": f"v{number}"} for number, path in enumerate(ALLOWED_PATHS)]
+    assert found_in(env=[{"name": name, "value": "a"} for name in ALLOWED_VARIABLES], volumes=volumes) == ""
+
+
+PYTHONPATH = {"name": "PYTHONPATH", "value": "/mnt/x"}
+
+
+@pytest.mark.parametrize("changes", [{"env": [PYTHONPATH]}, {"volumes": [code_volume("/bin")]}], ids=["env", "volume"])
+def test_job_is_refused_before_its_ledger_is_opened(changes: dict[str, Any]) -> None:
+    cluster = FakeCluster.with_job(spec__cluster={"workers": 2, **changes})
+    FakeOperator(cluster).settle()
+    assert (condition(cluster, "Accepted")["status"], condition(cluster, "Stalled")["reason"]) == (
+        "False",
+        "InvalidManifest",
+    )
+    assert cluster.ledger is None and not cluster.created
+
+
+def test_attempt_runs_to_its_end_and_the_next_one_waits_for_the_author() -> None:
+    """An earlier release accepted such a job, and a suspended job can be edited."""
+    cluster, operator = running_job()
+    own = dict(cluster.job["spec"]["cluster"])
+    cluster.job["spec"]["cluster"] = {**own, "env": [PYTHONPATH]}
+    cluster.take_snapshot()
+    operator.settle()
+    assert cluster.status["phase"] == "Running"
+    cluster.end_ray_job("FAILED")
+    cluster.remove_terminating_pods()
+    operator.settle()
+    cluster.now += 3600
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1"]
+    assert condition(cluster, "Stalled")["message"].startswith("spec.cluster.env: PYTHONPATH")
+    cluster.job["spec"]["cluster"] = own
+    cluster.take_snapshot()
+    operator.settle()
+    assert cluster.created == ["claims-triage-a1", "claims-triage-a2"]
+
+
+def test_profile_of_an_administrator_may_set_them() -> None:
+    cluster = FakeCluster.with_job(spec__cluster__profileRef="gpu-a", spec__storage={"secretName": "s3-keys"})
+    spec = {"env": [{"name": "LD_PRELOAD", "value": "/opt/malloc.so"}], "volumes": [code_volume("/opt/tensafe/more")]}
+    cluster.profile = {"metadata": {"name": "gpu-a"}, "spec": spec}
+    FakeOperator(cluster).settle()
+    (group,) = cluster.ray_jobs["claims-triage-a1"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    preload = [each["value"] for each in container["env"] if each["name"] == "LD_PRELOAD"]
+    assert preload == ["/opt/malloc.so"]
+
+
+def test_secret_in_the_environment_sets_none_of_these_variables() -> None:
+    """A container's own variables take precedence over those of its `envFrom`. Without one, those of the image stay."""
+    for changes, sets in (
+        (EVERY_FIELD, True),
+        ({"spec.storage": {"secretName": "s3-keys"}}, True),
+        (FEW_FIELDS, False),
+    ):
+        head, worker = pods(admitted(changes))
+        values = {each["name"]: each.get("value") for each in worker["spec"]["containers"][0]["env"]}
+        fixed = dict.fromkeys(FOREIGN_CODE_VARIABLES, "") | {"PYTHONNOUSERSITE": "1"} if sets else {}
+        assert values.items() >= fixed.items() and (sets or "PYTHONPATH" not in values)
+        for pod in (head, worker):
+            assert {"name": "PYTHONNOUSERSITE", "value": "1"} in pod["spec"]["containers"][0]["env"]
