@@ -29,14 +29,14 @@ KEEP_ANNOTATIONS = {
 """Annotations of objects that must outlive an installation: `helm uninstall` and Argo CD keep them."""
 POLICY_KIND, BINDING_KIND = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
 POLICY_NAME = "privacyledgers.tensafe.io"
-GUARD_VERSION = 1
+GUARD_VERSION = 2
 """Version of the policies. It rises with each change of a rule, so that an operator knows older policies."""
 VERSION_ANNOTATION = "tensafe.io/guard-version"
 _JOBS = "tensafetrainingjobs.tensafe.io"
 _CRD_POLICY_NAME = "privacyledgers-kind.tensafe.io"
 
 _IS_STATUS = "request.?subResource.orValue('') == 'status'"
-_POD_UIDS = "request.userInfo.extra[?'authentication.kubernetes.io/pod-uid'].orValue([])"
+_POD_UIDS = "request.userInfo.?extra[?'authentication.kubernetes.io/pod-uid'].orValue([])"
 
 _DELETION_ALLOWED = (
     f"has(oldObject.metadata.annotations) && '{FORGET_ANNOTATION}' in oldObject.metadata.annotations && "

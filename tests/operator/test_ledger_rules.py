@@ -205,6 +205,17 @@ def test_forged_write_is_refused(
     assert ledger.get()["status"] == {**second, "stepsRecharged": 0}
 
 
+def test_user_who_impersonates_an_account_without_its_pod_is_refused_with_the_reason(
+    ledger: LedgerObject, control_plane: ControlPlane, namespace: str
+) -> None:
+    """The request of such a user has no `extra` at all. The built-in role `edit` allows it."""
+    before = ledger.get()
+    text = json.dumps({**before, "status": {**before["status"], "stepsRecharged": 1}})
+    command = ("replace", "--subresource=status", "-f", "-", f"--as=system:serviceaccount:{namespace}:trainer")
+    refused = control_plane.kubectl(*command, text=text, check=False).stderr
+    assert "only the pod that acquired a privacy ledger writes its status" in refused
+
+
 def test_attempt_that_acquired_the_ledger_has_a_charge(ledger: LedgerObject, pod: Pod) -> None:
     """A ledger without it could not be decoded, and attempt 64 would leave no number for the next attempt."""
     assert "has a charge" in ledger.write(charged_status(pod, attempt=64), pod)
