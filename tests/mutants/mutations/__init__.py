@@ -3,7 +3,7 @@
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
 entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py`,
-`images.py`, `signing.py`, `encryption.py` or `audit_log.py`.
+`images.py`, `jobs.py`, `signing.py`, `encryption.py` or `audit_log.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mutations.composition import COMPOSITION
 from mutations.data import DATA
 from mutations.encryption import ENCRYPTION
 from mutations.images import IMAGES
+from mutations.jobs import JOBS
 from mutations.mechanism import MECHANISM
 from mutations.mutation import Edit, Mutation
 from mutations.protocol import PROTOCOL
@@ -30,6 +31,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *COMPOSITION,
     *WIRING,
     *IMAGES,
+    *JOBS,
     *SIGNING,
     *AUDIT_LOG,
     *ENCRYPTION,

@@ -1,0 +1,36 @@
+"""Mistakes in what the author of a job may choose: rights that are not theirs, or code that reads the records."""
+
+from __future__ import annotations
+
+from mutations.mutation import Edit, Mutation
+
+_OPERATOR = "operator/tensafe_operator/"
+_TESTS = "tests/operator/"
+_FOREIGN = _TESTS + "plan/test_foreign_code.py::"
+
+JOBS = (
+    Mutation(
+        "the author of a job chooses the name of its account",
+        (Edit(_OPERATOR + "children/access.py", "or made", "or job.metadata.name"),),
+        (
+            _TESTS + "children/test_children.py::test_account_of_a_job_has_a_name_that_no_user_can_know_before",
+            _TESTS + "plan/test_starting.py::test_every_attempt_has_the_account_that_the_ledger_names",
+        ),
+    ),
+    Mutation(
+        "a job that was edited while it was suspended runs foreign code",
+        (
+            Edit(
+                _OPERATOR + "plan/starting.py",
+                "if problem := find_foreign_code(admitted.job.spec.cluster):",
+                'if problem := "":',
+            ),
+        ),
+        (_FOREIGN + "test_attempt_runs_to_its_end_and_the_next_one_waits_for_the_author",),
+    ),
+    Mutation(
+        "a Secret in the environment sets what Python imports",
+        (Edit(_OPERATOR + "children/rayjob.py", "if cluster.env_from or job", "if False and job"),),
+        (_FOREIGN + "test_secret_in_the_environment_sets_none_of_these_variables",),
+    ),
+)
