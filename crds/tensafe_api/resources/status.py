@@ -172,7 +172,7 @@ class CheckpointRecord(StatusBlock):
     steps_charged: Count | None = Field(None, description="Number of steps charged when it was written.")
     digest: Text = Field(description="SHA-256 digest of the list of its files.")
     signed: Flag = Field(False, description="Whether it is signed.")
-    signer: Text | None = Field(None, description="Fingerprint of the key that signed it.")
+    signer: Text | None = Field(None, description="Fingerprint of its signer.")
     time: Timestamp | None = Field(None, description="Time at which it was written.")
 
 
