@@ -260,17 +260,21 @@ def operator_metrics(team: TeamNamespace) -> str:
     kubectl(team.kubeconfig, "create", "clusterrolebinding", reader, *role)
     try:
         token = kubectl(team.kubeconfig, "-n", "tensafe-system", "create", "token", reader).stdout.strip()
-        with team.forward_port("deployment/tensafe-operator", 8080, "tensafe-system") as port:
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                metrics = str(answer.read().decode())
+        pods = kubectl(team.kubeconfig, "-n", "tensafe-system", "get", "pods", "-o", "name").stdout.split()
+        metrics = "".join(read_metrics(team, pod, token) for pod in pods)  # only the leader's are about jobs
     finally:
         kubectl(team.kubeconfig, "delete", "clusterrolebinding", reader)
         kubectl(team.kubeconfig, "-n", "tensafe-system", "delete", "serviceaccount", reader)
     assert team.namespace in metrics
     return metrics
+
+
+def read_metrics(team: TeamNamespace, pod: str, token: str) -> str:
+    with team.forward_port(pod, 8080, "tensafe-system") as port:
+        address = f"http://127.0.0.1:{port}/metrics"
+        request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return str(answer.read().decode())
 
 
 def download(team: TeamNamespace, uri: str, folder: Path) -> None:

@@ -109,9 +109,9 @@ class Observability(Block):
 
     private_metrics: Literal["Hidden", "Internal"] = Field(
         "Hidden",
-        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: they are "
-        "kept nowhere. Internal: each worker keeps them in private-metrics-rankN.jsonl in the run's private folder (in "
-        "a pod /var/run/tensafe, lost with it), and the privacy statement records that.",
+        description="Training loss, gradient norms and batch sizes: exact functions of private data. Hidden: kept "
+        "nowhere. Internal: each worker keeps them in private-metrics-rankN.jsonl in the run's private folder (in a "
+        "pod /var/run/tensafe, lost with the pod), and the privacy statement records that.",
     )
     audit_log: Literal["Disabled", "Enabled"] | None = Field(
         None,

@@ -21,6 +21,7 @@ from tensafe_api.resources.numeric import parse_quantity
 from tensafe_api.resources.pods import EnvFrom, EnvVar, Toleration
 from tensafe_operator import names
 from tensafe_operator.children import Manifest, configuration, metadata, tls, volumes
+from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
 from tensafe_operator.settings import Settings
 
 ENTRYPOINT = "python -m tensorguard.cluster"
@@ -51,15 +52,6 @@ _NO_DRAIN = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 _FIXED = {"TENSAFE_ROOT": "/", "BASH_ENV": "", "PYTHONNOUSERSITE": "1"}
 """Variables that a Secret in `envFrom` must not set: where mounts are searched, what a shell runs at its start, and
 that Python imports no packages of a home, which may be on a volume.
-"""
-FOREIGN_CODE_VARIABLES = (
-    *("LD_PRELOAD", "LD_AUDIT", "GCONV_PATH"),
-    *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
-    *("PYTHONPYCACHEPREFIX", "PYTHONPLATLIBDIR", "PYTHONBREAKPOINT"),
-    *("SHELLOPTS", "BASHOPTS", "PS4"),
-)
-"""Variables with which the processes of an image run other code than its own, for the linker, Python and shells. Where
-a Secret or ConfigMap gives a worker variables, these are empty.
 """
 _ANNOTATIONS = {
     "karpenter.sh/do-not-disrupt": "true",

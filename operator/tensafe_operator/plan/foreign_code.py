@@ -12,7 +12,7 @@ an attempt that an earlier release started runs to its end.
 from __future__ import annotations
 
 from tensafe_api.resources.cluster import Cluster
-from tensafe_operator.children.rayjob import FOREIGN_CODE_VARIABLES
+from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
 
 _DIRECTORIES = (
     *("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32"),

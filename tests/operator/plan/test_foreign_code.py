@@ -8,7 +8,7 @@ import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
 from e2e.platform.fixtures.job_objects import EVERY_FIELD, FEW_FIELDS, admitted, pods
-from tensafe_operator.children.rayjob import FOREIGN_CODE_VARIABLES
+from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
 from tensafe_operator.plan.foreign_code import find_foreign_code
 
 REFUSED_PATHS = (

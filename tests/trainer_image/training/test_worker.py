@@ -17,6 +17,8 @@ from tensorguard.training.budget_gate import Verdict
 from tensorguard.training.run_log import Ended, Evaluated, LogRecord, Preparing, Saved, Stepped
 from tensorguard.training.worker import Worker
 
+WITHOUT_AUDIT_LOG: Any = SimpleNamespace(spec=SimpleNamespace(observability=SimpleNamespace(audit_log=None)))
+
 
 class Ledger:
     """Records what a worker writes."""
@@ -89,7 +91,9 @@ class Setting:
             directory=tmp_path,
             ledger_location=None,
             place="OneMachine",
+            job_uid="job-uid",
             traceback_file=lambda process: tmp_path / f"errors-{process}.log",
+            parse_job=lambda: WITHOUT_AUDIT_LOG,
         )
         monkeypatch.setattr(worker_module, "open_ledger", lambda directory, location: self.ledger)
         monkeypatch.setattr(worker_module, "RunLog", lambda path: self.log)

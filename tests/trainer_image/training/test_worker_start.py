@@ -23,6 +23,8 @@ from tensorguard.training.worker import Worker, train
 RESUMED = Acquisition(4, 30, "step-30", "sha256:30")
 MECHANISM = SimpleNamespace(colluders=1, grid_bits=21, clip="0.5", grid=2**21, expected_batch_size=8)
 
+WITHOUT_AUDIT_LOG: Any = SimpleNamespace(spec=SimpleNamespace(observability=SimpleNamespace(audit_log=None)))
+
 
 class Start:
     """The parts that a worker starts with, each replaced by its name, and what was asked of them."""
@@ -62,6 +64,7 @@ class Start:
             ledger_location="location",
             job_key=lambda: b"job key",
             traceback_file=lambda process: directory / f"errors-{process}.log",
+            parse_job=lambda: WITHOUT_AUDIT_LOG,
         )
         made = {"PrivateStep": dict, "BudgetGate": self._gate, "create_aggregator": self._aggregator}
         for name, maker in made.items():
@@ -227,6 +230,10 @@ class Failing:
     def record_traceback(self) -> None:
         self.calls.append("traceback")
 
+    @property
+    def audit(self) -> Any:
+        return SimpleNamespace(log_failure=lambda *failure: self.calls.append(("audit", *failure)))
+
     def log_end(self, reason: Reason, message: str) -> None:
         self.calls.append((reason, message))
 
@@ -257,7 +264,9 @@ def test_attempt_that_would_fail_again_is_logged_and_not_raised(monkeypatch: pyt
 
 def test_error_that_a_restart_may_fix_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("peer lost")
-    assert trained(monkeypatch, error) == ["start", "steps", "traceback", "close", error]
+    *calls, audited, closed, raised = trained(monkeypatch, error)
+    assert (calls, closed, raised) == (["start", "steps", "traceback"], "close", error)
+    assert audited[:2] == ("audit", Reason.INTERNAL_ERROR)
 
 
 def test_worker_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,9 @@ class AuditTrail:
 
     def log_keys(self, aggregator: SecureAggregator, workers: int) -> None:
         """Log that the workers agreed on keys, with the fingerprints of the public ones."""
-        keys = list(aggregator.public_keys)
-        self._append(Event.KEY_AGREEMENT, protocol=aggregator.name, workers=workers, publicKeys=keys)
+        if self._log is not None:
+            keys = list(aggregator.public_keys)
+            self._append(Event.KEY_AGREEMENT, protocol=aggregator.name, workers=workers, publicKeys=keys)
 
     def log_evaluation(self, step: int, visibility: str) -> None:
         """Log that the model of `step` was evaluated, and on what kind of data; no result."""
