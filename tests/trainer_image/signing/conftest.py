@@ -43,15 +43,16 @@ class Authority:
         self.root_file = folder / f"{name}-root.pem"
         self.root_file.write_bytes(root.public_bytes(Encoding.PEM))
 
-    def issue(self, who: str) -> Path:
-        """A PEM file with a new key, its certificate and that of the issuer."""
+    def issue(self, who: str, *, by_root: bool = False) -> Path:
+        """A PEM file with a new key and its certificate, followed by that of the issuer unless the root issued it."""
         key = ec.generate_private_key(ec.SECP256R1())
-        leaf = _certificate(who, key, f"{self.name} issuer", self.issuer_key, authority=False)
+        name, issuer_key = ("root", self.root_key) if by_root else ("issuer", self.issuer_key)
+        leaf = _certificate(who, key, f"{self.name} {name}", issuer_key, authority=False)
         path = self.folder / f"{who}.pem"
         path.write_bytes(
             key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             + leaf.public_bytes(Encoding.PEM)
-            + self.issuer.public_bytes(Encoding.PEM)
+            + (b"" if by_root else self.issuer.public_bytes(Encoding.PEM))
         )
         return path
 

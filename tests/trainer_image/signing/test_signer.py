@@ -162,6 +162,12 @@ def test_certificate_is_trusted_through_its_authority(authority: Any, other_auth
         check(signatures, TrustedCertificates(other_authority.root_file))
 
 
+def test_certificate_that_the_root_issued_is_enough(authority: Any) -> None:
+    signatures = signed(authority.issue("direct", by_root=True))
+    check(signatures, TrustedCertificates(authority.root_file))
+    assert len(statement_of(signatures)["predicate"]["signer"]["certificates"]) == 1
+
+
 def test_key_with_a_certificate_is_trusted_as_a_key_too(authority: Any) -> None:
     path = authority.issue("resuming")
     check(signed(path), TrustedKey(read_signing_key(path).private.public_key()))

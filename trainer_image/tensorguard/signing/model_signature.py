@@ -25,7 +25,6 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import Encoding
 from model_signing import hashing, signing, verifying
 from model_signing._hashing.hashing import Digest
 from model_signing.manifest import Manifest, SerializationType
@@ -63,18 +62,16 @@ def sign_digests(key: SigningKey, name: str, digests: Mapping[str, str]) -> byte
         digests: `sha256:` and 64 hex digits, by file name.
     """
     config = signing.Config().set_hashing_config(_Digests(name, digests))
+    config.use_elliptic_key_signer(private_key=key.path)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "signature"
-        if key.certificates:
-            leaf, issuers = Path(folder) / "leaf.pem", Path(folder) / "issuers.pem"
-            encoded = [each.public_bytes(Encoding.PEM) for each in key.certificates]
-            leaf.write_bytes(encoded[0])
-            issuers.write_bytes(b"".join(encoded[1:] or encoded))  # the library needs at least one
-            config.use_certificate_signer(private_key=key.path, signing_certificate=leaf, certificate_chain=[issuers])
-        else:
-            config.use_elliptic_key_signer(private_key=key.path)
         config.sign(name, written)
-        return canonical_json(json.loads(written.read_bytes()))
+        bundle = json.loads(written.read_bytes())
+    if key.certificates:
+        # The signature is that of the bare key. The certificates stand beside it, and it does not cover them.
+        encoded = [base64.b64encode(each).decode() for each in key.certificates_der]
+        bundle["verificationMaterial"] = {**_chain(encoded), "tlogEntries": []}
+    return canonical_json(bundle)
 
 
 def parse_bundle(content: bytes) -> dict[str, Any]:
