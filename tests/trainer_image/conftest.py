@@ -13,6 +13,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from e2e.platform import s3
+from e2e.platform.fixtures import soft_hsm as soft_hsms
 from tensorguard.privacy import noise
 
 _noise_table = functools.lru_cache(maxsize=64)(noise._Table)
@@ -36,6 +37,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def shared_noise_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the noise tables of each σ once: a run builds them in 65 ms, and these tests start hundreds of runs."""
     monkeypatch.setattr(noise, "_Table", _noise_table)
+
+
+@pytest.fixture
+def soft_hsm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> soft_hsms.SoftHSM:
+    """A software HSM with an empty token named release."""
+    if reason := soft_hsms.missing():
+        pytest.skip(reason)
+    found = soft_hsms.SoftHSM(tmp_path_factory.mktemp("hsm") / "hsm")
+    monkeypatch.setenv("SOFTHSM2_CONF", str(found.config))
+    found.add_token()
+    return found
 
 
 @pytest.fixture(scope="session")

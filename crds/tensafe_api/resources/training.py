@@ -157,7 +157,7 @@ class Aggregation(Block):
 class Signing(Block):
     """How checkpoints are signed."""
 
-    secret_name: ObjectName = Field(description="Secret whose key signing-key.pem is the private key, as PEM.")
+    secret_name: ObjectName = Field(description="Secret whose signing-key.pem is a private key or a PKCS #11 URI.")
 
 
 class Encryption(Block):

@@ -203,7 +203,7 @@ class Job:
     attempt: int = 0
     job_uid: str = "tiny-uid"
     instruments: tuple[Instrument, ...] = (Journal(),)
-    signing_key: Path | None = None
+    signing_key: Path | str | None = None
     identity: Path | None = None
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutations.mutation import OPERATOR, TRAINER, TRAINING_TESTS, Edit, Mutation
 
 _MODEL_SIGNATURE = TRAINER + "signing/model_signature.py"
+_PKCS11 = TRAINER + "signing/pkcs11.py"
 _SIGNER = TRAINER + "signing/signer.py"
 _VERIFY = TRAINER + "verification/checkpoint.py"
 _CLAIM = TRAINER + "verification/privacy_claim.py"
@@ -47,6 +48,15 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         (_COPY_TESTS + "test_place_that_changes_after_it_was_read_does_not_change_the_copy",),
+    ),
+    Mutation(
+        "a PIN in the URI of a signing key is accepted, and so in the arguments and in the printed command",
+        (Edit(_PKCS11, '    if "pin-value" in uri:\n', '    if "pin-value" in uri and not uri:\n'),),
+        (
+            "tests/trainer_image/signing/test_pkcs11.py::TestURI::test_pin_in_a_uri_is_refused_and_not_quoted",
+            "tests/trainer_image/cli/test_command.py"
+            "::test_pin_in_the_uri_of_the_signing_key_is_refused_before_anything_starts",
+        ),
     ),
     Mutation(
         "the signature over the files is not checked",

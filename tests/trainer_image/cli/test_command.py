@@ -179,6 +179,48 @@ def test_address_is_that_of_the_run_and_of_the_command_that_resumes_it(
     assert f"job.yaml--address10.0.0.1:6379--output-dir{output}--resume" in shown
 
 
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_signing_key_is_a_path_or_a_uri_and_the_resume_command_repeats_it(
+    given: str,
+    runner: Any,
+    write_manifest: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner.phase, runner.exit_code = "Suspended", 130
+    uri = "pkcs11:token=release;object=adapters?module-path=/usr/lib/hsm//module.so&pin-source=file:///etc/pin"
+    for key, expected, out in ((uri, uri, "a"), ("keys/key.pem", str(tmp_path / "keys/key.pem"), "b")):
+        arguments = ["--signing-key", key] if given == "option" else []
+        monkeypatch.setenv("TENSAFE_SIGNING_KEY", key if given == "variable" else "elsewhere.pem")
+        assert call("run", write_manifest(), "--output-dir", str(tmp_path / out), *arguments) == 130
+        assert runner.calls[-1]["signing_key"] == expected
+        shown = "".join(capsys.readouterr().err.split())
+        quoted = f"'{expected}'" if expected == uri else expected
+        assert (f"--signing-key{quoted}--output-dir" in shown) == (given == "option")
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_pin_in_the_uri_of_the_signing_key_is_refused_before_anything_starts(
+    given: str,
+    runner: Any,
+    write_manifest: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    uri = "pkcs11:token=release;object=adapters?module-path=/m.so&pin-value=zq9-secret"
+    if given == "variable":
+        monkeypatch.setenv("TENSAFE_SIGNING_KEY", uri)
+    arguments = ["--signing-key", uri] if given == "option" else []
+    assert call("run", write_manifest(), "--output-dir", str(tmp_path / "out"), *arguments) == 2
+    assert not runner.calls
+    shown = capsys.readouterr()
+    assert "write the PIN into a file" in " ".join(shown.err.split())
+    assert "zq9-secret" not in shown.out + shown.err
+
+
 def test_summary_is_printed_after_the_job(
     runner: Any, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

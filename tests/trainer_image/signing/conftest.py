@@ -38,23 +38,28 @@ class Authority:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
         self.root_key, self.issuer_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        root = _certificate(f"{name} root", self.root_key, f"{name} root", self.root_key, authority=True)
-        self.issuer = _certificate(f"{name} issuer", self.issuer_key, f"{name} root", self.root_key, authority=True)
+        root = _certificate(f"{name} root", self.root_key.public_key(), f"{name} root", self.root_key, authority=True)
+        self.issuer = _certificate(
+            f"{name} issuer", self.issuer_key.public_key(), f"{name} root", self.root_key, authority=True
+        )
         self.root_file = folder / f"{name}-root.pem"
         self.root_file.write_bytes(root.public_bytes(Encoding.PEM))
 
     def issue(self, who: str, *, by_root: bool = False) -> Path:
         """A PEM file with a new key and its certificate, followed by that of the issuer unless the root issued it."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name, issuer_key = ("root", self.root_key) if by_root else ("issuer", self.issuer_key)
-        leaf = _certificate(who, key, f"{self.name} {name}", issuer_key, authority=False)
         path = self.folder / f"{who}.pem"
         path.write_bytes(
             key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            + leaf.public_bytes(Encoding.PEM)
-            + (b"" if by_root else self.issuer.public_bytes(Encoding.PEM))
+            + self.certify(who, key.public_key(), by_root=by_root)
         )
         return path
+
+    def certify(self, who: str, key: ec.EllipticCurvePublicKey, *, by_root: bool = False) -> bytes:
+        """The certificate of a key as PEM, followed by that of the issuer unless the root issued it."""
+        name, issuer_key = ("root", self.root_key) if by_root else ("issuer", self.issuer_key)
+        leaf = _certificate(who, key, f"{self.name} {name}", issuer_key, authority=False)
+        return leaf.public_bytes(Encoding.PEM) + (b"" if by_root else self.issuer.public_bytes(Encoding.PEM))
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +74,7 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 def _certificate(
     subject: str,
-    key: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePublicKey,
     issuer: str,
     issuer_key: ec.EllipticCurvePrivateKey,
     *,
@@ -91,7 +96,7 @@ def _certificate(
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
@@ -100,7 +105,7 @@ def _certificate(
             x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **usage),
             critical=True,
         )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
         .sign(issuer_key, hashes.SHA256())
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.platform.fixtures.soft_hsm import SoftHSM
 from e2e.platform.trainer.rank_harness import Job
 from tensorguard.signing import keys
 from tensorguard.signing.keys import read_signing_key
@@ -161,3 +162,32 @@ def test_unusable_key_ends_the_attempt_before_the_ledger_is_acquired(signed: Job
     signed.train_alone()
     assert (signed.ended().reason, signed.ledger().head) == ("InvalidManifest", head)
     assert "absent.pem cannot be read" in signed.ended().message
+
+
+@pytest.mark.parametrize("as_file", [False, True], ids=["uri", "file"])
+def test_run_with_a_key_in_a_token_resumes_only_with_that_key(soft_hsm: SoftHSM, tmp_path: Path, as_file: bool) -> None:
+    def location(label: str) -> str:
+        uri = soft_hsm.uri(f"object={label}")
+        (tmp_path / label).write_text(uri)
+        return str(tmp_path / label) if as_file else uri
+
+    soft_hsm.add_key("ours", b"\xa1")
+    soft_hsm.add_key("other", b"\xa2")
+    job = Job.make(
+        tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=4", "spec.training.microBatchSize=32"
+    )
+    job.signing_key = location("ours")
+    job.train_alone()
+    assert job.ended().reason == "Completed"
+    assert [each.signed for each in job.status().checkpoints] == [True, True]
+    assert {each.signer for each in job.ledger().checkpoints} == {read_signing_key(location("ours")).fingerprint}
+
+    job.signing_key = location("other")
+    assert "was signed by another key" in refused(job)
+    job.signing_key = location("absent")
+    job.train_alone()
+    assert (job.ended().reason, job.ledger().steps_charged) == ("InvalidManifest", 4)
+    assert "the token has no private key of this name" in job.ended().message
+    job.signing_key = location("ours")
+    job.train_alone()
+    assert (job.ended().reason, job.ledger().steps_charged) == ("Completed", 4)

@@ -33,6 +33,8 @@ examples:
   tensafe run runs/short/job.yaml --output-dir runs/short --resume      continue after Ctrl-C or a crash
   tensafe run job.yaml --address auto --output-dir /shared/run          on the machines of a Ray cluster
   tensafe run job.yaml --signing-key ~/keys/signing-key.pem             sign the checkpoints (`tensafe keygen`)
+  tensafe run job.yaml --signing-key 'pkcs11:token=release;object=adapters?module-path=/path/of/module.so&\
+pin-source=file:/path/of/pin'                                           sign them with a key in an HSM
   tensafe run runs/first/job.yaml --identity ~/keys/age-identity.txt --output-dir runs/first --resume
                                                                         resume from an encrypted checkpoint
   tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
@@ -80,10 +82,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--signing-key",
-        metavar="FILE",
-        type=Path,
-        help="sign the checkpoints with this key, and resume only from one that it signed (default: "
-        f"{SIGNING_KEY_VARIABLE}, else they are not signed)",
+        metavar="KEY",
+        type=_key_location,
+        help="sign the checkpoints with this key, and resume only from one that it signed: a file, or the pkcs11: URI "
+        f"of a key in a token (default: {SIGNING_KEY_VARIABLE}, else they are not signed)",
     )
     parser.add_argument(
         "--audit-log",
@@ -124,8 +126,7 @@ def _run(arguments: argparse.Namespace) -> int:
         output_dir = (given or Path("tensafe-runs") / loaded.job.metadata.name).absolute()
         base_dir = Path(arguments.manifest).absolute().parent
         job = _with_audit_log(loaded.job) if arguments.audit_log else loaded.job
-        variable = os.environ.get(SIGNING_KEY_VARIABLE)
-        signing_key: Path | None = arguments.signing_key or (Path(variable) if variable else None)
+        signing_key: str | None = arguments.signing_key or _key_of_environment()
         options = summary.RunOptions(arguments.address, arguments.signing_key, arguments.identity)
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
@@ -162,7 +163,7 @@ def _train(
     resume: bool,
     address: str | None,
     signals: StopOnSignal,
-    signing_key: Path | None,
+    signing_key: str | None,
     identity: Path | None,
 ) -> RunResult:
     """Train `job` and show its progress. Raises CommandError if the local runner refuses the job."""
@@ -202,6 +203,26 @@ def _train(
 def _with_audit_log(job: TenSafeTrainingJob) -> TenSafeTrainingJob:
     observability = job.spec.observability.model_copy(update={"audit_log": "Enabled"})
     return job.model_copy(update={"spec": job.spec.model_copy(update={"observability": observability})})
+
+
+def _key_location(text: str) -> str:
+    """The type of --signing-key. argparse prints the message of its errors, and here not the argument."""
+    from tensorguard.signing.keys import KeyUnusable, key_location
+
+    try:
+        return key_location(text)
+    except KeyUnusable as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _key_of_environment() -> str | None:
+    from tensorguard.signing.keys import KeyUnusable, key_location
+
+    variable = os.environ.get(SIGNING_KEY_VARIABLE)
+    try:
+        return key_location(variable) if variable else None
+    except KeyUnusable as error:
+        raise CommandError(f"{SIGNING_KEY_VARIABLE}: {error}", INVALID) from None
 
 
 def _with_checkpoints_in(output_dir: Path, job: TenSafeTrainingJob, overrides: Sequence[str]) -> TenSafeTrainingJob:

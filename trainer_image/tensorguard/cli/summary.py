@@ -38,11 +38,12 @@ class RunOptions:
 
     Attributes:
         address: of the Ray cluster.
-        signing_key, identity: files; not those that only an environment variable names.
+        signing_key: absolute path or URI; not one that only an environment variable names.
+        identity: file; not one that only an environment variable names.
     """
 
     address: str | None = None
-    signing_key: Path | None = None
+    signing_key: str | None = None
     identity: Path | None = None
 
 
@@ -52,8 +53,8 @@ NO_OPTIONS = RunOptions()
 def resume_command(output_dir: Path, options: RunOptions = NO_OPTIONS) -> str:
     """The command that resumes the run in `output_dir`; it works in any working directory."""
     repeated = ["--address", options.address] if options.address else []
-    for name, file in (("--signing-key", options.signing_key), ("--identity", options.identity)):
-        repeated += [name, str(file.absolute())] if file else []
+    repeated += ["--signing-key", options.signing_key] if options.signing_key else []
+    repeated += ["--identity", str(options.identity.absolute())] if options.identity else []
     command = ["tensafe", "run", str(output_dir / "job.yaml"), *repeated]
     return shlex.join([*command, "--output-dir", str(output_dir), "--resume"])
 

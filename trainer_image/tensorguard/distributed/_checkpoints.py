@@ -49,7 +49,7 @@ class TSSPCheckpointCallback(TenSafeCallback):
             output_dir: a path, s3:// or gs://. It must not have checkpoints of another run.
             sign_checkpoints: sign them, with the key of `signing_key`.
             encrypt_weights: encrypt them to `recipients`.
-            signing_key: file of the private key; default: that of the configuration, else TENSAFE_SIGNING_KEY.
+            signing_key: as of the configuration; default: that of the configuration, else TENSAFE_SIGNING_KEY.
             recipients: age recipients (age1...); default: those of the configuration.
 
         Raises:

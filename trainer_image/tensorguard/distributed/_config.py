@@ -127,8 +127,9 @@ class TenSafeTrainingConfig(_Fields):
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         checkpoint_frequency: in steps; default: a fiftieth of all steps. Evaluations run at the same steps.
         checkpoint_dir: a path, s3:// or gs://.
-        signing_key: file of the private key that signs the checkpoints; default: what TENSAFE_SIGNING_KEY names, else
-            they are not signed. A resume accepts only checkpoints that this key has signed.
+        signing_key: file of the private key that signs the checkpoints, or another value of `--signing-key`; default:
+            what TENSAFE_SIGNING_KEY names, else they are not signed. A resume accepts only checkpoints that this key
+            has signed.
         encryption_recipients: age recipients (age1...) to which checkpoints are encrypted; default: none.
         identity: file of the age identity that decrypts the checkpoint to resume from; default: what TENSAFE_IDENTITY
             names.

@@ -62,7 +62,7 @@ _OTHERS = {
     "spec.dataset": "train_dataset",
     "spec.evaluation": "eval_dataset",
     "pass --audit-log, or write Enabled": "set it to True",
-    "pass --signing-key FILE": "set signing_key",
+    "pass --signing-key KEY": "set signing_key",
     "--signing-key": "signing_key",
     "pass --identity FILE": "set identity",
     "--identity": "identity",

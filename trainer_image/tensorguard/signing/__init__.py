@@ -2,7 +2,7 @@
 
 In: the digests of files, and a key. Out: two small files that lie beside them. The modules, from the bottom up:
 
-- `keys` makes and reads keys.
+- `keys` makes and reads keys. `pkcs11` uses one that stays in a token, with `token_signer`.
 - `model_signature` is the signature over all files in the format of OpenSSF model-signing, so that its own command
   checks it.
 - `envelope` is a signed in-toto statement (DSSE): the privacy claim about the same files.

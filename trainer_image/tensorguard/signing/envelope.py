@@ -1,6 +1,6 @@
 """A signed in-toto statement: a DSSE envelope, signed and verified by securesystemslib.
 
-In: a statement and a key. Out: the envelope as JSON, which tools for in-toto and DSSE read.
+In: a statement and an open key. Out: the envelope as JSON, which tools for in-toto and DSSE read.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from securesystemslib.dsse import Envelope
-from securesystemslib.signer import CryptoSigner, SSlibKey
+from securesystemslib.signer import SSlibKey
 
 from tensafe_api.attestation import PAYLOAD_TYPE
 from tensafe_api.statement import canonical_json
-from tensorguard.signing.keys import SigningKey
+from tensorguard.signing.keys import OpenKey
 
 
-def sign_statement(key: SigningKey, statement: Mapping[str, Any]) -> bytes:
+def sign_statement(key: OpenKey, statement: Mapping[str, Any]) -> bytes:
     """The envelope of `statement`, as the JSON that is stored."""
     envelope = Envelope(canonical_json(statement), PAYLOAD_TYPE, {})
-    envelope.sign(CryptoSigner(key.private))
+    envelope.sign(key.statement_signer)
     return canonical_json(envelope.to_dict())
 
 

@@ -1,7 +1,9 @@
 """Makes signing keys and age identities, and reads signing keys.
 
 A signing key is an elliptic-curve key (NIST P-256, P-384 or P-521) as PEM. The file may also hold the certificate of
-the key and those of its issuers. `tensafe keygen` makes a P-256 key without a certificate.
+the key and those of its issuers. `tensafe keygen` makes a P-256 key without a certificate. In place of a private key,
+the file may hold the URI of one in a PKCS #11 token, and in place of the file's path, that URI may be given
+(`tensorguard.signing.pkcs11`).
 
 The fingerprint of a key is `sha256:` and the SHA-256 of the public key as DER (SubjectPublicKeyInfo), in hex. OpenSSL
 computes the same: `openssl pkey -pubin -in KEY.pub.pem -outform DER | sha256sum`.
@@ -11,24 +13,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tensafe_api.reasons import Reason
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
     from cryptography.x509 import Certificate
+    from model_signing.signing import Config
+    from securesystemslib.signer import Signer
 
 SIGNING_KEY = "signing-key.pem"
 SIGNING_KEY_VARIABLE = "TENSAFE_SIGNING_KEY"
-"""Environment variable with the path of the signing key of a local run, where no other one is given."""
+"""Environment variable with the path or URI of the signing key of a local run, where no other one is given."""
 PUBLIC_KEY = "signing-key.pub.pem"
 IDENTITY = "age-identity.txt"
 IDENTITY_VARIABLE = "TENSAFE_IDENTITY"
 """Environment variable with the path of an age identity: for `tensafe`, and on each node of a Ray cluster."""
-_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+PKCS11_SCHEME = "pkcs11:"
+CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
 class KeyUnusable(Exception):
@@ -37,17 +45,45 @@ class KeyUnusable(Exception):
     reason: ClassVar[Reason] = Reason.INVALID_MANIFEST
 
 
-@dataclass(frozen=True)
-class SigningKey:
-    """A private key, and the certificate chain that comes with it: that of the key first; empty for a bare key."""
+class KeyUnavailable(KeyUnusable):
+    """A token with a key is absent, or does not work at the moment."""
 
-    path: Path
-    private: EllipticCurvePrivateKey
+    reason: ClassVar[Reason] = Reason.CHECKPOINT_UNWRITABLE
+
+
+class OpenKey(Protocol):
+    """A key that can sign now, in the forms that two libraries ask for."""
+
+    @property
+    def statement_signer(self) -> Signer:
+        """Signs in-toto statements, for securesystemslib."""
+
+    def use_in(self, config: Config) -> None:
+        """Make model-signing sign with the key."""
+
+
+@dataclass(frozen=True)
+class SigningKey(ABC):
+    """A key that signs.
+
+    Attributes:
+        certificates: the chain that comes with the key: that of the key first; empty for a bare key.
+    """
+
     certificates: tuple[Certificate, ...]
 
     @property
+    @abstractmethod
+    def public(self) -> EllipticCurvePublicKey:
+        """The public key."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[OpenKey]:
+        """The key while it signs. Raises KeyUnusable, also in the block."""
+
+    @property
     def public_pem(self) -> str:
-        return pem_of(self.private.public_key())
+        return pem_of(self.public)
 
     @property
     def certificates_der(self) -> tuple[bytes, ...]:
@@ -58,35 +94,94 @@ class SigningKey:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_of(self.private.public_key())
+        return fingerprint_of(self.public)
 
 
-def read_signing_key(path: Path) -> SigningKey:
-    """The private key in a PEM file, with the certificates in the same file.
+@dataclass(frozen=True)
+class FileKey(SigningKey):
+    """A private key in a PEM file."""
+
+    path: Path
+    private: EllipticCurvePrivateKey
+
+    @property
+    def public(self) -> EllipticCurvePublicKey:
+        return self.private.public_key()
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenKey]:
+        yield self
+
+    @property
+    def statement_signer(self) -> Signer:
+        from securesystemslib.signer import CryptoSigner
+
+        return CryptoSigner(self.private)
+
+    def use_in(self, config: Config) -> None:
+        config.use_elliptic_key_signer(private_key=self.path)
+
+
+def key_location(text: str) -> str:
+    """Where a signing key is, as other processes may read it: an absolute path, or a PKCS #11 URI without a PIN.
+
+    Args:
+        text: a path or such a URI, as a user writes it.
+
+    Raises:
+        KeyUnusable: a PIN is in the URI.
+    """
+    if not text.startswith(PKCS11_SCHEME):
+        return str(Path(text).absolute())
+    from tensorguard.signing.pkcs11 import refuse_pin
+
+    refuse_pin(text)
+    return text
+
+
+def read_signing_key(location: str | Path) -> SigningKey:
+    """The signing key at a path or PKCS #11 URI, with the certificates in the same file.
 
     Raises:
         KeyUnusable: there is no such key, or it cannot sign.
     """
     from cryptography import x509
+
+    if isinstance(location, str) and location.startswith(PKCS11_SCHEME):
+        from tensorguard.signing.pkcs11 import read_token_key
+
+        return read_token_key(location)
+    path = Path(location)
+    content = _read(path)
+    try:
+        certificates = tuple(x509.load_pem_x509_certificates(content)) if b"BEGIN CERTIFICATE" in content else ()
+    except ValueError:
+        raise KeyUnusable(f"{path}: a certificate in it cannot be read: write the chain again, as PEM") from None
+    key: SigningKey
+    if content.lstrip().startswith(PKCS11_SCHEME.encode()):
+        from tensorguard.signing.pkcs11 import read_token_key
+
+        key = read_token_key(content.split()[0].decode(errors="replace"), certificates)
+    else:
+        key = FileKey(certificates, path, _private_key_in(content, path))
+    if certificates and certificates[0].public_key() != key.public:
+        raise KeyUnusable(f"{path}: the first certificate is that of another key: put the certificate of the key first")
+    return key
+
+
+def _private_key_in(content: bytes, path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    content = _read(path)
     try:
         private = load_pem_private_key(content, password=None)
     except TypeError:
         raise KeyUnusable(f"{path}: the key has a passphrase: pass a file with the key in clear") from None
     except ValueError:
         raise KeyUnusable(f"{path} has no private key in PEM: pass the {SIGNING_KEY} of `tensafe keygen`") from None
-    if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in _CURVES:
+    if not isinstance(private, EllipticCurvePrivateKey) or private.curve.name not in CURVES:
         raise KeyUnusable(f"{path}: only elliptic-curve keys on P-256, P-384 or P-521 can sign: use `tensafe keygen`")
-    try:
-        certificates = tuple(x509.load_pem_x509_certificates(content)) if b"BEGIN CERTIFICATE" in content else ()
-    except ValueError:
-        raise KeyUnusable(f"{path}: a certificate in it cannot be read: write the chain again, as PEM") from None
-    if certificates and certificates[0].public_key() != private.public_key():
-        raise KeyUnusable(f"{path}: the first certificate is that of another key: put the certificate of the key first")
-    return SigningKey(path, private, certificates)
+    return private
 
 
 def read_public_key(path: Path) -> EllipticCurvePublicKey:
@@ -117,7 +212,7 @@ def parse_public_key(content: bytes, name: str) -> EllipticCurvePublicKey:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
         raise KeyUnusable(f"{name} has no public key in PEM: pass the {PUBLIC_KEY} of the signer") from None
-    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in CURVES:
         raise KeyUnusable(f"{name}: only elliptic-curve keys on P-256, P-384 or P-521 sign: pass the signer's key")
     return key
 

@@ -19,7 +19,7 @@ import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from model_signing.manifest import Manifest, SerializationType
 
 from tensafe_api.attestation import PAYLOAD_TYPE
 from tensafe_api.statement import canonical_json
-from tensorguard.signing.keys import SigningKey, pem_of
+from tensorguard.signing.keys import OpenKey, pem_of
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
@@ -54,22 +54,23 @@ class _Digests(hashing.Config):
         return Manifest(name, items, form)
 
 
-def sign_digests(key: SigningKey, name: str, digests: Mapping[str, str]) -> bytes:
+def sign_digests(key: OpenKey, name: str, digests: Mapping[str, str], certificates: Sequence[bytes] = ()) -> bytes:
     """The signature file over `digests`.
 
     Args:
         name: of the checkpoint; it is signed too, but the library does not compare it.
         digests: `sha256:` and 64 hex digits, by file name.
+        certificates: of the key, as DER: that of the key first; none for a bare key.
     """
     config = signing.Config().set_hashing_config(_Digests(name, digests))
-    config.use_elliptic_key_signer(private_key=key.path)
+    key.use_in(config)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "signature"
         config.sign(name, written)
         bundle = json.loads(written.read_bytes())
-    if key.certificates:
+    if certificates:
         # The signature is that of the bare key. The certificates stand beside it, and it does not cover them.
-        encoded = [base64.b64encode(each).decode() for each in key.certificates_der]
+        encoded = [base64.b64encode(each).decode() for each in certificates]
         bundle["verificationMaterial"] = {**_chain(encoded), "tlogEntries": []}
     return canonical_json(bundle)
 

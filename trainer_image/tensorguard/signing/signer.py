@@ -8,6 +8,7 @@ the ledger records, does not depend on who signs it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tensafe_api.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
 from tensafe_api.reasons import Reason
 from tensafe_api.statement import STATEMENT_FILE, digest
-from tensorguard.signing.keys import KeyUnusable, SigningKey, fingerprint_of, parse_public_key
+from tensorguard.backoff import RETRY_SECONDS, retry_delays
+from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, SigningKey, fingerprint_of, parse_public_key
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -68,30 +70,44 @@ class Signature:
 
 
 def sign_checkpoint(key: SigningKey, name: str, digests: Mapping[str, str], statement: bytes) -> dict[str, bytes]:
-    """The two files to write beside those of a checkpoint.
+    """The two files to write beside those of a checkpoint. Waits for the token of a key that is unavailable.
 
     Args:
         name: of the checkpoint.
         digests: of all its files as they are stored, the manifest included.
         statement: the privacy statement among them.
+
+    Raises:
+        KeyUnusable: the key is in a token, which does not sign.
     """
+    give_up = time.monotonic() + RETRY_SECONDS
+    for wait in retry_delays():
+        try:
+            return _sign(key, name, digests, statement)
+        except KeyUnavailable:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(wait)
+    raise AssertionError("waits never end")
+
+
+def _sign(key: SigningKey, name: str, digests: Mapping[str, str], statement: bytes) -> dict[str, bytes]:
     from tensorguard.signing.envelope import sign_statement
     from tensorguard.signing.model_signature import sign_digests
 
-    attestation = sign_statement(
-        key,
-        build_attestation(
-            name,
-            digests,
-            statement,
-            json.loads(statement),
-            public_key=key.public_pem,
-            fingerprint=key.fingerprint,
-            certificates=[digest(each) for each in key.certificates_der],
-        ),
+    claim = build_attestation(
+        name,
+        digests,
+        statement,
+        json.loads(statement),
+        public_key=key.public_pem,
+        fingerprint=key.fingerprint,
+        certificates=[digest(each) for each in key.certificates_der],
     )
-    signature = sign_digests(key, name, {**digests, ATTESTATION: digest(attestation)})
-    return {ATTESTATION: attestation, SIGNATURE: signature}
+    with key.opened() as signer:
+        attestation = sign_statement(signer, claim)
+        signed = {**digests, ATTESTATION: digest(attestation)}
+        return {ATTESTATION: attestation, SIGNATURE: sign_digests(signer, name, signed, key.certificates_der)}
 
 
 def check_signature(

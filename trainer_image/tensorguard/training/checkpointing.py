@@ -159,7 +159,7 @@ def check_signed(store: CheckpointStore, published: PublishedCheckpoint, key: Si
     name = checkpoint_name(published)
     statement = store.read(name, published.digest, only=(STATEMENT_FILE,))[STATEMENT_FILE]
     digests = {**store.listing(name), MANIFEST: published.digest}
-    trust = TrustedKey(key.private.public_key())
+    trust = TrustedKey(key.public)
     try:
         check_signature(digests, statement, store.read_beside(name, SIGNATURE_FILES), trust)
     except SignatureInvalid as error:

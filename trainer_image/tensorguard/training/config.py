@@ -60,7 +60,7 @@ class WorkerConfig:
     ledger_location: LedgerLocation | None = None
     """Where the ledger is in a cluster; None: in the run's folder."""
     signing_key: str | None = None
-    """The file of the key with which rank 0 signs checkpoints; None: they are not signed."""
+    """The file, or PKCS #11 URI, of the key with which rank 0 signs checkpoints; None: they are not signed."""
     recipients_file: str | None = None
     """The file with the recipients of a ConfigMap, for whom checkpoints are encrypted; None: the job has them."""
     identity_file: str | None = None

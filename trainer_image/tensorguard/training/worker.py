@@ -252,7 +252,7 @@ class Worker:
         if self._ledger is None:
             return NOT_RANK_0
         if self.config.signing_key is not None:
-            self._signing_key = read_signing_key(Path(self.config.signing_key))
+            self._signing_key = read_signing_key(self.config.signing_key)
         file = self.config.recipients_file
         self._recipients = recipients_of(self.components.job, Path(file) if file else None)
         if self._recipients is not None:

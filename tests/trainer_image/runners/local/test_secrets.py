@@ -14,9 +14,10 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from e2e.platform.fixtures.planted_secrets import PlantedSecrets
-from e2e.platform.trainer.command import RunCommand, write_job
+from e2e.platform.fixtures.soft_hsm import SoftHSM
+from e2e.platform.trainer.command import TIMEOUT_SECONDS, RunCommand, write_job
 from tensorguard.cli.main import main
-from tensorguard.signing.keys import new_signing_key
+from tensorguard.signing.keys import new_signing_key, read_signing_key
 
 pytestmark = pytest.mark.ray
 
@@ -83,6 +84,47 @@ def test_run_leaves_no_secret_in_output_logs_or_files(
         *secrets.found_below(out),
         *secrets.found_below(tmp_path / "checkpoints"),
         *secrets.found_below(temporary),
+    ]
+    assert found == []
+
+
+def test_run_with_a_key_in_a_token_shows_the_pin_nowhere_and_resumes(
+    soft_hsm: SoftHSM,
+    tmp_path: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_job(tmp_path)
+    soft_hsm.add_key()
+    planted = PlantedSecrets({"the PIN": SoftHSM.PIN})
+    monkeypatch.setenv("TENSAFE_SIGNING_KEY", soft_hsm.uri())
+    command = RunCommand(tmp_path, temporary, resume=False)
+    command.wait_for_steps(14)
+    code, printed = command.interrupt()
+    assert code == 130, command.stderr_text()
+
+    resumed = RunCommand(tmp_path, temporary, resume=True)
+    job, _ = resumed.process.communicate(timeout=TIMEOUT_SECONDS)
+    assert resumed.process.returncode == 0, resumed.stderr_text()
+    checkpoints = json.loads(job)["status"]["checkpoints"]
+    assert len(checkpoints) > 1
+    assert all(each["signed"] for each in checkpoints)
+
+    public = tmp_path / "signer.pub.pem"
+    public.write_text(read_signing_key(soft_hsm.uri()).public_pem)
+    final = str(tmp_path / "checkpoints" / "final")
+    assert main(["verify", final, "--public-key", str(public), "--ledger", str(command.output)]) == 0
+    shown = capfd.readouterr()
+    found = [
+        *planted.found_in("stdout of the run", printed),
+        *planted.found_in("stdout of the resumed run", job),
+        *planted.found_in("stderr of both", Path(command.stderr.name).read_bytes()),
+        *planted.found_in("output of verify", shown.out + shown.err),
+        *planted.found_below(command.output),
+        *planted.found_below(Path(f"{command.output}.private")),
+        *planted.found_below(tmp_path / "checkpoints"),
+        *planted.found_below(temporary),
     ]
     assert found == []
 

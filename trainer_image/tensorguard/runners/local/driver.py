@@ -73,6 +73,7 @@ from tensorguard.runners.run_folder import (
     write_owner_only,
 )
 from tensorguard.runners.worker_group import RankFunction, WorkerGroup, run_workers
+from tensorguard.signing.keys import key_location
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.rollback_check import check_same_job
@@ -100,7 +101,7 @@ def run(
     timeout: float | None = None,
     admitted: Callable[[], None] = lambda: None,
     address: str | None = None,
-    signing_key: Path | None = None,
+    signing_key: str | Path | None = None,
     identity: Path | None = None,
     rank_function: RankFunction = run_local_rank,
 ) -> RunResult:
@@ -118,7 +119,7 @@ def run(
         admitted: called on this thread when the run is accepted. If it requests a stop, nothing starts.
         address: of the Ray cluster to join; None: what RAY_ADDRESS names. Where neither does, or the address is
             "local", and this process has joined no cluster, the run starts one on this machine.
-        signing_key: file of the key that signs the checkpoints; None: they are not signed.
+        signing_key: path or PKCS #11 URI of the key that signs the checkpoints; None: they are not signed.
         identity: file of the age identity that decrypts a checkpoint to resume or to start from; None: there is none.
         rank_function: what each worker on this machine calls; an audit has its own.
 
@@ -174,7 +175,7 @@ class _Run:
     """Holds the lock of the private folder, which runs in different folders may share, until the run has ended."""
     on_nodes: bool = False
     """Whether workers may run on other machines: then each prepares its data itself, and has the key in a file."""
-    signing_key: Path | None = None
+    signing_key: str | Path | None = None
     identity: Path | None = None
     rank_function: RankFunction = run_local_rank
     attempt: int = 1
@@ -372,7 +373,7 @@ class _Run:
             evaluation=prepared.evaluation,
             dataset_digest=prepared.digest,
             threads=max(1, int(cpus_per_rank(self.job))),
-            signing_key=str(self.signing_key.absolute()) if self.signing_key else None,
+            signing_key=key_location(str(self.signing_key)) if self.signing_key else None,
             identity_file=str(self.identity.absolute()) if self.identity else None,
         )
 

@@ -9,17 +9,17 @@ from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.signing.keys import KeyUnusable, read_signing_key
 
-_PASS = "pass --signing-key FILE, or set TENSAFE_SIGNING_KEY"
+_PASS = "pass --signing-key KEY, or set TENSAFE_SIGNING_KEY"
 
 
 def check_signing(
-    job: TenSafeTrainingJob, earlier: LedgerState | None, signing_key: Path | None, *, on_nodes: bool
+    job: TenSafeTrainingJob, earlier: LedgerState | None, signing_key: str | Path | None, *, on_nodes: bool
 ) -> None:
     """Raise RunRefused if the key is missing or cannot be used.
 
     Args:
         earlier: the ledger of the run that is resumed.
-        signing_key: the file of the key; None: none was given.
+        signing_key: the file or PKCS #11 URI of the key; None: none was given.
         on_nodes: whether the workers may run on other machines.
     """
     if signing_key is None:
