@@ -12,7 +12,7 @@ import botocore.retryhandler
 import pytest
 from s3fs import S3FileSystem
 
-from e2e.platform import s3
+from e2e.platform import s3, sigstore
 from e2e.platform.fixtures import soft_hsm as soft_hsms
 from tensorguard.privacy import noise
 
@@ -48,6 +48,24 @@ def soft_hsm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("SOFTHSM2_CONF", str(found.config))
     found.add_token()
     return found
+
+
+@pytest.fixture(scope="session")
+def sigstore_instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sigstore.Sigstore]:
+    """A private Sigstore instance, one for all tests of this process."""
+    with sigstore.instance(tmp_path_factory.mktemp("sigstore")) as found:
+        yield found
+
+
+@pytest.fixture
+def identity(
+    sigstore_instance: sigstore.Sigstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> sigstore.Sigstore:
+    """The same instance, with a token for its usual identity in a file that the environment names."""
+    token = tmp_path / "identity-token"
+    token.write_text(f"{sigstore_instance.provider.token()}\n")
+    monkeypatch.setenv("SIGSTORE_ID_TOKEN_FILE", str(token))
+    return sigstore_instance
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,11 @@ PINNED = {
     "actionlint": {"github.com/rhysd/actionlint": versions.ACTIONLINT},
     "registry": {"github.com/distribution/distribution/v3": versions.REGISTRY},
     "syft": {"github.com/anchore/syft": versions.SYFT},
+    "sigstore": {
+        "github.com/sigstore/fulcio": versions.FULCIO,
+        "github.com/sigstore/rekor-tiles/v2": versions.REKOR,
+        "github.com/transparency-dev/tesseract": versions.TESSERACT,
+    },
     "argocd": {"github.com/argoproj/argo-cd/v3": versions.ARGO_CD},
 }
 

@@ -41,6 +41,12 @@ def test_signing_key_reaches_the_workers(fake: Any, config: Make, key: Path, mon
     assert fake.calls[-1]["signing_key"] == key
 
 
+@pytest.mark.parametrize("uri", ["pkcs11:token=a;object=b?module-path=/usr//m.so", "sigstore:trust-config.json"])
+def test_signing_key_may_be_in_a_token_or_an_identity(fake: Any, config: Make, uri: str) -> None:
+    TenSafeTrainer(config(signing_key=uri)).fit(RECORDS)
+    assert fake.calls[-1]["signing_key"] == uri
+
+
 def test_environment_names_the_signing_key(fake: Any, config: Make, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(keys.SIGNING_KEY_VARIABLE, str(key))
     TenSafeTrainer(config()).fit(RECORDS)

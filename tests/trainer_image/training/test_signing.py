@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from e2e.platform.fixtures.soft_hsm import SoftHSM
+from e2e.platform.sigstore import IDENTITY, Sigstore
 from e2e.platform.trainer.rank_harness import Job
+from tensorguard.cli.main import main
 from tensorguard.signing import keys
 from tensorguard.signing.keys import read_signing_key
 from tensorguard.signing.signer import SIGNATURE_FILES
@@ -191,3 +193,38 @@ def test_run_with_a_key_in_a_token_resumes_only_with_that_key(soft_hsm: SoftHSM,
     job.signing_key = location("ours")
     job.train_alone()
     assert (job.ended().reason, job.ledger().steps_charged) == ("Completed", 4)
+
+
+@pytest.mark.slow
+def test_run_signed_by_an_identity_is_verified_and_resumed_by_that_identity_alone(
+    identity: Sigstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job.make(
+        tmp_path / "run", "spec.cluster.workers=1", "spec.training.steps=4", "spec.training.microBatchSize=32"
+    )
+    job.signing_key = f"sigstore:{identity.trust_config}"
+    job.train_alone()
+    assert job.ended().reason == "Completed"
+    assert [each.signed for each in job.status().checkpoints] == [True, True]
+    assert len({each.signer for each in job.ledger().checkpoints}) == 2, "each checkpoint has a key of its own"
+
+    place = str(job.directory / "checkpoints" / "final")
+    instance = ["--certificate-oidc-issuer", identity.provider.url, "--trust-config", str(identity.trust_config)]
+    capsys.readouterr()
+    command = ["verify", place, "--ledger", str(job.directory)]
+    assert main([*command, "--certificate-identity", IDENTITY, *instance]) == 0
+    assert f"are signed by {IDENTITY} (by {identity.provider.url})" in capsys.readouterr().out
+    assert main([*command, "--certificate-identity", "other@clinic.example", *instance]) == 1
+    assert "does not show that other@clinic.example signed it" in capsys.readouterr().err
+    for options in (["--certificate-identity", IDENTITY], instance):
+        assert main([*command, *options]) == 2
+        assert "--certificate-oidc-issuer and --trust-config" in capsys.readouterr().err
+
+    token = identity.provider.token("other@clinic.example")
+    monkeypatch.setenv("SIGSTORE_ID_TOKEN", token)
+    assert f"{identity.trust_config} does not show that other@clinic.example signed it" in refused(job)
+    monkeypatch.delenv("SIGSTORE_ID_TOKEN")
+    job.train_alone()
+    assert (job.ended().reason, job.ledger().steps_charged) == ("Completed", 4)
+    for path in job.directory.rglob("*"):
+        assert path.is_dir() or token.encode() not in path.read_bytes()

@@ -35,6 +35,7 @@ examples:
   tensafe run job.yaml --signing-key ~/keys/signing-key.pem             sign the checkpoints (`tensafe keygen`)
   tensafe run job.yaml --signing-key 'pkcs11:token=release;object=adapters?module-path=/path/of/module.so&\
 pin-source=file:/path/of/pin'                                           sign them with a key in an HSM
+  tensafe run job.yaml --signing-key sigstore:trust-config.json         sign them as an identity, without a key
   tensafe run runs/first/job.yaml --identity ~/keys/age-identity.txt --output-dir runs/first --resume
                                                                         resume from an encrypted checkpoint
   tensafe run job.yaml -o json | jq .status.privacy                     the figures alone, for a script
@@ -84,8 +85,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "--signing-key",
         metavar="KEY",
         type=_key_location,
-        help="sign the checkpoints with this key, and resume only from one that it signed: a file, or the pkcs11: URI "
-        f"of a key in a token (default: {SIGNING_KEY_VARIABLE}, else they are not signed)",
+        help="sign the checkpoints with this key, and resume only from one that it signed: a file, the pkcs11: URI of "
+        "a key in a token, or sigstore: and the trust configuration of a Sigstore instance (default: "
+        f"{SIGNING_KEY_VARIABLE}, else they are not signed)",
     )
     parser.add_argument(
         "--audit-log",

@@ -19,7 +19,7 @@ from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
 from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 if TYPE_CHECKING:
-    from tensorguard.signing.signer import Trust
+    from tensorguard.signing.trust import Trust
     from tensorguard.verification.audit_logs import AuditReport
     from tensorguard.verification.checkpoint import Report
     from tensorguard.verification.ledgers import LedgerHistory
@@ -30,6 +30,8 @@ examples:
   tensafe verify s3://models/claims/final --public-key signer.pub.pem
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --output-dir claims
   tensafe verify adapter --certificate-chain authority.pem
+  tensafe verify adapter --certificate-identity release@clinic.example \
+    --certificate-oidc-issuer https://login.clinic.example --trust-config sigstore.json
   tensafe verify runs/first/checkpoints/final --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --ledger kubernetes -n clinic
   tensafe verify adapter --public-key signer.pub.pem --identity age-identity.txt     its weights are encrypted
@@ -85,6 +87,20 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         type=Path,
         help="certificates that you trust, as PEM: one of them must vouch for the signer's certificate",
+    )
+    signer.add_argument(
+        "--certificate-identity",
+        metavar="NAME",
+        help="the e-mail address or URI of the signer, who signed with Sigstore: needs the two options below",
+    )
+    parser.add_argument(
+        "--certificate-oidc-issuer", metavar="URL", help="the OpenID provider that vouches for --certificate-identity"
+    )
+    parser.add_argument(
+        "--trust-config",
+        metavar="FILE",
+        type=Path,
+        help="the trust configuration (JSON) of the Sigstore instance that issued the signer's certificate",
     )
     parser.add_argument(
         "--digest",
@@ -170,7 +186,7 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         return
     if arguments.audit_log is None:
         raise CommandError("tensafe verify: name the folder of a checkpoint, or an --audit-log", INVALID)
-    for name in ("public_key", "certificate_chain", "digest", "output_dir", "identity"):
+    for name in ("public_key", "certificate_chain", "certificate_identity", "digest", "output_dir", "identity"):
         if getattr(arguments, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise CommandError(f"tensafe verify: {option} is about a checkpoint: name its folder", INVALID)
@@ -207,13 +223,23 @@ def _check_digest(report: Report, expected: str | None) -> None:
 
 def _trust(arguments: argparse.Namespace) -> Trust:
     from tensorguard.signing.keys import read_certificates, read_public_key
-    from tensorguard.signing.signer import TrustedCertificates, TrustedKey
+    from tensorguard.signing.trust import TrustedCertificates, TrustedIdentity, TrustedKey
 
+    rest = (arguments.certificate_oidc_issuer, arguments.trust_config)
+    if arguments.certificate_identity is None and any(rest):
+        raise ValueError("--certificate-oidc-issuer and --trust-config need --certificate-identity")
     if arguments.public_key is not None:
         return TrustedKey(read_public_key(arguments.public_key))
     if arguments.certificate_chain is not None:
         read_certificates(arguments.certificate_chain)
         return TrustedCertificates(arguments.certificate_chain)
+    if arguments.certificate_identity is not None:
+        from tensorguard.signing.sigstore import read_instance
+
+        if not all(rest):
+            raise ValueError("--certificate-identity needs --certificate-oidc-issuer and --trust-config")
+        read_instance(arguments.trust_config)
+        return TrustedIdentity(arguments.certificate_identity, *rest)
     return None
 
 

@@ -44,7 +44,7 @@ from tensorguard.runners.local import driver
 from tensorguard.runners.local.data_preparation import InMemoryData
 from tensorguard.runners.local.private_folder import PrivateFolder
 from tensorguard.runners.preflight import RunRefused
-from tensorguard.signing.keys import PKCS11_SCHEME, SIGNING_KEY_VARIABLE, identity_in_environment
+from tensorguard.signing.keys import PKCS11_SCHEME, SIGNING_KEY_VARIABLE, SIGSTORE_SCHEME, identity_in_environment
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.private_metrics import PrivateMetricsReader
 from tensorguard.training.rollback_check import check_charged
@@ -221,9 +221,9 @@ class TenSafeTrainer:
         return TenSafeResult(finished, _metrics(finished), _checkpoint(finished), output_dir)
 
     def _signing_key(self) -> str | Path | None:
-        """The file of the key that signs the checkpoints, or the URI of one in a token; None without one."""
+        """What signs the checkpoints: the file of a key, or where another one is (`key_location`); None without one."""
         key = self.config.signing_key or os.environ.get(SIGNING_KEY_VARIABLE)
-        if not key or str(key).startswith(PKCS11_SCHEME):
+        if not key or str(key).startswith((PKCS11_SCHEME, SIGSTORE_SCHEME)):
             return key or None
         return Path(key).expanduser().absolute()
 

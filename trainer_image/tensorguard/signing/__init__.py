@@ -2,7 +2,9 @@
 
 In: the digests of files, and a key. Out: two small files that lie beside them. The modules, from the bottom up:
 
-- `keys` makes and reads keys. `pkcs11` uses one that stays in a token, with `token_signer`.
+- `trust` names whom a check trusts.
+- `keys` makes and reads keys. `pkcs11` uses one that stays in a token, `sigstore` gets a new one for each checkpoint;
+  both sign statements with `token_signer`.
 - `model_signature` is the signature over all files in the format of OpenSSF model-signing, so that its own command
   checks it.
 - `envelope` is a signed in-toto statement (DSSE): the privacy claim about the same files.

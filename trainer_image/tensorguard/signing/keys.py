@@ -3,7 +3,7 @@
 A signing key is an elliptic-curve key (NIST P-256, P-384 or P-521) as PEM. The file may also hold the certificate of
 the key and those of its issuers. `tensafe keygen` makes a P-256 key without a certificate. In place of a private key,
 the file may hold the URI of one in a PKCS #11 token, and in place of the file's path, that URI may be given
-(`tensorguard.signing.pkcs11`).
+(`tensorguard.signing.pkcs11`). Or an identity signs, each time with a new key (`tensorguard.signing.sigstore`).
 
 The fingerprint of a key is `sha256:` and the SHA-256 of the public key as DER (SubjectPublicKeyInfo), in hex. OpenSSL
 computes the same: `openssl pkey -pubin -in KEY.pub.pem -outform DER | sha256sum`.
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from tensafe_api.reasons import Reason
+from tensorguard.signing.trust import TrustedIdentity, TrustedKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -36,6 +37,7 @@ IDENTITY = "age-identity.txt"
 IDENTITY_VARIABLE = "TENSAFE_IDENTITY"
 """Environment variable with the path of an age identity: for `tensafe`, and on each node of a Ray cluster."""
 PKCS11_SCHEME = "pkcs11:"
+SIGSTORE_SCHEME = "sigstore:"
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
@@ -55,6 +57,14 @@ class OpenKey(Protocol):
     """A key that can sign now, in the forms that two libraries ask for."""
 
     @property
+    def public(self) -> EllipticCurvePublicKey:
+        """The public key."""
+
+    @property
+    def certificates_der(self) -> tuple[bytes, ...]:
+        """The certificates that a signature holds: that of the key first; empty for a bare key."""
+
+    @property
     def statement_signer(self) -> Signer:
         """Signs in-toto statements, for securesystemslib."""
 
@@ -62,9 +72,22 @@ class OpenKey(Protocol):
         """Make model-signing sign with the key."""
 
 
-@dataclass(frozen=True)
 class SigningKey(ABC):
-    """A key that signs.
+    """What signs checkpoints."""
+
+    @property
+    @abstractmethod
+    def trust(self) -> TrustedKey | TrustedIdentity:
+        """Whom to trust so that exactly its signatures are accepted."""
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[OpenKey]:
+        """A key while it signs one checkpoint. Raises KeyUnusable, also in the block."""
+
+
+@dataclass(frozen=True)
+class FixedKey(SigningKey):
+    """One key that signs all checkpoints.
 
     Attributes:
         certificates: the chain that comes with the key: that of the key first; empty for a bare key.
@@ -77,9 +100,9 @@ class SigningKey(ABC):
     def public(self) -> EllipticCurvePublicKey:
         """The public key."""
 
-    @abstractmethod
-    def opened(self) -> AbstractContextManager[OpenKey]:
-        """The key while it signs. Raises KeyUnusable, also in the block."""
+    @property
+    def trust(self) -> TrustedKey:
+        return TrustedKey(self.public)
 
     @property
     def public_pem(self) -> str:
@@ -98,7 +121,7 @@ class SigningKey(ABC):
 
 
 @dataclass(frozen=True)
-class FileKey(SigningKey):
+class FileKey(FixedKey):
     """A private key in a PEM file."""
 
     path: Path
@@ -123,14 +146,19 @@ class FileKey(SigningKey):
 
 
 def key_location(text: str) -> str:
-    """Where a signing key is, as other processes may read it: an absolute path, or a PKCS #11 URI without a PIN.
+    """Where a signing key is, as other processes may read it.
 
     Args:
-        text: a path or such a URI, as a user writes it.
+        text: as a user writes it: a path, a PKCS #11 URI, or sigstore: and a path.
+
+    Returns:
+        The same with an absolute path, or without a PIN.
 
     Raises:
         KeyUnusable: a PIN is in the URI.
     """
+    if text.startswith(SIGSTORE_SCHEME):
+        return f"{SIGSTORE_SCHEME}{Path(text.removeprefix(SIGSTORE_SCHEME)).absolute()}"
     if not text.startswith(PKCS11_SCHEME):
         return str(Path(text).absolute())
     from tensorguard.signing.pkcs11 import refuse_pin
@@ -140,7 +168,7 @@ def key_location(text: str) -> str:
 
 
 def read_signing_key(location: str | Path) -> SigningKey:
-    """The signing key at a path or PKCS #11 URI, with the certificates in the same file.
+    """The signing key at a location (`key_location`), with the certificates in the same file.
 
     Raises:
         KeyUnusable: there is no such key, or it cannot sign.
@@ -151,13 +179,17 @@ def read_signing_key(location: str | Path) -> SigningKey:
         from tensorguard.signing.pkcs11 import read_token_key
 
         return read_token_key(location)
+    if isinstance(location, str) and location.startswith(SIGSTORE_SCHEME):
+        from tensorguard.signing.sigstore import read_sigstore_key
+
+        return read_sigstore_key(Path(location.removeprefix(SIGSTORE_SCHEME)))
     path = Path(location)
     content = _read(path)
     try:
         certificates = tuple(x509.load_pem_x509_certificates(content)) if b"BEGIN CERTIFICATE" in content else ()
     except ValueError:
         raise KeyUnusable(f"{path}: a certificate in it cannot be read: write the chain again, as PEM") from None
-    key: SigningKey
+    key: FixedKey
     if content.lstrip().startswith(PKCS11_SCHEME.encode()):
         from tensorguard.signing.pkcs11 import read_token_key
 

@@ -19,7 +19,7 @@ import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from model_signing import hashing, signing, verifying
 from model_signing._hashing.hashing import Digest
 from model_signing.manifest import Manifest, SerializationType
+from sigstore.errors import Error as SigstoreError
+from sigstore.models import Bundle
 
 from tensafe_api.attestation import PAYLOAD_TYPE
 from tensafe_api.statement import canonical_json
 from tensorguard.signing.keys import OpenKey, pem_of
+from tensorguard.signing.trust import TrustedIdentity
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
@@ -54,13 +57,12 @@ class _Digests(hashing.Config):
         return Manifest(name, items, form)
 
 
-def sign_digests(key: OpenKey, name: str, digests: Mapping[str, str], certificates: Sequence[bytes] = ()) -> bytes:
+def sign_digests(key: OpenKey, name: str, digests: Mapping[str, str]) -> bytes:
     """The signature file over `digests`.
 
     Args:
         name: of the checkpoint; it is signed too, but the library does not compare it.
         digests: `sha256:` and 64 hex digits, by file name.
-        certificates: of the key, as DER: that of the key first; none for a bare key.
     """
     config = signing.Config().set_hashing_config(_Digests(name, digests))
     key.use_in(config)
@@ -68,9 +70,9 @@ def sign_digests(key: OpenKey, name: str, digests: Mapping[str, str], certificat
         written = Path(folder) / "signature"
         config.sign(name, written)
         bundle = json.loads(written.read_bytes())
-    if certificates:
+    if key.certificates_der and "publicKey" in bundle["verificationMaterial"]:
         # The signature is that of the bare key. The certificates stand beside it, and it does not cover them.
-        encoded = [base64.b64encode(each).decode() for each in certificates]
+        encoded = [base64.b64encode(each).decode() for each in key.certificates_der]
         bundle["verificationMaterial"] = {**_chain(encoded), "tlogEntries": []}
     return canonical_json(bundle)
 
@@ -79,6 +81,8 @@ def parse_bundle(content: bytes) -> dict[str, Any]:
     """The bundle in a signature file. Raises ValueError unless each byte is as `sign_digests` writes it."""
     try:
         bundle = json.loads(content)
+        if "certificate" in bundle["verificationMaterial"]:
+            return _parse_sigstore_bundle(content)
         envelope, material = bundle["dsseEnvelope"], bundle["verificationMaterial"]
         (signature,) = envelope["signatures"]
         if "publicKey" in material:
@@ -103,8 +107,10 @@ def parse_bundle(content: bytes) -> dict[str, Any]:
 
 def certificates_in(content: bytes) -> tuple[bytes, ...]:
     """The certificates (DER) in a signature file, that of the key first; empty for a bare key. Raises ValueError."""
-    chain = parse_bundle(content)["verificationMaterial"].get("x509CertificateChain", {"certificates": ()})
-    return tuple(base64.b64decode(each["rawBytes"]) for each in chain["certificates"])
+    material = parse_bundle(content)["verificationMaterial"]
+    found = [material["certificate"]] if "certificate" in material else material.get("x509CertificateChain", {})
+    chain = found if isinstance(found, list) else found.get("certificates", ())
+    return tuple(base64.b64decode(each["rawBytes"]) for each in chain)
 
 
 def verify_with_key(content: bytes, key: EllipticCurvePublicKey, digests: Mapping[str, str]) -> None:
@@ -116,6 +122,7 @@ def verify_with_key(content: bytes, key: EllipticCurvePublicKey, digests: Mappin
     if "publicKey" not in bundle["verificationMaterial"]:
         hint = {"hint": hashlib.sha256(pem.encode()).hexdigest()}
         bundle["verificationMaterial"] = {"publicKey": hint, "tlogEntries": []}
+        bundle["dsseEnvelope"]["signatures"][0]["keyid"] = ""
     with tempfile.TemporaryDirectory() as folder:
         key_file = Path(folder) / "key.pem"
         key_file.write_text(pem)
@@ -153,6 +160,46 @@ def verify_with_chain(content: bytes, chain: Path, digests: Mapping[str, str]) -
     key = x509.load_der_x509_certificate(certificates[0]).public_key()
     assert isinstance(key, EllipticCurvePublicKey)
     return key
+
+
+def verify_with_identity(content: bytes, trust: TrustedIdentity, digests: Mapping[str, str]) -> EllipticCurvePublicKey:
+    """Check that an identity signed exactly these digests, while a certificate of its Sigstore instance was valid.
+
+    The certificate, its entry in a certificate log, the entry of the signature in the instance's log, and the time
+    stamp are checked with the keys in the trust configuration. No service is asked.
+
+    Returns:
+        The key of the certificate.
+
+    Raises:
+        Exception: of any class, if not.
+    """
+    bundle = parse_bundle(content)
+    if "certificate" not in bundle["verificationMaterial"]:
+        raise ValueError("it was made with a key, not by an identity")
+    config = verifying.Config().use_sigstore_verifier(
+        identity=trust.name, oidc_issuer=trust.issuer, trust_config=trust.instance
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        _verify(config, bundle, digests, Path(folder))
+    key = x509.load_der_x509_certificate(certificates_in(content)[0]).public_key()
+    assert isinstance(key, EllipticCurvePublicKey)
+    return key
+
+
+def _parse_sigstore_bundle(content: bytes) -> dict[str, Any]:
+    """As `parse_bundle`, for a signature by an identity: one entry in a log of Rekor version 2, and a time stamp."""
+    try:
+        expected: dict[str, Any] = json.loads(Bundle.from_json(content).to_json())
+        (entry,) = expected["verificationMaterial"]["tlogEntries"]
+        (stamp,) = expected["verificationMaterial"]["timestampVerificationData"]["rfc3161Timestamps"]
+        known = entry["kindVersion"] == {"kind": "hashedrekord", "version": "0.0.2"} and len(stamp) == 1
+        plain = entry["integratedTime"] == "0" and entry["logIndex"] == entry["inclusionProof"]["logIndex"]
+    except (SigstoreError, ValueError, KeyError, TypeError) as error:
+        raise ValueError("it is no signature") from error
+    if not known or not plain or "inclusionPromise" in entry or canonical_json(expected) != content:
+        raise ValueError("it has bytes that no signer wrote")
+    return expected
 
 
 def _verify(config: verifying.Config, bundle: Mapping[str, Any], digests: Mapping[str, str], folder: Path) -> None:

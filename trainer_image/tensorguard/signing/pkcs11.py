@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from tensorguard.signing.keys import CURVES, PKCS11_SCHEME, KeyUnavailable, KeyUnusable, OpenKey, SigningKey
+from tensorguard.signing.keys import CURVES, PKCS11_SCHEME, FixedKey, KeyUnavailable, KeyUnusable, OpenKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -121,7 +121,7 @@ class TokenURI:
 
 
 @dataclass(frozen=True)
-class TokenKey(SigningKey):
+class TokenKey(FixedKey):
     """A private key in a token."""
 
     uri: TokenURI
@@ -136,6 +136,7 @@ class TokenKey(SigningKey):
         with _open(self.uri) as key:
             if key.public != self.in_token:
                 raise KeyUnusable(f"{self.uri.name}: the token has another key now than when the run started")
+            key.certificates_der = self.certificates_der
             yield key
 
 
@@ -161,6 +162,7 @@ class _OpenTokenKey:
 
     def __init__(self, uri: str, session: Any, private: Any, public: EllipticCurvePublicKey) -> None:
         self._uri, self._session, self._private, self.public = uri, session, private, public
+        self.certificates_der: tuple[bytes, ...] = ()
 
     def sign(self, payload: bytes) -> bytes:
         """The signature of `payload` (ECDSA, as DER)."""

@@ -11,14 +11,22 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tensafe_api.attestation import PREDICATE_TYPE, STATEMENT_TYPE, build_attestation
 from tensafe_api.reasons import Reason
 from tensafe_api.statement import STATEMENT_FILE, digest
 from tensorguard.backoff import RETRY_SECONDS, retry_delays
-from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, SigningKey, fingerprint_of, parse_public_key
+from tensorguard.signing.keys import (
+    FixedKey,
+    KeyUnavailable,
+    KeyUnusable,
+    SigningKey,
+    fingerprint_of,
+    parse_public_key,
+    pem_of,
+)
+from tensorguard.signing.trust import Trust, TrustedCertificates, TrustedIdentity, TrustedKey
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -36,24 +44,6 @@ class SignatureInvalid(Exception):
     def __init__(self, file: str, problem: str) -> None:
         super().__init__(f"{file}: {problem}")
         self.file, self.problem = file, problem
-
-
-@dataclass(frozen=True)
-class TrustedKey:
-    """The signer must have this key."""
-
-    key: EllipticCurvePublicKey
-
-
-@dataclass(frozen=True)
-class TrustedCertificates:
-    """The signer must have a certificate that one in this PEM file vouches for."""
-
-    path: Path
-
-
-Trust = TrustedKey | TrustedCertificates | None
-"""Whom a check trusts. None: no key, so that a check shows only that the files are those that some key signed."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +85,32 @@ def _sign(key: SigningKey, name: str, digests: Mapping[str, str], statement: byt
     from tensorguard.signing.envelope import sign_statement
     from tensorguard.signing.model_signature import sign_digests
 
-    claim = build_attestation(
-        name,
-        digests,
-        statement,
-        json.loads(statement),
-        public_key=key.public_pem,
-        fingerprint=key.fingerprint,
-        certificates=[digest(each) for each in key.certificates_der],
-    )
     with key.opened() as signer:
+        claim = build_attestation(
+            name,
+            digests,
+            statement,
+            json.loads(statement),
+            public_key=pem_of(signer.public),
+            fingerprint=fingerprint_of(signer.public),
+            certificates=[digest(each) for each in signer.certificates_der],
+        )
         attestation = sign_statement(signer, claim)
-        signed = {**digests, ATTESTATION: digest(attestation)}
-        return {ATTESTATION: attestation, SIGNATURE: sign_digests(signer, name, signed, key.certificates_der)}
+        signature = sign_digests(signer, name, {**digests, ATTESTATION: digest(attestation)})
+    files = {ATTESTATION: attestation, SIGNATURE: signature}
+    if not isinstance(key, FixedKey):
+        try:  # an instance may sign without what a check needs, such as a time stamp
+            check_signature(digests, statement, files, key.trust)
+        except SignatureInvalid as error:
+            raise KeyUnavailable(f"the new signature cannot be verified: {error}") from error
+    return files
+
+
+def signer_in(files: Mapping[str, bytes]) -> str:
+    """The fingerprint of the key that made the two files of `sign_checkpoint`."""
+    from tensorguard.signing.envelope import statement_in
+
+    return str(statement_in(files[ATTESTATION])["predicate"]["signer"]["fingerprint"])
 
 
 def check_signature(
@@ -126,7 +129,12 @@ def check_signature(
         SignatureInvalid: they are missing, were changed, are about other files, or are by another signer.
     """
     from tensorguard.signing.envelope import statement_in, verify_statement
-    from tensorguard.signing.model_signature import certificates_in, verify_with_chain, verify_with_key
+    from tensorguard.signing.model_signature import (
+        certificates_in,
+        verify_with_chain,
+        verify_with_identity,
+        verify_with_key,
+    )
 
     for file in SIGNATURE_FILES:
         if file not in signatures:
@@ -158,6 +166,16 @@ def check_signature(
             raise SignatureInvalid(
                 SIGNATURE,
                 f"no certificate of {trust.path} vouches for its signer ({str(error) or type(error).__name__})",
+            ) from error
+        if fingerprint_of(vouched) != fingerprint_of(key):
+            raise SignatureInvalid(ATTESTATION, "was signed by another key than the certificate's")
+    if isinstance(trust, TrustedIdentity):
+        try:
+            vouched = verify_with_identity(signature, trust, signed)
+        except Exception as error:
+            raise SignatureInvalid(
+                SIGNATURE,
+                f"{trust.instance} does not show that {trust.name} signed it ({str(error) or type(error).__name__})",
             ) from error
         if fingerprint_of(vouched) != fingerprint_of(key):
             raise SignatureInvalid(ATTESTATION, "was signed by another key than the certificate's")
@@ -195,8 +213,6 @@ def _check_attested(
     certificates: list[str],
 ) -> None:
     """Check that the claim is about these files and this statement, by building it again."""
-    from tensorguard.signing.keys import pem_of
-
     if (attested.get("_type"), attested.get("predicateType")) != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise SignatureInvalid(ATTESTATION, f"is not of the type {PREDICATE_TYPE}")
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +32,9 @@ from tensorguard.signing.keys import SigningKey
 from tensorguard.signing.signer import (
     SIGNATURE_FILES,
     SignatureInvalid,
-    TrustedKey,
     check_signature,
     sign_checkpoint,
+    signer_in,
 )
 from tensorguard.statements.model_card import BaseModel, render_model_card
 from tensorguard.training.collective_errors import AttemptFailed
@@ -108,7 +107,13 @@ class Checkpointer:
         name = FINAL if final else f"{_STEP}{step:06d}-a{state.attempt}i{state.incarnation}"
         check_checkpoints(self.store, self.ledger)
         key = self.signing_key
-        sign = partial(sign_checkpoint, key, statement=statement) if key is not None else None
+        signed: dict[str, bytes] = {}
+
+        def sign(name: str, digests: Mapping[str, str]) -> Mapping[str, bytes]:
+            if key is not None:
+                signed.update(sign_checkpoint(key, name, digests, statement))
+            return signed
+
         manifest_digest = self.store.write(name, stored, sign)
         published = PublishedCheckpoint(
             step=step,
@@ -117,7 +122,7 @@ class Checkpointer:
             digest=manifest_digest,
             statement_digest=digest(statement),
             final=final,
-            signer=key.fingerprint if key is not None else None,
+            signer=signer_in(signed) if signed else None,
         )
         self.ledger.record_checkpoint(published)
         self._prune()
@@ -159,9 +164,8 @@ def check_signed(store: CheckpointStore, published: PublishedCheckpoint, key: Si
     name = checkpoint_name(published)
     statement = store.read(name, published.digest, only=(STATEMENT_FILE,))[STATEMENT_FILE]
     digests = {**store.listing(name), MANIFEST: published.digest}
-    trust = TrustedKey(key.public)
     try:
-        check_signature(digests, statement, store.read_beside(name, SIGNATURE_FILES), trust)
+        check_signature(digests, statement, store.read_beside(name, SIGNATURE_FILES), key.trust)
     except SignatureInvalid as error:
         raise AttemptFailed(
             error.reason,

@@ -31,9 +31,9 @@ from tensorguard.signing.signer import (
     SIGNATURE_FILES,
     Signature,
     SignatureInvalid,
-    Trust,
     check_signature,
 )
+from tensorguard.signing.trust import Trust, TrustedIdentity
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
 from tensorguard.verification.privacy_claim import check_claim
@@ -42,7 +42,7 @@ _OWN_NAME = re.compile(r"final|step-\d{6,}-a\d+i\d+")
 """The names that a job gives its checkpoints. A folder with any other name was renamed by a reader, who may."""
 SIGNED_BY_UNKNOWN = (
     "who signed it: the signature holds for the key that lies beside it, which anyone could have made. Pass the "
-    "signer's --public-key, or a --certificate-chain that vouches for it"
+    "signer's --public-key, a --certificate-chain that vouches for it, or its --certificate-identity"
 )
 UNSIGNED = (
     "who made it: it is not signed, so its files agree with each other, and anyone could have made them all. Ask for a "
@@ -114,7 +114,10 @@ def verify_checkpoint(
     if signatures or trust is not None:
         signature = _check_signature(digests, statement, signatures, trust, name)
         report.signer, report.name, report.trusted = signature.fingerprint, signature.name, trust is not None
-        report.checked.append(f"{SIGNATURE} and {ATTESTATION} are signed by {signature.fingerprint}, over every file")
+        who = signature.fingerprint
+        if isinstance(trust, TrustedIdentity):
+            who = f"{trust.name} (by {trust.issuer}) with a key of its own, {who}"
+        report.checked.append(f"{SIGNATURE} and {ATTESTATION} are signed by {who}, over every file")
     if is_encrypted(files) and identities is not None:
         files = _decrypt(files, identities, report.uri)
         report.checked.append(f"{identities.name} decrypts every encrypted file")
