@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fsspec import AbstractFileSystem
@@ -111,6 +113,15 @@ def filesystem_options(uri: str, storage: Storage | None) -> tuple[str, dict[str
     if storage is not None and storage.region:
         client["region_name"] = storage.region
     return protocol, {"config_kwargs": _SHORT_TIMEOUTS, **({"client_kwargs": client} if client else {})}
+
+
+def sync_directory(directory: Path) -> None:
+    """Return once the names of the files in a directory of this machine are on its disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def explain_storage_error(error: Exception) -> str | None:

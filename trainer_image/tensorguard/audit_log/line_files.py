@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from tensafe_api.reasons import Reason
+from tensorguard.storage import sync_directory
 
 
 class AuditLogUnwritable(Exception):
@@ -96,7 +97,7 @@ class LineFile:
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if created:
-                _sync(self._path.parent)
+                sync_directory(self._path.parent)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
@@ -134,11 +135,3 @@ def _is_complete(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

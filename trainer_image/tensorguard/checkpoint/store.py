@@ -26,7 +26,13 @@ from fsspec.implementations.local import LocalFileSystem
 from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensafe_api.statement import canonical_json, digest
-from tensorguard.storage import PVC_SCHEME, RetryingFileSystem, explain_storage_error, filesystem_options
+from tensorguard.storage import (
+    PVC_SCHEME,
+    RetryingFileSystem,
+    explain_storage_error,
+    filesystem_options,
+    sync_directory,
+)
 
 MANIFEST = "manifest.json"
 Sign = Callable[[str, Mapping[str, str]], Mapping[str, bytes]]
@@ -284,12 +290,12 @@ class CheckpointStore:
                 out.write(content)
                 out.flush()
                 os.fsync(out.fileno())
-        _sync(temporary)
+        sync_directory(temporary)
         target = Path(self._root) / name
         if target.exists():  # renamed as well; `remove_unfinished` removes it later if this process is killed here
             target.rename(Path(self._root) / f"{_UNFINISHED}old-{name}-{uuid.uuid4().hex}")
         temporary.rename(target)
-        _sync(Path(self._root))
+        sync_directory(Path(self._root))
         for old in Path(self._root).glob(f"{_UNFINISHED}old-{name}-*"):
             shutil.rmtree(old, ignore_errors=True)
 
@@ -321,14 +327,6 @@ def _listing(manifest: bytes) -> dict[str, str]:
     if any("/" in file for file in listing):
         raise ValueError("a file of a checkpoint is in its folder")
     return listing
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _failures(local: bool) -> type[Exception]:

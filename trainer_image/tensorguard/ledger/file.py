@@ -33,6 +33,7 @@ from tensorguard.ledger.contract import (
 )
 from tensorguard.ledger.fold import Entry, apply_entry, new_state
 from tensorguard.ledger.writer import LedgerWriter
+from tensorguard.storage import sync_directory
 
 NAME = "ledger.jsonl"
 _NO_HEAD = "0" * 64
@@ -75,7 +76,7 @@ class FileLedger(LedgerWriter):
                 file.flush()
                 os.fsync(file.fileno())
             os.link(temporary, ledger._path)
-            _sync_directory(directory)
+            sync_directory(directory)
         except FileExistsError as error:
             raise LedgerError(f"{ledger._path} exists already; resume that run, or choose another directory") from error
         except OSError as error:
@@ -268,11 +269,3 @@ def _canonical(value: Mapping[str, Any]) -> bytes:
 
 def _hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(body)).hexdigest()
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorguard.storage import sync_directory
+
 
 def write_copy(directory: Path, files: Mapping[str, bytes]) -> None:
     """Write `files`, their content by name, into a new folder: all of them, or none.
@@ -34,9 +36,9 @@ def write_copy(directory: Path, files: Mapping[str, bytes]) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        _sync(temporary)
+        sync_directory(temporary)
         temporary.rename(directory)  # it can replace an empty folder, and nothing else
-        _sync(directory.parent)
+        sync_directory(directory.parent)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise FileExistsError(error.errno, "it exists, and has other content: choose a new folder") from error
@@ -53,11 +55,3 @@ def _has_exactly(directory: Path, files: Mapping[str, bytes]) -> bool:
     if {path.name for path in found} != files.keys() or any(path.is_symlink() or not path.is_file() for path in found):
         return False
     return all(path.read_bytes() == files[path.name] for path in found)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
