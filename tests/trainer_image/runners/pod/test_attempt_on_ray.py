@@ -99,8 +99,9 @@ class Clinic:
         self.job: TenSafeTrainingJob = self.job.model_copy(update={"metadata": metadata})
         secret = job_key(self.job)
         made = plane.kubectl("create", "-o", "json", "-f", "-", text=json.dumps(ledger(self.job, plan, secret)))
-        self._ledger = json.loads(made.stdout)["metadata"]
-        self.pod = make_pod(plane, namespace, "tiny")
+        created = json.loads(made.stdout)
+        self._ledger = created["metadata"]
+        self.pod = make_pod(plane, namespace, created["spec"]["serviceAccountName"])
         for root in ("head", "worker"):
             for folder in ("etc/tensafe/job", "var/run/tensafe"):
                 (base / root / folder).mkdir(parents=True)
