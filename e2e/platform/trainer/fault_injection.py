@@ -55,7 +55,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "verify": (pairwise_masks, "verify_sum"),
     "apply": (PrivateStep, "_apply"),
     "write": (CheckpointStore, "write"),
-    "sync": (store, "_sync"),
+    "sync": (store, "sync_directory"),
     "replace": (CheckpointStore, "remove"),
     "publish": (FileLedger, "record_checkpoint"),
     "prune": (Checkpointer, "_prune"),

@@ -257,13 +257,13 @@ def test_nothing_readable_reaches_a_disk_during_a_whole_run(tmp_path: Path, monk
     """Temporary folders included: each write to the folder of checkpoints is seen before it is renamed."""
     job = make_job(tmp_path)
     watch = Watch(monkeypatch, lambda: [job.directory / "checkpoints", job.private.path])
-    synced = store_module._sync
+    synced = store_module.sync_directory
 
     def looking(directory: Path) -> None:
         watch.look()
         synced(directory)
 
-    monkeypatch.setattr(store_module, "_sync", looking)
+    monkeypatch.setattr(store_module, "sync_directory", looking)
     killed_before_the_end(monkeypatch, job)
     job.train_alone()
     watch.look()
