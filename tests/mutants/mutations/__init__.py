@@ -2,7 +2,7 @@
 
 A mutation is one or several exact replacements. `run.py` applies them in a copy of the source tree, one mutation at a
 time. `test_mutations.py` checks that the texts and the names of the tests are current. A new mutation is one more
-entry in `data.py`, `mechanism.py`, `protocol.py`, `claims.py`, `composition.py`, `wiring.py`,
+entry in `data.py`, `mechanism.py`, `protocol.py`, `cluster.py`, `claims.py`, `composition.py`, `wiring.py`,
 `images.py`, `jobs.py`, `signing.py`, `encryption.py` or `audit_log.py`.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from mutations.audit_log import AUDIT_LOG
 from mutations.claims import CLAIMS
+from mutations.cluster import CLUSTER
 from mutations.composition import COMPOSITION
 from mutations.data import DATA
 from mutations.encryption import ENCRYPTION
@@ -27,6 +28,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *DATA,
     *MECHANISM,
     *PROTOCOL,
+    *CLUSTER,
     *CLAIMS,
     *COMPOSITION,
     *WIRING,

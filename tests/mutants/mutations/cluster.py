@@ -1,0 +1,123 @@
+"""Mistakes in what the operator and the pods do for a claim: Secrets, certificates, the guard of ledgers, isolation."""
+
+from __future__ import annotations
+
+from mutations.mutation import OPERATOR, TRAINER, Edit, Mutation
+
+_POD_TESTS = "tests/trainer_image/runners/pod/"
+
+CLUSTER: tuple[Mutation, ...] = (
+    Mutation(
+        "a worker pod sends a digest of its own shard",
+        (
+            Edit(
+                TRAINER + "data/partition.py",
+                "        record_keys.append(keys.record_key(key, content))\n        if rank in (None, worker):\n",
+                "        if rank in (None, worker):\n            record_keys.append(keys.record_key(key, content))\n",
+            ),
+        ),
+        ("tests/trainer_image/runners/pod/test_worker.py::test_no_rank_sends_a_digest_of_its_own_shard",),
+    ),
+    Mutation(
+        "the Secret with the job key outlives a job that has ended",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/cleanup.py",
+                '        draft.actions.append(Delete("Secret", opened.key_secret_name))\n',
+                "",
+            ),
+        ),
+        ("tests/operator/plan/test_cleanup.py::test_key_is_deleted_once_when_the_job_has_ended",),
+    ),
+    Mutation(
+        "the Secret of an attempt outlives the attempt",
+        (Edit(OPERATOR + "plan/retry.py", "        draft.delete_tls_secret(ray_job)\n", ""),),
+        ("tests/operator/plan/test_cleanup.py::test_secret_of_an_attempt_is_deleted_when_the_attempt_has_ended",),
+    ),
+    Mutation(
+        "Ray's processes can issue certificates",
+        (
+            Edit(
+                OPERATOR + "children/tls.py",
+                '        _secret_variable("RAY_AUTH_TOKEN", secret_name(job, attempt), RAY_TOKEN),\n',
+                '        _secret_variable("RAY_AUTH_TOKEN", secret_name(job, attempt), RAY_TOKEN),\n'
+                "        *_authority_variables(job, attempt, settings),\n",
+            ),
+        ),
+        (
+            "tests/operator/children/test_tls.py"
+            "::test_only_the_container_that_issues_certificates_gets_the_key_of_the_authority",
+        ),
+    ),
+    Mutation(
+        "KubeRay sends the token of Ray's nodes",
+        (Edit(OPERATOR + "children/tls.py", '"disabled" if settings.job_tls.enabled else "token"', '"token"'),),
+        ("tests/operator/children/test_tls.py::test_kuberay_needs_no_token_and_reaches_only_the_gate",),
+    ),
+    Mutation(
+        "pods accept any key of an authority",
+        (
+            Edit(
+                TRAINER + "runners/pod/certificate.py",
+                " or hashlib.sha256(secret.encode()).hexdigest() != expected",
+                "",
+            ),
+        ),
+        (_POD_TESTS + "test_certificate.py::test_pod_without_the_right_authority_does_not_start",),
+    ),
+    Mutation(
+        "the gate submits any entrypoint",
+        (
+            Edit(
+                TRAINER + "runners/pod/gate.py",
+                "all(request.get(name) == value for name, value in submission.items())",
+                'request.get("submission_id") == submission["submission_id"]',
+            ),
+        ),
+        (_POD_TESTS + "test_gate.py::test_no_other_submission_reaches_ray",),
+    ),
+    Mutation(
+        "the statement claims TLS that is disabled",
+        (Edit(TRAINER + "runners/pod/pod_files.py", 'os.environ.get(TLS_VARIABLE) == "1"', "TLS_VARIABLE"),),
+        (_POD_TESTS + "test_pod_files.py::test_statement_states_whether_ray_encrypts_its_messages",),
+    ),
+    Mutation(
+        "a NetworkPolicy that was opened while a job trains stays open",
+        (Edit("operator/tensafe_operator/plan/starting.py", " or not matches(present, manifest)", ""),),
+        ("tests/operator/plan/test_starting.py::test_new_setting_of_the_networks_reaches_a_running_attempt",),
+    ),
+    Mutation(
+        "a field that was added to a NetworkPolicy is not noticed",
+        (Edit("operator/tensafe_operator/children/__init__.py", "{*found, *manifest} - ", "{*manifest} - "),),
+        ("tests/operator/children/test_children.py::test_object_with_one_more_field_does_not_match",),
+    ),
+    Mutation(
+        "a job opens its ledger although nothing protects it",
+        (Edit("operator/tensafe_operator/plan/ledger.py", "if not draft.observed.guarded:", "if False:"),),
+        (
+            "tests/operator/plan/test_starting.py::test_nothing_is_begun_while_the_policies_that_protect_ledgers_are_missing",
+        ),
+    ),
+    Mutation(
+        "a policy with weaker rules counts as the guard of ledgers",
+        (
+            Edit(
+                "crds/tensafe_api/admission_policy.py",
+                'return matched["resourceRules"] == rules and ',
+                "return ",
+            ),
+        ),
+        ("tests/api/test_admission_policy.py::test_weakened_policy_is_not_enforced",),
+    ),
+    Mutation(
+        "the operator deletes any Secret that a ledger names as its key",
+        (
+            Edit(
+                "operator/tensafe_operator/plan/cleanup.py",
+                'if opened.key_secret_name.startswith(names.key_prefix(metadata["name"], metadata["uid"])):',
+                "if opened.key_secret_name:",
+            ),
+        ),
+        ("tests/operator/plan/test_cleanup.py::test_no_secret_is_deleted_that_the_operator_did_not_name",),
+    ),
+)
