@@ -23,6 +23,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tensafe_api.crd import JOBS, LEDGERS, PROFILES, ResourceKind, open_api_schema
+from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.job import API_VERSION, KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
@@ -168,7 +169,7 @@ def reasons() -> str:
     ]
     lines += ["| reason | meaning | fix | exit code | retried |", "|---|---|---|---|---|"]
     for reason in sorted(Reason, key=str):
-        code = str(reason.exit_code) if reason.exit_code != 1 else ""
+        code = str(driver_exit_code(reason)) if driver_exit_code(reason) != 1 else ""
         retried = ("no" if reason.permanent else "yes") if code else ""
         lines.append(f"| `{reason}` | {reason.sentence} | {reason.fix} | {code} | {retried} |")
     lines += ["\n## Events\n", f"{' '.join((EventReason.__doc__ or '').split())}\n", "| event | meaning |", "|---|---|"]

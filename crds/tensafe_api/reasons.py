@@ -1,7 +1,8 @@
 """The phases, condition types and reasons of a status, each defined once.
 
 The outcome of a check, an attempt or a job has one reason. The status, the Kubernetes Events, the exit code of the
-trainer and the documentation all use it. Each reason has a sentence that explains it and one that gives the fix.
+trainer (`driver_exit_codes`) and the documentation all use it. Each reason has a sentence that explains it and one that
+gives the fix.
 
 Reasons are added, but never renamed or given another meaning, because users and programs match on them.
 """
@@ -338,23 +339,9 @@ class Reason(StrEnum):
         return _PHASES.get(self, Phase.FAILED)
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of the trainer's driver in a cluster, which is all that the operator learns about its end.
-
-        Codes start at 64, in the order of `_EXIT_CODE_REASONS`. Reasons without their own code have 1.
-        """
-        return _FIRST_EXIT_CODE + _EXIT_CODE_REASONS.index(self) if self in _EXIT_CODE_REASONS else 1
-
-    @property
     def permanent(self) -> bool:
         """Whether another attempt would end with the same reason."""
         return self in _PERMANENT
-
-
-def reason_for_exit_code(code: int) -> Reason | None:
-    """The reason of an exit code of the driver; None for a code without one."""
-    number = code - _FIRST_EXIT_CODE
-    return _EXIT_CODE_REASONS[number] if 0 <= number < len(_EXIT_CODE_REASONS) else None
 
 
 _PHASES = {
@@ -362,30 +349,6 @@ _PHASES = {
     Reason.BUDGET_EXHAUSTED: Phase.BUDGET_EXHAUSTED,
     Reason.INTERRUPTED: Phase.SUSPENDED,
 }
-_FIRST_EXIT_CODE = 64
-_EXIT_CODE_REASONS = (
-    Reason.WORKER_LOST,
-    Reason.NO_PROGRESS,
-    Reason.INVALID_MANIFEST,
-    Reason.CONFIGURATION_CHANGED,
-    Reason.GRID_OVERFLOW,
-    Reason.RESOURCES_MISSING,
-    Reason.DATASET_UNREADABLE,
-    Reason.DATASET_UNSUITABLE,
-    Reason.MODEL_UNAVAILABLE,
-    Reason.MODEL_UNSUPPORTED,
-    Reason.CHECKPOINT_UNWRITABLE,
-    Reason.CHECKPOINT_CORRUPT,
-    Reason.LEDGER_CORRUPT,
-    Reason.LEDGER_LOCKED,
-    Reason.LEDGER_UNREACHABLE,
-    Reason.AGGREGATION_FAILED,
-    Reason.PRIVACY_BUDGET_EXCEEDED,
-    Reason.INTERNAL_ERROR,
-    Reason.SIGNATURE_INVALID,
-    Reason.DECRYPTION_FAILED,
-)
-"""Reasons with their own exit code. New ones are added at the end, so that codes never change."""
 _PERMANENT = frozenset(
     {
         Reason.INVALID_MANIFEST,

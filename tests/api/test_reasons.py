@@ -7,7 +7,8 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
-from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason, reason_for_exit_code
+from tensafe_api.driver_exit_codes import driver_exit_code, reason_for_exit_code
+from tensafe_api.reasons import ConditionType, EventReason, Phase, Reason
 from tensafe_api.resources.strings import OneLine
 
 NOTHING_TO_FIX = (
@@ -58,8 +59,8 @@ def test_no_name_is_a_boolean_in_yaml() -> None:
 
 
 def test_exit_codes_are_unique_and_stable() -> None:
-    with_code = [reason for reason in Reason if reason.exit_code != 1]
-    assert all(reason_for_exit_code(reason.exit_code) is reason for reason in with_code)
-    assert len({reason.exit_code for reason in with_code}) == len(with_code)
-    assert (Reason.WORKER_LOST.exit_code, Reason.LEDGER_CORRUPT.exit_code) == (64, 76)
+    with_code = [reason for reason in Reason if driver_exit_code(reason) != 1]
+    assert all(reason_for_exit_code(driver_exit_code(reason)) is reason for reason in with_code)
+    assert len({driver_exit_code(reason) for reason in with_code}) == len(with_code)
+    assert (driver_exit_code(Reason.WORKER_LOST), driver_exit_code(Reason.LEDGER_CORRUPT)) == (64, 76)
     assert reason_for_exit_code(1) is reason_for_exit_code(0) is reason_for_exit_code(137) is None

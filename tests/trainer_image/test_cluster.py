@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tensafe_api.reasons import Reason, reason_for_exit_code
+from tensafe_api.driver_exit_codes import driver_exit_code, reason_for_exit_code
+from tensafe_api.reasons import Reason
 from tensorguard.aggregation.channel import AggregationError
 from tensorguard.checkpoint.store import CheckpointCorrupt, CheckpointError
 from tensorguard.data.errors import DataError, UnreadableDataError
@@ -91,7 +92,7 @@ def test_attempt_with_an_outcome_in_the_ledger_exits_with_0(end: object, reason:
 
 
 def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object) -> None:
-    reasons = [reason for reason in Reason if reason.exit_code != 1]
+    reasons = [reason for reason in Reason if driver_exit_code(reason) != 1]
     assert len(reasons) == 20
     for reason in reasons:
         sentence, code = end((reason, "what happened"))
@@ -122,7 +123,7 @@ def test_every_failure_reason_exits_with_its_code_and_prints_its_fix(end: object
 )
 def test_each_class_of_failure_has_its_exit_code(end: object, error: Exception, reason: Reason) -> None:
     sentence, code = end(error)
-    assert code == reason.exit_code
+    assert code == driver_exit_code(reason)
     assert sentence.startswith(f"{reason}: ")
     assert RECORD not in sentence
 
@@ -144,7 +145,7 @@ def run(files, stop):
     raise ValueError({RECORD!r})
 """,
     )
-    assert done.returncode == Reason.INTERNAL_ERROR.exit_code
+    assert done.returncode == driver_exit_code(Reason.INTERNAL_ERROR)
     assert RECORD not in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
@@ -160,7 +161,7 @@ def run(files, stop):
 def test_unwritable_folder_loses_the_traceback_but_not_the_sentence(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("no folder")
     done = call(tmp_path, f"def run(files, stop): raise ValueError({RECORD!r})")
-    assert done.returncode == Reason.INTERNAL_ERROR.exit_code
+    assert done.returncode == driver_exit_code(Reason.INTERNAL_ERROR)
     assert done.stdout.startswith("InternalError: ValueError")
     assert RECORD not in done.stdout + done.stderr
 
@@ -225,7 +226,7 @@ def test_entrypoint_names_the_missing_file(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == Reason.INVALID_MANIFEST.exit_code
+    assert done.returncode == driver_exit_code(Reason.INVALID_MANIFEST)
     assert done.stdout.startswith(f"InvalidManifest: {tmp_path}/etc/tensafe/job/job.json cannot be read (")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tensafe_api.driver_exit_codes import driver_exit_code
 from tensafe_api.reasons import Phase, Reason
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def main(run: Run | None = None) -> int:
         signal.pause()  # until the processes of the pod are killed
     failed = reason.phase is Phase.FAILED
     print_line(f"{reason}: {message}." + (f" {reason.fix}" if failed else ""))
-    return reason.exit_code if failed else 0
+    return driver_exit_code(reason) if failed else 0
 
 
 def redirect_output(path: Path) -> Callable[[str], None]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tensafe_api.reasons import Reason, reason_for_exit_code
+from tensafe_api.driver_exit_codes import reason_for_exit_code
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.ledger import MAX_ATTEMPTS, LedgerStatus
 from tensafe_api.resources.status import Attempt
 from tensafe_api.timestamps import format_time, parse_time
