@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tensafe_api.reasons import Phase, Reason
+from tensafe_api.reasons import Reason
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.audit_log.places import AUDIT_LOG, audit_log_of
 from tensorguard.runners.preflight import RunRefused
@@ -41,7 +41,7 @@ def log_failure(job: TenSafeTrainingJob, directory: Path, attempt: int | None, r
         message: a sentence without records.
     """
     try:
-        if reason.phase is Phase.FAILED and job.metadata.uid:
+        if job.metadata.uid:
             found = audit_log_of(job, job.metadata.uid, directory, in_pod=False, process="driver")
             AuditTrail(found, attempt).log_failure(reason, message)
     except OSError as error:

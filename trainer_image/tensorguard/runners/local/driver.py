@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import secrets
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,6 +38,7 @@ from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.background import run_in_background
 from tensorguard.runners.local.audit import check_audit_log, log_failure
 from tensorguard.runners.local.data_preparation import InMemoryData, prepare_data
+from tensorguard.runners.local.driver_log import DriverLog
 from tensorguard.runners.local.earlier_run import (
     MANIFEST,
     check_same_values,
@@ -77,7 +77,7 @@ from tensorguard.signing.keys import key_location
 from tensorguard.training.collective_errors import describe_error
 from tensorguard.training.config import RUN_LOG, TRACEBACKS, WorkerConfig, append_traceback
 from tensorguard.training.rollback_check import check_same_job
-from tensorguard.training.run_log import Ended, Listener, Preparing, RunLog, RunLogReader
+from tensorguard.training.run_log import Ended, Listener, RunLogReader
 from tensorguard.training.stop_signal import StopSignal
 
 
@@ -184,10 +184,7 @@ class _Run:
     _salt: str = field(init=False, default_factory=lambda: secrets.token_hex(16))
     _key_digest: str = ""
     _private: PrivateFolder = field(init=False)
-    _log: RunLog = field(init=False)
-    _records_of_call: RunLogReader = field(init=False)
-    """Reads the records of this call only. An attempt that never acquired the ledger and the next one have the same
-    number, so the number alone does not distinguish them."""
+    _log: DriverLog = field(init=False)
 
     def admit_or_log(self, resume: bool) -> None:
         """As `admit`. The audit log of an earlier run in the folder records that this one was refused."""
@@ -251,8 +248,7 @@ class _Run:
         self.job = self._with_uid(uid)
         replace_owner_only(self.directory / MANIFEST, dump_manifest(self.job).encode())
         self.stop.bind(self.directory)
-        self._records_of_call = RunLogReader(self.directory / RUN_LOG, from_end=True)
-        self._log = RunLog(self.directory / RUN_LOG)
+        self._log = DriverLog(self.job, self.directory, self.attempt)
 
     def _with_uid(self, uid: str) -> TenSafeTrainingJob:
         metadata = self.job.metadata.model_copy(update={"uid": uid})
@@ -276,7 +272,7 @@ class _Run:
         try:
             if self._stopped():
                 return
-            self._log_stage("Starting Ray")
+            self._log.write_stage("Starting Ray")
             cpus = math.ceil(self.job.spec.cluster.workers * cpus_per_worker(self.job))
             gpus = self.job.spec.cluster.workers * self.job.spec.cluster.worker.gpus
             with local_ray(self.directory, cpus=cpus, gpus=gpus):
@@ -284,20 +280,20 @@ class _Run:
                 if self._stopped():
                     return
                 self._open_ledger()
-                self._log_stage("Starting the workers")
+                self._log.write_stage("Starting the workers")
                 run_workers(
                     run_node_rank if self.on_nodes else self.rank_function,
                     config.pack(),
                     WorkerGroup.of(self.job, timeout=self.timeout),
                     work / RAY_TRAIN_FOLDER,
                 )
-            self.ended = self._logged_end() or self._log_end(
+            self.ended = self._log.logged_end() or self._log.write_end(
                 Reason.WORKER_LOST, "the workers ended without logging a reason; see their log"
             )
         except Exception as error:
             if not hasattr(error, "reason"):
                 append_traceback(self._private.path / TRACEBACKS.format(process="driver"), self.attempt)
-            self.ended = self._logged_end() or self._log_end(*describe_error(error))
+            self.ended = self._log.logged_end() or self._log.write_end(*describe_error(error))
         finally:
             shutil.rmtree(work, ignore_errors=True)
             if self.on_nodes:
@@ -307,7 +303,7 @@ class _Run:
 
     def result(self) -> RunResult:
         """The job with its status, folded from ledger and run log. Deletes the secrets of a run that is over."""
-        ended = self.ended or self._log_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
+        ended = self.ended or self._log.write_end(Reason.INTERNAL_ERROR, "the run ended without a reason")
         records = list(RunLogReader(self.directory / RUN_LOG).read())
         try:
             ledger = read_ledger(self.directory)
@@ -319,7 +315,7 @@ class _Run:
             elif self._is_over(ledger):
                 self._private.delete_secrets(uid)
         except LedgerError as error:
-            ledger, ended = None, self._log_end(*describe_error(error))
+            ledger, ended = None, self._log.write_end(*describe_error(error))
         self._log.close()
         status = fold_status(self.job, self.plan, ledger, records, ended)
         job = self.job.model_copy(update={"status": status})
@@ -328,7 +324,7 @@ class _Run:
     def _stopped(self) -> bool:
         """Whether a stop was requested before the workers start. It is then the end of the run."""
         if self.stop.requested:
-            self.ended = self._log_end(Reason.INTERRUPTED, "stopped on request before the first step")
+            self.ended = self._log.write_end(Reason.INTERRUPTED, "stopped on request before the first step")
         return self.stop.requested
 
     def _open_ledger(self) -> None:
@@ -359,7 +355,7 @@ class _Run:
 
     def _prepare(self, work: Path) -> WorkerConfig:
         """The parameters of the workers, after their data was prepared in `work`."""
-        self._log_stage("Reading and tokenising the data set")
+        self._log.write_stage("Reading and tokenising the data set")
         prepared = prepare_data(self.job, self.data, self._key_file, work)
         return WorkerConfig(
             job=dump_manifest(self.job, format="json"),
@@ -380,19 +376,6 @@ class _Run:
     @property
     def _key_file(self) -> Path:
         return self._private.key_file(self.job.metadata.uid or "")
-
-    def _logged_end(self) -> Ended | None:
-        """The end of this attempt as rank 0 logged it; None where it did not."""
-        return next((record for record in self._records_of_call.read() if isinstance(record, Ended)), None)
-
-    def _log_end(self, reason: Reason, message: str) -> Ended:
-        ended = Ended(time.time(), self.attempt, reason.value, message)
-        self._log.write(ended)
-        log_failure(self.job, self.directory, self.attempt, reason, message)
-        return ended
-
-    def _log_stage(self, what: str) -> None:
-        self._log.write(Preparing(time.time(), what))
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 The operator creates a ConfigMap for each attempt and a Secret for each job. Every pod of the attempt mounts the
 ConfigMap at /etc/tensafe/job; only workers mount the Secret, at /etc/tensafe/key, and what encrypts and decrypts
-checkpoints, where the job names it. /var/run/tensafe belongs to the pod
-and is empty at first. None of this is sent through Ray. Each pod reads its own files, so the head, which has no key,
-cannot give a worker another job either.
+checkpoints, where the job names it. /var/run/tensafe belongs to the pod and is empty at first. None of this is sent
+through Ray. Each pod reads its own files, so the head, which has no key, cannot give a worker another job either.
 
 A user who may write ConfigMaps or Secrets in the namespace could replace them. So the pod's environment holds the
 digest of the ConfigMap's files, and these hold the digest of the key.
