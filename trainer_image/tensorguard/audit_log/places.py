@@ -41,13 +41,18 @@ def audit_log_of(job: TenSafeTrainingJob, uid: str, directory: Path, *, in_pod: 
         job=job.metadata.name,
         job_uid=uid,
         process=process,
-        publish=LOGGER.info if in_pod else None,
+        publish=_to_handlers if in_pod else None,
     )
 
 
 def keeps_audit_log(job: TenSafeTrainingJob, directory: Path) -> bool:
     """Whether the job keeps an audit log, or the run in `directory` has one already."""
     return job.spec.observability.audit_log == "Enabled" or (directory / AUDIT_LOG).exists()
+
+
+def _to_handlers(line: str) -> None:
+    """Pass a line to the handlers of `LOGGER`, also below its level: no program in a pod configures that."""
+    LOGGER.handle(LOGGER.makeRecord(LOGGER.name, logging.INFO, __name__, 0, line, (), None))
 
 
 def _beside_checkpoints(job: TenSafeTrainingJob, uid: str) -> Lines:

@@ -159,7 +159,6 @@ def _pod_log(files: PodFiles, rank: int) -> Iterator[PodLog]:
     """
     log = PodLog(rank, files.output)
     loggers = logging.getLogger("tensorguard"), AUDIT_LOGGER
-    AUDIT_LOGGER.setLevel(logging.INFO)
     for logger in loggers:
         logger.addHandler(log)
     try:
