@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +115,21 @@ def filesystem_options(uri: str, storage: Storage | None) -> tuple[str, dict[str
     return protocol, {"config_kwargs": _SHORT_TIMEOUTS, **({"client_kwargs": client} if client else {})}
 
 
+def write_files(directory: Path, files: Mapping[str, bytes], mode: int = 0o666) -> None:
+    """Write files, their content by name, into a directory of this machine that has none of them.
+
+    Returns once the content is on the disk; `sync_directory` waits for the names. `mode`: of the files, as far as the
+    umask allows.
+    """
+    for name, content in files.items():
+        path = directory / name
+        path.touch(mode, exist_ok=False)
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
 def sync_directory(directory: Path) -> None:
     """Return once the names of the files in a directory of this machine are on its disk."""
     descriptor = os.open(directory, os.O_RDONLY)
@@ -122,6 +137,11 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def name_in(uri: str) -> str:
+    """The last part of a URI or path: the name of a checkpoint in the address of its folder."""
+    return uri.rstrip("/").rsplit("/", 1)[-1]
 
 
 def explain_storage_error(error: Exception) -> str | None:

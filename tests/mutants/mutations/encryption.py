@@ -148,8 +148,8 @@ ENCRYPTION: tuple[Mutation, ...] = (
             ),
             Edit(
                 _VERIFY,
-                "    if _manifest_of(files) != manifest:\n",
-                "    if _manifest_of(files) != manifest and not is_encrypted(files):\n",
+                "    if manifest_of(files) != manifest:\n",
+                "    if manifest_of(files) != manifest and not is_encrypted(files):\n",
             ),
         ),
         (_RELEASE_TESTS + "test_every_changed_byte_of_the_encrypted_weights_is_noticed",),
@@ -175,11 +175,7 @@ ENCRYPTION: tuple[Mutation, ...] = (
     ),
     Mutation(
         "others can read decrypted files",
-        (
-            Edit(
-                _DECRYPT, "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"
-            ),
-        ),
+        (Edit(_DECRYPT, "write_files(temporary, files, mode=0o600)", "write_files(temporary, files, mode=0o644)"),),
         (_RELEASE_TESTS + "test_decrypted_adapter_is_what_peft_reads",),
     ),
     Mutation(

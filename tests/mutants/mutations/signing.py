@@ -112,8 +112,8 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 _SIGNER,
-                "    if isinstance(trust, TrustedCertificates):\n",
-                "    if isinstance(trust, TrustedCertificates) and not certificates:\n",
+                "    if isinstance(trust, TrustedCertificates | TrustedIdentity):\n",
+                "    if isinstance(trust, TrustedCertificates | TrustedIdentity) and not certificates:\n",
             ),
         ),
         (_SIGNING_TESTS + "test_certificate_is_trusted_through_its_authority",),
@@ -134,8 +134,8 @@ SIGNING: tuple[Mutation, ...] = (
         (
             Edit(
                 TRAINER + "checkpoint/store.py",
-                '**{file: str(entry["sha256"]) for file, entry in listing.items()}}',
-                '**{file: str(entry["sha256"]) for file, entry in [*listing.items()][1:]}}',
+                "digests = {MANIFEST: digest(manifest), **_listing(manifest)}",
+                "digests = {MANIFEST: digest(manifest), **dict([*_listing(manifest).items()][1:])}",
             ),
         ),
         (

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -32,6 +31,7 @@ from tensorguard.storage import (
     explain_storage_error,
     filesystem_options,
     sync_directory,
+    write_files,
 )
 
 MANIFEST = "manifest.json"
@@ -117,9 +117,8 @@ class CheckpointStore:
 
     def write(self, name: str, files: Mapping[str, bytes], sign: Sign | None = None) -> str:
         """Write a complete checkpoint and return its digest. Replaces a checkpoint of the same name."""
-        listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in sorted(files.items())}
-        manifest = canonical_json({"files": listing})
-        digests = {MANIFEST: digest(manifest), **{file: str(entry["sha256"]) for file, entry in listing.items()}}
+        manifest = manifest_of(files)
+        digests = {MANIFEST: digest(manifest), **_listing(manifest)}
         self._store(name, {**files, **(sign(name, digests) if sign is not None else {}), MANIFEST: manifest})
         return digest(manifest)
 
@@ -285,11 +284,7 @@ class CheckpointStore:
     def _write_local(self, name: str, files: Mapping[str, bytes]) -> None:
         temporary = Path(self._root) / f"{_UNFINISHED}{name}-{uuid.uuid4().hex}"
         temporary.mkdir(parents=True)
-        for file, content in files.items():
-            with (temporary / file).open("wb") as out:
-                out.write(content)
-                out.flush()
-                os.fsync(out.fileno())
+        write_files(temporary, files)
         sync_directory(temporary)
         target = Path(self._root) / name
         if target.exists():  # renamed as well; `remove_unfinished` removes it later if this process is killed here
@@ -298,6 +293,12 @@ class CheckpointStore:
         sync_directory(Path(self._root))
         for old in Path(self._root).glob(f"{_UNFINISHED}old-{name}-*"):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def manifest_of(files: Mapping[str, bytes]) -> bytes:
+    """The manifest of a checkpoint with these files: canonical JSON, so that no other bytes say the same."""
+    listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in files.items()}
+    return canonical_json({"files": listing})
 
 
 def checkpoint_at(place: str) -> tuple[CheckpointStore, str]:

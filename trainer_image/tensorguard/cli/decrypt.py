@@ -121,14 +121,12 @@ def write_for_owner(directory: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         OSError: the folder exists, or cannot be written.
     """
+    from tensorguard.storage import write_files
+
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))  # mode 0700
     try:
-        for name, content in files.items():
-            with os.fdopen(os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        write_files(temporary, files, mode=0o600)
         directory.mkdir(mode=0o700)  # fails if it exists; a rename replaces an empty folder only
         temporary.rename(directory)
     finally:

@@ -21,6 +21,7 @@ from tensorguard.distributed._manifests import as_uri, checkpoint_uri, run_folde
 from tensorguard.ledger.contract import LedgerMissing, PublishedCheckpoint
 from tensorguard.ledger.file import FileLedger
 from tensorguard.signing.keys import SIGNING_KEY_VARIABLE
+from tensorguard.storage import name_in
 from tensorguard.training.checkpointing import checkpoint_name
 from tensorguard.training.config import RUN_LOG
 from tensorguard.training.run_log import RunLogReader, Saved
@@ -104,7 +105,7 @@ class TSSPCheckpointCallback(TenSafeCallback):
         """Copy the checkpoints that were published since the last step."""
         for record in self._records.read():
             if isinstance(record, Saved):
-                self._copy(record.uri.rstrip("/").rpartition("/")[2], record.digest)
+                self._copy(name_in(record.uri), record.digest)
 
     def on_train_end(self, trainer: RunningTrainer) -> None:
         """Copy the rest: the final checkpoint, and what an interrupted run did not copy."""

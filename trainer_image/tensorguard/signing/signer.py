@@ -129,12 +129,7 @@ def check_signature(
         SignatureInvalid: they are missing, were changed, are about other files, or are by another signer.
     """
     from tensorguard.signing.envelope import statement_in, verify_statement
-    from tensorguard.signing.model_signature import (
-        certificates_in,
-        verify_with_chain,
-        verify_with_identity,
-        verify_with_key,
-    )
+    from tensorguard.signing.model_signature import certificates_in, verify_with_key
 
     for file in SIGNATURE_FILES:
         if file not in signatures:
@@ -159,24 +154,8 @@ def check_signature(
         verify_with_key(signature, key, signed)
     except Exception as error:  # the library raises errors of many classes
         raise SignatureInvalid(*_which(signature, key, signed)) from error
-    if isinstance(trust, TrustedCertificates):
-        try:
-            vouched = verify_with_chain(signature, trust.path, signed)
-        except Exception as error:
-            raise SignatureInvalid(
-                SIGNATURE,
-                f"no certificate of {trust.path} vouches for its signer ({str(error) or type(error).__name__})",
-            ) from error
-        if fingerprint_of(vouched) != fingerprint_of(key):
-            raise SignatureInvalid(ATTESTATION, "was signed by another key than the certificate's")
-    if isinstance(trust, TrustedIdentity):
-        try:
-            vouched = verify_with_identity(signature, trust, signed)
-        except Exception as error:
-            raise SignatureInvalid(
-                SIGNATURE,
-                f"{trust.instance} does not show that {trust.name} signed it ({str(error) or type(error).__name__})",
-            ) from error
+    if isinstance(trust, TrustedCertificates | TrustedIdentity):
+        vouched = _vouched_key(signature, trust, signed)
         if fingerprint_of(vouched) != fingerprint_of(key):
             raise SignatureInvalid(ATTESTATION, "was signed by another key than the certificate's")
     try:
@@ -185,6 +164,24 @@ def check_signature(
         raise SignatureInvalid(ATTESTATION, "has a wrong signature") from error
     _check_attested(attested, name, digests, statement, key, [digest(each) for each in certificates])
     return Signature(name, fingerprint_of(key))
+
+
+def _vouched_key(
+    signature: bytes, trust: TrustedCertificates | TrustedIdentity, signed: Mapping[str, str]
+) -> EllipticCurvePublicKey:
+    """The key of the signer's certificate, for which the trusted ones vouch. Raises SignatureInvalid."""
+    from tensorguard.signing.model_signature import verify_with_chain, verify_with_identity
+
+    try:
+        if isinstance(trust, TrustedCertificates):
+            return verify_with_chain(signature, trust.path, signed)
+        return verify_with_identity(signature, trust, signed)
+    except Exception as error:  # the libraries raise errors of many classes
+        if isinstance(trust, TrustedCertificates):
+            problem = f"no certificate of {trust.path} vouches for its signer"
+        else:
+            problem = f"{trust.instance} does not show that {trust.name} signed it"
+        raise SignatureInvalid(SIGNATURE, f"{problem} ({str(error) or type(error).__name__})") from error
 
 
 def _which(signature: bytes, key: EllipticCurvePublicKey, signed: Mapping[str, str]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import Literal
 from tensafe_api.resources.job import TenSafeTrainingJob
 from tensorguard.checkpoint.layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ENCRYPTED, STATEMENT_FILE, STATEMENT_PAGE
 from tensorguard.checkpoint.store import CheckpointError, CheckpointStore
+from tensorguard.storage import name_in
 from tensorguard.trackers.tracker import Attachment
 
 _FILES = {
@@ -40,7 +41,7 @@ def read_attachment(
         ImportError, ValueError: the client of its storage is not installed, or its address has no client.
     """
     store = CheckpointStore.for_job(job)
-    name = checkpoint.uri.rstrip("/").rsplit("/", 1)[-1]
+    name = name_in(checkpoint.uri)
     if not store.exists(name):
         raise CheckpointError(f"{checkpoint.uri} is not there any more")
     found = store.read(name, checkpoint.digest)

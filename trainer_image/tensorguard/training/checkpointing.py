@@ -37,6 +37,7 @@ from tensorguard.signing.signer import (
     signer_in,
 )
 from tensorguard.statements.model_card import BaseModel, render_model_card
+from tensorguard.storage import name_in
 from tensorguard.training.collective_errors import AttemptFailed
 from tensorguard.training.rollback_check import check_checkpoints
 
@@ -144,7 +145,7 @@ def model_card(document: Mapping[str, Any], source: ModelSource, *, encrypted: b
 
 def checkpoint_name(published: PublishedCheckpoint) -> str:
     """The checkpoint's name in its store."""
-    return published.uri.rstrip("/").rsplit("/", 1)[-1]
+    return name_in(published.uri)
 
 
 def latest_checkpoint(store: CheckpointStore, ledger: LedgerState) -> PublishedCheckpoint | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tensorguard.audit_log.entries import COMMON, NO_HASH, Entry, Event, LineInvalid, read_line
 from tensorguard.audit_log.ledger_events import Position, missing_entries
-from tensorguard.audit_log.line_files import AuditLogUnwritable, LineFile
+from tensorguard.audit_log.line_files import LineFile
 from tensorguard.audit_log.line_objects import LineObjects
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.storage import filesystem_options
@@ -239,6 +239,3 @@ def _check_checkpoint(entries: Sequence[Entry], report: AuditReport, checkpoint:
     if not published:
         raise _ends_early(entries, "no line records that this checkpoint was published")
     report.checked.append(f"the statement names line {length}, and line {published[0].number} records its publication")
-
-
-__all__ = ["AuditLogUnwritable", "AuditReport", "verify_audit_log"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
+from tensafe_api.statement import STATEMENT_FILE, digest
 from tensorguard.checkpoint.encryption import READABLE, DecryptionFailed, Identities, decrypt_files, is_encrypted
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED
 from tensorguard.checkpoint.store import (
@@ -23,6 +23,7 @@ from tensorguard.checkpoint.store import (
     CheckpointError,
     CheckpointStore,
     checkpoint_at,
+    manifest_of,
 )
 from tensorguard.checkpoint.trainer_state import TRAINER_STATE, TrainerState
 from tensorguard.signing.signer import (
@@ -34,6 +35,7 @@ from tensorguard.signing.signer import (
     check_signature,
 )
 from tensorguard.signing.trust import Trust, TrustedIdentity
+from tensorguard.storage import name_in
 from tensorguard.verification.errors import NotVerified
 from tensorguard.verification.ledgers import LedgerHistory, check_against_ledger
 from tensorguard.verification.privacy_claim import check_claim
@@ -109,7 +111,7 @@ def verify_checkpoint(
     report = Report(store.uri(name), name, manifest_digest, None, trusted=False, statement={})
     report.checked.append(f"{len(files)} files have the digests of {MANIFEST}, and no other file lies beside them")
     signatures = store.read_beside(name, SIGNATURE_FILES)
-    report.files = {**files, **signatures, MANIFEST: _manifest_of(files)}
+    report.files = {**files, **signatures, MANIFEST: manifest_of(files)}
     statement = files[STATEMENT_FILE]
     if signatures or trust is not None:
         signature = _check_signature(digests, statement, signatures, trust, name)
@@ -136,7 +138,7 @@ def verify_checkpoint(
         return report
     ledger = find_ledger(str(document["job"]["uid"]))
     recorded = check_against_ledger(ledger, document, manifest_digest, digest(statement), report.signer)
-    _check_name(ATTESTATION if signatures else MANIFEST, recorded.uri.rstrip("/").rsplit("/", 1)[-1], name)
+    _check_name(ATTESTATION if signatures else MANIFEST, name_in(recorded.uri), name)
     report.checked.append(f"the ledger {ledger.name} records it, and its charges are those of the statement")
     if len(ledger.states) == 1:
         report.not_checked.append(NO_OLD_HEADS)
@@ -161,7 +163,7 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
     manifest = store.read_beside(name, (MANIFEST,))[MANIFEST]
     if digest(manifest) != digests[MANIFEST]:
         raise NotVerified(MANIFEST, "changed while it was read")
-    if _manifest_of(files) != manifest:
+    if manifest_of(files) != manifest:
         raise NotVerified(MANIFEST, "is not what a job writes about these files")
     for path in sorted(entries.keys() - {*files, MANIFEST, *SIGNATURE_FILES}):
         raise NotVerified(path, "is in no manifest: it was added")
@@ -201,12 +203,6 @@ def _corrupt_file(store: CheckpointStore, name: str) -> str:
         if digest(store.read_beside(name, (file,)).get(file, b"")) != listing[file]:
             return file
     return MANIFEST
-
-
-def _manifest_of(files: Mapping[str, bytes]) -> bytes:
-    """The manifest that a job writes about these files. It is the only one that is accepted."""
-    listing = {file: {"sha256": digest(content), "size": len(content)} for file, content in files.items()}
-    return canonical_json({"files": listing})
 
 
 def _check_signature(

@@ -6,13 +6,12 @@ In: a folder that does not exist, and the bytes that were verified. Out: the fol
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorguard.storage import sync_directory
+from tensorguard.storage import sync_directory, write_files
 
 
 def write_copy(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -31,11 +30,7 @@ def write_copy(directory: Path, files: Mapping[str, bytes]) -> None:
     temporary = directory.with_name(f".{directory.name}-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
-        for name, content in files.items():
-            with (temporary / name).open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        write_files(temporary, files)
         sync_directory(temporary)
         temporary.rename(directory)  # it can replace an empty folder, and nothing else
         sync_directory(directory.parent)

@@ -17,6 +17,7 @@ from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.ledger.contract import LedgerState
 from tensorguard.runners.preflight import RunRefused
 from tensorguard.signing.keys import IDENTITY_VARIABLE, KeyUnusable, identity_in_environment
+from tensorguard.storage import name_in
 
 _FIELD = "spec.checkpoint.encryption"
 _PASS = f"pass --identity FILE, or set {IDENTITY_VARIABLE}"
@@ -86,6 +87,6 @@ def check_encryption(
 
 def _resumes_encrypted(store: CheckpointStore, earlier: LedgerState) -> bool:
     """Whether the newest checkpoint that still exists is encrypted."""
-    names = (each.uri.rstrip("/").rsplit("/", 1)[-1] for each in reversed(earlier.checkpoints))
+    names = (name_in(each.uri) for each in reversed(earlier.checkpoints))
     newest = next((name for name in names if store.exists(name)), None)
     return newest is not None and is_encrypted(store.listing(newest))
