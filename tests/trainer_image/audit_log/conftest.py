@@ -7,35 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tensafe_api.privacy_events import Mechanism
-from tensafe_api.resources.ledger import LedgerSpec
+from e2e.platform.fixtures.ledger_files import SPEC
 from tensorguard.audit_log.audited_ledger import AuditedLedger
 from tensorguard.audit_log.line_files import LineFile
 from tensorguard.audit_log.log import AuditLog
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.ledger.file import FileLedger
 
-SPEC = LedgerSpec(
-    job_name="claims-triage",
-    job_uid="3f2a91c0",
-    lineage="claims-2026",
-    mechanism=Mechanism(
-        sample_rate="0.04",
-        noise_multiplier="1.5",
-        clip="1.0",
-        unit="Example",
-        workers=2,
-        colluders=0,
-        grid_bits=20,
-        expected_batch_size=200,
-    ),
-    unit_at_least=5000,
-    planned_steps=2250,
-    reserve_steps=10,
-    target_epsilon="8",
-    delta="0.00001",
-    accountant="RDP",
-)
 Open = Callable[[], AuditedLedger]
 
 

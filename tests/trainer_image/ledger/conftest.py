@@ -12,35 +12,12 @@ import pytest
 from kubernetes import client, config
 
 from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.ledger_files import SPEC
 from e2e.platform.fixtures.ledger_objects import LedgerObject, make_pod
-from tensafe_api.privacy_events import Mechanism
 from tensafe_api.resources.ledger import LedgerSpec
 from tensorguard.ledger.contract import Ledger, LedgerError
 from tensorguard.ledger.file import FileLedger
 from tensorguard.ledger.kubernetes import KubernetesLedger
-
-SPEC = LedgerSpec(
-    job_name="claims-triage",
-    job_uid="3f2a91c0",
-    lineage="claims-2026",
-    mechanism=Mechanism(
-        sample_rate="0.04",
-        noise_multiplier="1.5",
-        clip="1.0",
-        unit="User",
-        workers=2,
-        colluders=0,
-        grid_bits=20,
-        expected_batch_size=200,
-    ),
-    unit_at_least=5000,
-    planned_steps=2250,
-    reserve_steps=10,
-    target_epsilon="8",
-    delta="0.00001",
-    accountant="RDP",
-)
-
 
 _NUMBERS = itertools.count(1)
 

@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from e2e.platform.fixtures.soft_hsm import SoftHSM, find_module
+from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
-from tensafe_api.statement import digest
 from tensorguard.signing import signer
 from tensorguard.signing.keys import KeyUnavailable, KeyUnusable, key_location, read_signing_key
 from tensorguard.signing.signer import (
@@ -26,11 +26,6 @@ from tensorguard.signing.signer import (
     check_signature,
     sign_checkpoint,
 )
-
-ROOT = Path(__file__).resolve().parents[3]
-STATEMENT = (ROOT / "tests/api/statement.json").read_bytes()
-FILES = {"adapter_model.safetensors": b"weights", "manifest.json": b"{}", "statement.json": STATEMENT}
-DIGESTS = {name: digest(content) for name, content in FILES.items()}
 
 
 def signed(location: str | Path) -> dict[str, bytes]:

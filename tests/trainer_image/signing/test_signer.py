@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.attestation import PREDICATE_TYPE
 from tensafe_api.statement import digest
 from tensorguard.signing import keys
@@ -31,9 +32,6 @@ from tensorguard.signing.signer import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-STATEMENT = (ROOT / "tests/api/statement.json").read_bytes()
-FILES = {"adapter_model.safetensors": b"weights", "manifest.json": b"{}", "statement.json": STATEMENT}
-DIGESTS = {name: digest(content) for name, content in FILES.items()}
 
 
 def signed(key: Path) -> dict[str, bytes]:

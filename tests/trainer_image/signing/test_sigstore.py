@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.sigstore import IDENTITY, Sigstore
+from e2e.platform.trainer.signed_files import DIGESTS, FILES, STATEMENT
 from tensafe_api.reasons import Reason
 from tensafe_api.statement import canonical_json, digest
 from tensorguard.signing import signer
@@ -26,11 +27,6 @@ from tensorguard.signing.signer import (
 from tensorguard.signing.trust import Trust, TrustedCertificates, TrustedIdentity
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[3]
-STATEMENT = (ROOT / "tests/api/statement.json").read_bytes()
-FILES = {"adapter_model.safetensors": b"weights", "manifest.json": b"{}", "statement.json": STATEMENT}
-DIGESTS = {name: digest(content) for name, content in FILES.items()}
 
 
 def location(instance: Sigstore) -> str:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load, save
 
 from e2e.platform.s3 import BUCKET, S3
+from e2e.platform.trainer.killed_runs import train_until_killed
 from e2e.platform.trainer.rank_harness import Job
 from tensorguard.checkpoint import store as store_module
 from tensorguard.checkpoint.encryption import READABLE, read_decrypted, read_identities
@@ -53,29 +54,13 @@ def make_job(folder: Path, *overrides: str, recipients: int = 1) -> Job:
     return job
 
 
-def killed_before_the_end(patch: pytest.MonkeyPatch, job: Job) -> None:
-    """Run an attempt that ends before its final checkpoint."""
-    save_checkpoint = Checkpointer.save
-
-    def killed(self: Checkpointer, step: int, *, final: bool = False) -> object:
-        if final:
-            raise RuntimeError("killed")
-        return save_checkpoint(self, step, final=final)
-
-    with patch.context() as only_here:
-        only_here.setattr(Checkpointer, "save", killed)
-        with pytest.raises(RuntimeError, match="killed"):
-            job.train_alone()
-
-
 @pytest.fixture(scope="module")
 def broken_once(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job for two recipients, killed after the checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("encrypted")
     job = make_job(folder, recipients=2)
     job.identity = None
-    with pytest.MonkeyPatch.context() as patch:
-        killed_before_the_end(patch, job)
+    train_until_killed(job)
     shutil.copytree(job.directory, folder / "copy")
     return job
 
@@ -264,7 +249,7 @@ def test_nothing_readable_reaches_a_disk_during_a_whole_run(tmp_path: Path, monk
         synced(directory)
 
     monkeypatch.setattr(store_module, "sync_directory", looking)
-    killed_before_the_end(monkeypatch, job)
+    train_until_killed(job)
     job.train_alone()
     watch.look()
     assert job.ended().reason == "Completed", job.ended().message
@@ -280,7 +265,7 @@ def test_nothing_readable_reaches_a_bucket_during_a_whole_run(
     uri = f"spec.checkpoint.uri=s3://{BUCKET}/encrypted/triage"
     job = make_job(tmp_path, uri, f"spec.storage.endpoint={s3_bucket.endpoint}")
     watch = Watch(monkeypatch, lambda: [s3_bucket.root, job.private.path])
-    killed_before_the_end(monkeypatch, job)
+    train_until_killed(job)
     job.train_alone()
     watch.look()
     assert job.ended().reason == "Completed", job.ended().message

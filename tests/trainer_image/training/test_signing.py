@@ -12,6 +12,7 @@ import pytest
 
 from e2e.platform.fixtures.soft_hsm import SoftHSM
 from e2e.platform.sigstore import IDENTITY, Sigstore
+from e2e.platform.trainer.killed_runs import train_until_killed
 from e2e.platform.trainer.rank_harness import Job
 from tensorguard.cli.main import main
 from tensorguard.signing import keys
@@ -39,19 +40,7 @@ def signed_once(tmp_path_factory: pytest.TempPathFactory) -> Job:
         "spec.training.microBatchSize=32",
     )
     job.signing_key = make_key(folder / "keys")
-    with pytest.MonkeyPatch.context() as patch:
-        from tensorguard.training.worker import Checkpointer
-
-        save = Checkpointer.save
-
-        def killed(self: Checkpointer, step: int, *, final: bool = False) -> object:
-            if final:
-                raise RuntimeError
-            return save(self, step, final=final)
-
-        patch.setattr(Checkpointer, "save", killed)
-        with pytest.raises(RuntimeError):
-            job.train_alone()
+    train_until_killed(job)
     shutil.copytree(job.directory, folder / "copy")
     return job
 
