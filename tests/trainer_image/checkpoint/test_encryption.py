@@ -155,7 +155,7 @@ def test_ssh_key_decrypts(tmp_path: Path) -> None:
     assert decrypt_files(stored, read_identities(tmp_path / "id"), "uri") == FILES
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs the Debian package openssh-client")
 def test_ssh_key_with_a_passphrase_decrypts_nothing(tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", tmp_path / "id"], check=True)
     stored = parse_recipients([(tmp_path / "id.pub").read_text()], "here").encrypt(FILES)
@@ -169,7 +169,7 @@ def test_identity_of_keygen_is_that_of_its_recipient(tmp_path: Path) -> None:
     assert parse_recipients([recipient], "here").include(read_identities(tmp_path / "keys" / "age-identity.txt"))
 
 
-@pytest.mark.skipif(shutil.which("age") is None, reason="age is not installed")
+@pytest.mark.skipif(shutil.which("age") is None, reason="needs the Debian package age")
 def test_command_of_age_decrypts(tmp_path: Path) -> None:
     (tmp_path / "identity").write_text(f"{SECRET}\n")
     stored = parse_recipients([RECIPIENT], "here").encrypt(FILES)["adapter_model.safetensors.age"]

@@ -38,7 +38,7 @@ def test_printed_fingerprint_is_that_of_the_key_pair(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "age-identity.txt").exists()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the Debian package openssl")
 def test_fingerprint_is_what_openssl_computes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["keygen", str(tmp_path)])
     printed = capsys.readouterr().out
