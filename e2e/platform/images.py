@@ -29,6 +29,8 @@ _COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _PACKAGES = "python3,python3-venv,ca-certificates"
 _ROOM = 24e9
 """Free bytes that a build of the trainer's image and its import into the node take, when nothing is cached."""
+_REPLACED = "-replaced"
+"""End of the name that an image in the node has while a new one takes its first name."""
 Log = Callable[[str], None]
 
 
@@ -126,13 +128,21 @@ def load(node: Node, built: dict[str, str], record: Path, log: Log) -> None:
         if name in imported and known.get(name) == new_id:
             continue
         log(f"importing {name} into the node")
+        if name in imported:  # while the new image is unpacked onto layers of the old one, the old one needs a name
+            node.tag(name, f"{name}{_REPLACED}")
         # Compression would double the time, and an archive on disk would triple it.
         node.load(["buildah", "push", "--quiet", "--disable-compression", name, f"docker-archive:/dev/stdout:{name}"])
         known[name] = new_id
         record.write_text(json.dumps(known))
-    for name in imported:  # Kubernetes gives each image its id as a second name, which keeps a replaced image on disk
-        if name.startswith("sha256:") and name not in known.values():
-            node.untag(name)
+    node.untag(*(name for name in node.images() if _is_unused(name, known)))
+
+
+def _is_unused(name: str, known: dict[str, str]) -> bool:
+    """Whether a name in the node keeps only an image that was replaced.
+
+    Kubernetes gives each image its id as a second name.
+    """
+    return name.endswith(_REPLACED) or (name.startswith("sha256:") and name not in known.values())
 
 
 def _build_base() -> None:

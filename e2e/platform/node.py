@@ -223,10 +223,11 @@ class Node:
         done = self._ctr("images", "tag", "--force", name, other)
         assert not done.returncode, done.stderr
 
-    def untag(self, name: str) -> None:
-        """Remove one name of an image. The image stays while it has another."""
-        done = self._ctr("images", "remove", name)
-        assert not done.returncode, done.stderr
+    def untag(self, *names: str) -> None:
+        """Remove names of images. An image stays while it has another name."""
+        if names:
+            done = self._ctr("images", "remove", "--sync", *names)  # an import must not begin while layers are deleted
+            assert not done.returncode, done.stderr
 
     def stop(self) -> None:
         """Remove all parts of the node. Parts that do not exist are no error."""
