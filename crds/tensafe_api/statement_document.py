@@ -156,3 +156,18 @@ def parse_statement(document: Any) -> StatementDocument:
     except ValidationError as error:
         first = error.errors()[0]
         raise StatementError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def check_counts(document: StatementDocument) -> None:
+    """Check that every step in the adapter, and every training before it, is among the privacy events.
+
+    The ε of a statement may follow from its events, and the events may still be those of fewer steps than it names.
+
+    Raises:
+        StatementError: names the field.
+    """
+    step, charged = document.job.step, document.spent.steps_charged
+    if step > charged:
+        raise StatementError(f"job.step: the adapter has {step} steps, and only {charged} are charged")
+    if document.started_from is not None and not document.mechanism.earlier_steps:
+        raise StatementError("startedFrom: the job started from an adapter whose training is in no privacy event")

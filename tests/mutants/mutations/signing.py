@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutation import OPERATOR, TRAINER, TRAINING_TESTS, Edit, Mutation
+from mutations.mutation import API, OPERATOR, TRAINER, TRAINING_TESTS, Edit, Mutation
 
 _MODEL_SIGNATURE = TRAINER + "signing/model_signature.py"
 _PKCS11 = TRAINER + "signing/pkcs11.py"
@@ -26,6 +26,32 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         (_COPY_TESTS + "test_folder_with_other_content_is_not_overwritten",),
+    ),
+    Mutation(
+        "a claim about fewer steps than the adapter has is verified",
+        (
+            Edit(
+                API + "statement_document.py",
+                "    if step > charged:\n",
+                "    if step < 0:\n",
+            ),
+        ),
+        (
+            _VERIFY_TESTS + "test_adapter_with_more_steps_than_were_charged_is_refused",
+            "tests/trainer_image/statements/test_report.py"
+            "::test_figure_that_does_not_follow_from_the_mechanism_is_refused",
+        ),
+    ),
+    Mutation(
+        "a claim that leaves out the training before it is verified",
+        (
+            Edit(
+                API + "statement_document.py",
+                "    if document.started_from is not None and not document.mechanism.earlier_steps:\n",
+                "    if document.started_from == {}:\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_start_from_an_adapter_that_no_event_counts_is_refused",),
     ),
     Mutation(
         "a file that the kernel refused is left in the place of the copy",

@@ -40,7 +40,7 @@ def build(charged: int = 90, mechanism: dict[str, Any] | None = None, **changes:
         "accountant": "RDP",
         "steps_charged": charged,
         "steps_recharged": 7,
-        "step": 83,
+        "step": min(83, charged),
         "events": charged_events(run, charged),
         "dimension": 98_765,
         "noise_distance": 2.0**-102,

@@ -98,6 +98,7 @@ def test_json_is_the_statement_and_what_the_page_shows(statement: dict[str, Any]
         ("mechanism.noiseMultiplier", "9", r"^events: they are not the charged steps"),
         ("mechanism.gridBits", 1, r"^its ε cannot be computed: events: noise of 1\.5"),
         ("spent.stepsCharged", 3, r"^events: "),
+        ("job.step", 91, r"^job\.step: the adapter has 91 steps, and only 90 are charged$"),
         ("job.name", 7, r"^job\.name: "),
     ],
 )

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from e2e.platform.s3 import BUCKET, S3
-from tensafe_api.statement import canonical_json, digest
+from tensafe_api.accounting import claimed_steps, format_epsilon, job_epsilon, outsider_epsilon
+from tensafe_api.privacy_events import Mechanism, charged_events
+from tensafe_api.statement import canonical_json, digest, recompute_epsilon
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import NAME as LEDGER
@@ -267,6 +269,55 @@ def test_figure_that_does_not_follow_is_refused(unsigned: Any, part: str, value:
     path.write_bytes(canonical_json(document))
     rewrite_manifest(unsigned.final)
     assert refused(unsigned.final).file == "statement.json"
+
+
+def replace_statement(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a statement and the trainer's state, such that all files agree and ε follows from the events."""
+    document: dict[str, Any] = json.loads((folder / "statement.json").read_text())
+    change(document)
+    claim, spent, accountant = document["claim"], document["spent"], document["accounting"]["accountant"]
+    names = [field.alias or name for name, field in Mechanism.model_fields.items()]
+    mechanism = Mechanism.model_validate({k: v for k, v in document["mechanism"].items() if k in names}, by_name=False)
+    charged, delta = spent["stepsCharged"], claim["delta"]
+    document["events"] = [event.model_dump(by_alias=True) for event in charged_events(mechanism, charged)]
+    spent["epsilon"] = recompute_epsilon(document)
+    target = float(claim["targetEpsilon"])
+    steps = claimed_steps(
+        mechanism,
+        planned=spent["stepsPlanned"],
+        charged=charged,
+        target_epsilon=target,
+        target_delta=delta,
+        accountant=accountant,
+    )
+    claim |= {"steps": steps, "epsilon": format_epsilon(job_epsilon(mechanism, steps, delta, accountant))}
+    outsider = format_epsilon(outsider_epsilon(mechanism, steps, delta, accountant))
+    document["againstOutsider"] = {"steps": steps, "epsilon": outsider}
+    (folder / "statement.json").write_bytes(canonical_json(document))
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, "step": document["job"]["step"]}))
+    rewrite_manifest(folder)
+
+
+def test_adapter_with_more_steps_than_were_charged_is_refused(unsigned: Any) -> None:
+    replace_statement(unsigned.final, lambda document: document["job"].update(step=3))
+    verify_checkpoint(str(unsigned.final))  # a step that was charged and is not in the adapter
+    replace_statement(unsigned.final, lambda document: document["spent"].update(stepsCharged=0, stepsPlanned=0))
+    error = refused(unsigned.final)
+    assert error.file == "statement.json"
+    assert error.problem == "contradicts itself: job.step: the adapter has 3 steps, and only 0 are charged"
+
+
+def test_start_from_an_adapter_that_no_event_counts_is_refused(unsigned: Any) -> None:
+    earlier = {"uri": "s3://a/b", "adapter": "sha256:0", "statement": "sha256:0", "epsilon": "8", "delta": "0.00001"}
+    replace_statement(unsigned.final, lambda document: document.update(startedFrom={**earlier, "noiseDistance": "0"}))
+    assert refused(unsigned.final).problem.startswith("contradicts itself: startedFrom: ")
+
+
+@pytest.mark.parametrize("delta", ["1", "1.5", "1e999", "nan"])
+def test_delta_with_which_nothing_is_claimed_is_refused(unsigned: Any, delta: str) -> None:
+    replace_statement(unsigned.final, lambda document: document["claim"].update(delta=delta))
+    assert "claim.delta" in refused(unsigned.final).problem
 
 
 def test_older_checkpoint_under_a_newer_name_is_refused(published: Any) -> None:

@@ -17,7 +17,14 @@ from pydantic.alias_generators import to_camel
 from tensafe_api import accounting
 from tensafe_api.privacy_events import charged_events
 from tensafe_api.statement import canonical_json, digest, recompute_epsilon
-from tensafe_api.statement_document import Count, Epsilon, StatementDocument, StatementError, parse_statement
+from tensafe_api.statement_document import (
+    Count,
+    Epsilon,
+    StatementDocument,
+    StatementError,
+    check_counts,
+    parse_statement,
+)
 from tensorguard.statements.sentences import (
     FALSE_ALARMS,
     attack_limits,
@@ -234,6 +241,7 @@ def _check_figures(raw: Mapping[str, Any], document: StatementDocument) -> None:
     charged = charged_events(mechanism, spent.steps_charged)
     if list(charged) != document.events:
         raise StatementError("events: they are not the charged steps of the mechanism")
+    check_counts(document)
     if document.against_outsider.steps != claim.steps or claim.steps < spent.steps_charged:
         raise StatementError("claim.steps: it must cover the charged steps, and be that of againstOutsider")
     accountant = document.accounting.accountant

@@ -12,6 +12,7 @@ from typing import Any
 from tensafe_api import accounting
 from tensafe_api.privacy_events import Mechanism, charged_events
 from tensafe_api.statement import SCHEMA, STATEMENT_FILE, recompute_epsilon
+from tensafe_api.statement_document import StatementError, check_counts, parse_statement
 from tensorguard.verification.errors import NotVerified
 
 
@@ -24,9 +25,14 @@ def check_claim(document: Mapping[str, Any]) -> None:
     if document.get("schema") != SCHEMA:
         raise NotVerified(STATEMENT_FILE, f"has the schema {document.get('schema')!r}; this version reads {SCHEMA}")
     try:
+        parsed = parse_statement(document)
         _check(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotVerified(STATEMENT_FILE, f"is no privacy statement that this version can read ({error})") from error
+    try:
+        check_counts(parsed)
+    except StatementError as error:
+        raise NotVerified(STATEMENT_FILE, f"contradicts itself: {error}") from error
 
 
 def _check(document: Mapping[str, Any]) -> None:
