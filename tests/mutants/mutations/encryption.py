@@ -19,6 +19,11 @@ _IN_CLEAR = (
 
 ENCRYPTION: tuple[Mutation, ...] = (
     Mutation(
+        "a recipient verifies another statement than the one that everyone else reads",
+        (Edit(_VERIFY, "        if file + ENCRYPTED in files:\n", "        if file + ENCRYPTED == file:\n"),),
+        (_RELEASE_TESTS + "test_recipient_and_stranger_verify_the_same_statement",),
+    ),
+    Mutation(
         "checkpoints are stored in clear",
         (
             Edit(

@@ -28,6 +28,11 @@ SIGNING: tuple[Mutation, ...] = (
         (_COPY_TESTS + "test_folder_with_other_content_is_not_overwritten",),
     ),
     Mutation(
+        "a statement with two claims, of which a reader may take either, is verified",
+        (Edit(_VERIFY, "    if canonical != files[STATEMENT_FILE]:", "    if not canonical:"),),
+        (_VERIFY_TESTS + "test_statement_that_readers_could_read_in_two_ways_is_refused",),
+    ),
+    Mutation(
         "a claim about fewer steps than the adapter has is verified",
         (
             Edit(

@@ -135,6 +135,15 @@ def test_weights_in_both_forms_are_refused(encrypted: Any) -> None:
     assert refused(encrypted).file == "adapter_model.safetensors"
 
 
+def test_recipient_and_stranger_verify_the_same_statement(encrypted: Any) -> None:
+    """A second statement in encrypted form would show a recipient another claim than the one that is signed."""
+    recipients = parse_recipients([recipient_of(encrypted.identity)], "here")
+    other = (encrypted.final / "statement.json").read_bytes().replace(b'"name":"tiny"', b'"name":"huge"')
+    replace(encrypted, "statement.json.age", recipients.encrypt({"x": other})["x.age"])
+    error = refused(encrypted, identity=encrypted.identity)
+    assert (error.file, error.problem) == ("statement.json.age", "is encrypted, and a job stores this file in clear")
+
+
 def test_missing_weights_are_named(encrypted: Any) -> None:
     replace(encrypted, WEIGHTS, None)
     assert refused(encrypted).problem == "is missing"

@@ -320,6 +320,24 @@ def test_delta_with_which_nothing_is_claimed_is_refused(unsigned: Any, delta: st
     assert "claim.delta" in refused(unsigned.final).problem
 
 
+def test_statement_that_readers_could_read_in_two_ways_is_refused(unsigned: Any) -> None:
+    path = unsigned.final / "statement.json"
+    claim = json.dumps({**json.loads(path.read_text())["claim"], "epsilon": "0.001"}).encode()
+    path.write_bytes(b'{"claim":' + claim + b"," + path.read_bytes()[1:])  # Python takes the last one of two keys
+    rewrite_manifest(unsigned.final)
+    assert refused(unsigned.final).problem == "is not canonical JSON: no job wrote it"
+
+
+@pytest.mark.parametrize("file", ["statement.json", "trainer_state.json", MANIFEST, SIGNATURE, ATTESTATION])
+def test_json_that_is_too_deep_is_refused(published: Any, file: str) -> None:
+    (published.final / file).write_bytes(b'{"files":' + b"[" * 100_000)
+    if file not in (MANIFEST, *SIGNATURE_FILES):
+        for name in SIGNATURE_FILES:
+            (published.final / name).unlink()
+        rewrite_manifest(published.final)
+    assert refused(published.final).file == file
+
+
 def test_older_checkpoint_under_a_newer_name_is_refused(published: Any) -> None:
     shutil.rmtree(published.final)
     shutil.copytree(published.older, published.final)
@@ -352,7 +370,12 @@ def test_one_signature_file_of_two_is_refused(published: Any) -> None:
 def test_edited_or_cut_ledger_is_refused(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path = published.run / LEDGER
     lines = path.read_bytes().splitlines(keepends=True)
-    for content in (b"".join(lines[:-3]), b"".join(lines).replace(b'"steps":', b'"steps": ', 1), b""):
+    for content in (
+        b"".join(lines[:-3]),
+        b"".join(lines).replace(b'"steps":', b'"steps": ', 1),
+        b"[" * 100_000 + b"\n",
+        b"",
+    ):
         path.write_bytes(content)
         assert main(["verify", str(published.final), "--ledger", str(published.run)]) == 1
         assert capsys.readouterr().err.startswith("not verified: ledger: ")

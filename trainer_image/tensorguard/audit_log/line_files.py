@@ -133,5 +133,5 @@ class LineFile:
 def _is_complete(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -319,7 +319,7 @@ _FIX_CORRUPT = (
 )
 
 
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def _listing(manifest: bytes) -> dict[str, str]:

@@ -41,7 +41,7 @@ def parse_trainer_state(files: dict[str, bytes], uri: str) -> TrainerState:
     """
     try:
         return TrainerState.parse(files[TRAINER_STATE])
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointCorrupt(
             f"{uri} has no readable {TRAINER_STATE}; move it away to resume from another checkpoint"
         ) from error

@@ -106,7 +106,7 @@ def _decrypted(place: str, identity: Path) -> dict[str, bytes]:
     files = {file: content for file, content in found.items() if file in {*READABLE, ADAPTER_WEIGHTS}}
     try:
         stated = json.loads(files[STATEMENT_FILE])["hashes"]["adapter"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointCorrupt(f"{store.uri(name)} has no readable {STATEMENT_FILE}") from error
     if stated != digest(files.get(ADAPTER_WEIGHTS, b"")):
         raise CheckpointCorrupt(

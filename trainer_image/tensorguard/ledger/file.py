@@ -252,7 +252,7 @@ def _entry(line: bytes, head: str, number: int) -> dict[str, Any] | None:
         body = {key: value for key, value in entry.items() if key != "hash"}
         follows = entry["previous"] == head and entry["number"] == number
         valid = follows and entry["hash"] == _hash(body) and _canonical(entry) == line
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     return entry if valid else None
 

@@ -98,7 +98,7 @@ def parse_bundle(content: bytes) -> dict[str, Any]:
                 "signatures": [{"sig": _same_bytes(signature["sig"]), "keyid": ""}],
             },
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("it is no signature") from error
     if canonical_json(expected) != content:
         raise ValueError("it has bytes that no signer wrote")

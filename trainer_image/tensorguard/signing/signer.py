@@ -222,7 +222,7 @@ def _check_attested(
             fingerprint=fingerprint_of(key),
             certificates=certificates,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SignatureInvalid(STATEMENT_FILE, "is no privacy statement") from error
     if attested != expected:
         parts = (*expected, *expected["predicate"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.statement import STATEMENT_FILE, digest
+from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
 from tensorguard.checkpoint.encryption import READABLE, DecryptionFailed, Identities, decrypt_files, is_encrypted
 from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED
 from tensorguard.checkpoint.store import (
@@ -176,10 +176,16 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
 
 
 def _check_clear(files: Mapping[str, bytes]) -> None:
-    """Refuse an encrypted checkpoint in which a file is not encrypted that a job encrypts."""
+    """Refuse an encrypted checkpoint in which a file is not encrypted that a job encrypts, or the other way round.
+
+    A statement in both forms would show one claim to a recipient and another one to everyone else.
+    """
     clear = [file for file in sorted(files) if not file.endswith(ENCRYPTED) and file not in READABLE]
     if is_encrypted(files) and clear:
         raise NotVerified(clear[0], "is not encrypted, and other files of this checkpoint are")
+    for file in sorted(READABLE):
+        if file + ENCRYPTED in files:
+            raise NotVerified(file + ENCRYPTED, "is encrypted, and a job stores this file in clear")
 
 
 def _decrypt(files: Mapping[str, bytes], identities: Identities, uri: str) -> dict[str, bytes]:
@@ -228,13 +234,16 @@ def _check_statement(files: Mapping[str, bytes]) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(files[STATEMENT_FILE])
         adapter, job, hashes = document["hashes"]["adapter"], document["job"], document["hashes"]
         own = (job["uid"], job["step"], job["attempt"], hashes["ledgerHead"], hashes["ledgerLength"])
-    except (ValueError, KeyError, TypeError) as error:
+        canonical = canonical_json(document)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotVerified(STATEMENT_FILE, "is no privacy statement") from error
+    if canonical != files[STATEMENT_FILE]:  # such as a key that occurs twice, of which another reader takes the other
+        raise NotVerified(STATEMENT_FILE, "is not canonical JSON: no job wrote it")
     if ADAPTER_WEIGHTS in files and adapter != digest(files[ADAPTER_WEIGHTS]):
         raise NotVerified(STATEMENT_FILE, f"is the statement of another adapter ({adapter})")
     try:
         state = TrainerState.parse(files[TRAINER_STATE])
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise NotVerified(TRAINER_STATE, "cannot be read") from error
     if (state.job_uid, state.step, state.attempt, state.ledger_head, state.ledger_length) != own:
         raise NotVerified(TRAINER_STATE, f"is of another job or step than {STATEMENT_FILE}")
