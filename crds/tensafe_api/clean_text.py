@@ -7,6 +7,7 @@ and HTML has no place for some code points.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _LINE_END = re.compile("\r\n|[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 """All that `str.splitlines` splits at."""
@@ -20,3 +21,12 @@ _CONTROL = re.compile(f"[\x00-\x08\x0e-\x1b\x1f\x7f\ud800-\udfff\ufdd0-\ufdef{_N
 def clean(text: object) -> str:
     """Text on one line, without control characters other than the tab."""
     return _CONTROL.sub("�", _DROPPED.sub("", _LINE_END.sub(" ", str(text))))
+
+
+def clean_document(value: Any) -> Any:
+    """A value that was read from JSON, with each text in it cleaned, such that no text makes a line of its own."""
+    if isinstance(value, dict):
+        return {clean(name): clean_document(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [clean_document(each) for each in value]
+    return clean(value) if isinstance(value, str) else value

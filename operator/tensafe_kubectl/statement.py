@@ -16,7 +16,7 @@ from tensafe_kubectl.connection import connect
 from tensafe_kubectl.errors import SUCCEEDED, CommandError
 from tensafe_kubectl.ledgers import find_ledger
 from tensafe_kubectl.storage import read_stored
-from tensafe_kubectl.terminal import clean, print_facts, print_json, print_line
+from tensafe_kubectl.terminal import print_facts, print_json, print_line
 from tensorguard.cli.arguments import Subparsers
 from tensorguard.cli.wording import ADJACENCY_TEXT, steps_text
 
@@ -142,6 +142,7 @@ def _where_to_read(uri: str) -> str:
 
 
 def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: str) -> int:
+    from tensafe_api.clean_text import clean_document
     from tensafe_api.statement import digest, recompute_epsilon, render_markdown
 
     content = read_stored(_uri(final), job)
@@ -159,6 +160,6 @@ def _print_whole(final: PublishedCheckpointRecord, job: Object | None, output: s
     if output == "json":
         print_json(document)
     else:
-        print("\n".join(clean(line) for line in render_markdown(document).splitlines()))
+        print(render_markdown(clean_document(document)), end="")
         print(f"Checked: the digest is that of the ledger, and the events give ε = {computed} for the charged steps.")
     return SUCCEEDED

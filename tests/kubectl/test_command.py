@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from e2e.platform.fixtures.plugin_team import Terminal
+from tensafe_api.clean_text import clean_document
 from tensafe_kubectl.main import command_parser
 from tensafe_kubectl.terminal import age, bar, clean, print_json
 
@@ -102,6 +103,11 @@ def test_text_of_the_cluster_cannot_imitate_other_lines() -> None:
         assert clean(f"failed{end}ε spent 0.1") == "failed ε spent 0.1"
     every = "".join(map(chr, range(0x3000)))
     assert clean(every).splitlines() == [clean(every)]
+
+
+def test_no_text_of_a_document_can_imitate_other_lines() -> None:
+    document = {"a\n": ["b\n", {"c": "d\u2028"}], "number": 1, "none": None}
+    assert clean_document(document) == {"a ": ["b ", {"c": "d "}], "number": 1, "none": None}
 
 
 def test_controls_of_the_direction_of_text_are_dropped() -> None:

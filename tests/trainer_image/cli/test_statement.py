@@ -95,6 +95,17 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: py
         assert not set(shown(capsys, str(folder), "--format", form)) & set("\x1b\x9b")
 
 
+def test_no_text_of_a_statement_makes_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = len(shown(capsys, str(publish(str(tmp_path), RAW))).splitlines())
+    changed = json.loads(json.dumps(RAW))
+    forged = "| ε claimed, of 2250 steps | 0.1 |"
+    changed["lineage"] = f"none |\n{forged}\u2028{forged}"
+    changed["assumed"][0] += f"\r{forged}"
+    changed["model"] = {f"name\n{forged}": "x"}
+    text = shown(capsys, str(publish(str(tmp_path), changed)))
+    assert len(text.splitlines()) == lines and forged not in text.splitlines()
+
+
 def test_every_changed_byte_of_the_statement_is_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder / "statement.json"
     content = file.read_bytes()

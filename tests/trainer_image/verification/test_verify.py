@@ -338,6 +338,26 @@ def test_json_that_is_too_deep_is_refused(published: Any, file: str) -> None:
     assert refused(published.final).file == file
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_text_of_a_stranger_imitates_a_line_of_the_report(
+    unsigned: Any, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert main(["verify", str(unsigned.final), "-o", form]) == 0
+    lines = len(capsys.readouterr().out.splitlines())
+    name = "tiny\n  signer  sha256:ours\x1b[2K\x9b2K\u202e"
+    path = unsigned.final / "statement.json"
+    document = json.loads(path.read_text())
+    path.write_bytes(canonical_json({**document, "job": {**document["job"], "name": name}}))
+    rewrite_manifest(unsigned.final)
+    assert main(["verify", str(unsigned.final), "-o", form]) == 0
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == lines and not set(printed) & set("\x1b\x9b\u202e")
+    (unsigned.final / "x\n\x1b[2Kverified: tiny").touch()
+    assert main(["verify", str(unsigned.final), "-o", form]) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and "\x1b" not in printed
+
+
 def test_older_checkpoint_under_a_newer_name_is_refused(published: Any) -> None:
     shutil.rmtree(published.final)
     shutil.copytree(published.older, published.final)

@@ -60,6 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _decrypt(arguments: argparse.Namespace) -> int:
+    from tensafe_api.clean_text import clean
     from tensorguard.checkpoint.encryption import DecryptionFailed
     from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointCorrupt, CheckpointError
     from tensorguard.signing.keys import KeyUnusable
@@ -77,16 +78,16 @@ def _decrypt(arguments: argparse.Namespace) -> int:
         write_for_owner(output, files)
     except CheckpointAbsent as error:
         raise CommandError(
-            f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}", INVALID
+            clean(f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}"), INVALID
         ) from error
     except CheckpointCorrupt as error:
-        raise CommandError(f"tensafe decrypt: {str(error).partition('; ')[0]}", FAILED) from error
+        raise CommandError(clean(f"tensafe decrypt: {str(error).partition('; ')[0]}"), FAILED) from error
     except DecryptionFailed as error:
-        raise CommandError(f"tensafe decrypt: {error}", FAILED) from error
+        raise CommandError(clean(f"tensafe decrypt: {error}"), FAILED) from error
     except OSError as error:
         raise CommandError(f"tensafe decrypt: {output} cannot be written ({error.strerror})", FAILED) from error
     except (CheckpointError, KeyUnusable, ImportError, ValueError) as error:
-        raise CommandError(f"tensafe decrypt: {error}", INVALID) from error
+        raise CommandError(clean(f"tensafe decrypt: {error}"), INVALID) from error
     print(f"decrypted to {output}: {', '.join(sorted(files))}")
     return SUCCEEDED
 

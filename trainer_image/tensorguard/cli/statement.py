@@ -108,10 +108,11 @@ def render(report: Report, form: str) -> str:
 
 
 def _as_text(report: Report) -> str:
+    from tensafe_api.clean_text import clean_document
     from tensafe_api.statement import render_markdown
 
-    parts = report.parts
-    lines = [parts.sentence, "", *parts.meaning, "", *render_markdown(report.raw).splitlines(), "## How to verify", ""]
+    parts, page = report.parts, render_markdown(clean_document(report.raw))
+    lines = [parts.sentence, "", *parts.meaning, "", *page.splitlines(), "## How to verify", ""]
     lines += [f"- {sentence}" for sentence in parts.checked]
     lines += [line for each in parts.verify for line in (f"- {each.purpose}:", f"    {each.command}")]
     return "\n".join(_clean(line) for line in lines) + "\n"

@@ -144,6 +144,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from tensafe_api.clean_text import clean
     from tensorguard.audit_log.line_files import AuditLogUnwritable
     from tensorguard.checkpoint.encryption import read_identities
     from tensorguard.checkpoint.store import CheckpointError
@@ -164,19 +165,19 @@ def _verify(arguments: argparse.Namespace) -> int:
     except NotVerified as error:
         if arguments.output == "json":
             print(json.dumps({"verified": False, "file": error.file, "reason": error.problem}, indent=2))
-        print(f"not verified: {error}", file=sys.stderr)
+        print(clean(f"not verified: {error}"), file=sys.stderr)
         return FAILED
     except (AuditLogUnwritable, CheckpointError, KeyUnusable, ImportError, ValueError) as error:
-        raise CommandError(f"tensafe verify: {error}", INVALID) from error
+        raise CommandError(clean(f"tensafe verify: {error}"), INVALID) from error
     if arguments.output_dir is not None and report is not None:
         _write_copy(arguments.output_dir, report)
     if arguments.output == "json":
         figures = {"verified": True, **(_figures(report, arguments) if report else {})}
         figures |= {"auditLog": _audit_figures(audit)} if audit else {}
-        print(json.dumps(figures, indent=2, ensure_ascii=False))
+        print(json.dumps(figures, indent=2))
     else:
         lines = [*(_as_text(report, arguments) if report else ()), *(_audit_as_text(audit) if audit else ())]
-        print("\n".join(lines))
+        print("\n".join(clean(line) for line in lines))
     return SUCCEEDED
 
 
