@@ -16,6 +16,28 @@ _VERIFY_TESTS = "tests/trainer_image/verification/test_audit_logs.py::"
 
 AUDIT_LOG: tuple[Mutation, ...] = (
     Mutation(
+        "a charge or publication that names no entry of the ledger is verified",
+        (
+            Edit(
+                _ENTRIES,
+                "    is_write = event in _WRITES or length is not None or head is not None\n",
+                "    is_write = length is not None and head is not None and event not in _WRITES\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_write_that_names_no_entry_of_the_ledger_is_noticed",),
+    ),
+    Mutation(
+        "a line of the log may have any field",
+        (
+            Edit(
+                _ENTRIES,
+                "    if extra := sorted(values.keys() - FIELDS[event] - set(COMMON)):\n",
+                "    if extra := sorted(values.keys() - values.keys()):\n",
+            ),
+        ),
+        (_VERIFY_TESTS + "test_field_and_event_that_no_run_writes_are_noticed",),
+    ),
+    Mutation(
         "the hash of a line does not cover its content",
         (
             Edit(

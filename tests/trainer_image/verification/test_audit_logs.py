@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import shutil
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.platform.trainer.rank_harness import Job
-from tensorguard.audit_log.entries import NO_HASH, Event, make_line
+from tensafe_api.statement import canonical_json
+from tensorguard.audit_log.entries import COMMON, FIELDS, NO_HASH, Event, make_line
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.cli.main import main
 from tensorguard.ledger.file import NAME as LEDGER
@@ -175,6 +177,39 @@ def test_charge_that_the_ledger_lacks_is_noticed(run: Path) -> None:
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:8]))
     problem = refused(run, (run / AUDIT_LOG).read_bytes(), ledger=True)
     assert problem.startswith("line 10 (Charge) is not in the ledger, which ends before it")
+
+
+@pytest.mark.parametrize("event", ["Charge", "Publication", "End", "Start", "Open"])
+@pytest.mark.parametrize("place", [{}, {"ledgerLength": "10", "ledgerHead": "0"}, {"ledgerLength": True}])
+def test_write_that_names_no_entry_of_the_ledger_is_noticed(run: Path, event: str, place: dict[str, Any]) -> None:
+    """Without its place in the ledger, nothing would compare it with the ledger."""
+    values = [json.loads(line) for line in lines_of(run)]
+    invented = {**next(each for each in values if each["event"] == event), "steps": 1, "uri": "s3://elsewhere"}
+    kept = {name: value for name, value in invented.items() if name in FIELDS[Event(event)] | set(COMMON)}
+    for name in ("ledgerLength", "ledgerHead", "stepsCharged"):
+        kept.pop(name, None)
+    problem = refused(run, chain([*values, kept | place]), ledger=True)
+    assert problem == f"line 13 ({event}) does not name the entry of the ledger that it records"
+
+
+def test_field_and_event_that_no_run_writes_are_noticed(run: Path) -> None:
+    lines = lines_of(run)
+    for change, problem in (
+        ({"note": "approved"}, "line 13 (KeyAgreement) has the field note, which its event has not"),
+        ({"event": "Approval"}, "line 13 records 'Approval', which is no event of this release"),
+    ):
+        added = {**json.loads(lines[4]), **change, "number": 13, "previous": json.loads(lines[-1])["hash"]}
+        del added["hash"]
+        added["hash"] = hashlib.sha256(canonical_json(added)).hexdigest()
+        assert refused(run, b"".join(lines) + canonical_json(added) + b"\n", ledger=True) == problem
+
+
+def test_checkpoint_that_a_cluster_did_not_publish_is_noticed(run: Path) -> None:
+    values = [json.loads(line) for line in lines_of(run)]
+    values.insert(-1, values[-2])
+    (run / AUDIT_LOG).write_bytes(chain(values))
+    with pytest.raises(NotVerified, match="line 12 names a checkpoint that the ledger lacks"):
+        verify_audit_log(str(run), in_cluster(run))
 
 
 def test_wrong_sum_of_charges_is_noticed(run: Path) -> None:

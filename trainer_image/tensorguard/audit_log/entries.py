@@ -74,6 +74,8 @@ FIELDS: Mapping[Event, frozenset[str]] = {
     }.items()
 }
 """The fields of each event. `ledgerLength` and `ledgerHead` are those of the ledger after the recorded write."""
+_WRITES = frozenset({event for event in Event if "ledgerLength" in FIELDS[event]} - {Event.INTERRUPTION})
+"""The events that always record a write of the ledger. A run may be interrupted without one."""
 COMMON = ("number", "time", "event", "job", "jobUID", "actor", "process", "recovered", "previous", "hash")
 """The fields that any entry may have. `recovered`: a later process logged the write of one that was killed."""
 
@@ -144,6 +146,25 @@ def read_line(line: bytes, number: int, previous: str) -> Entry:
     if values.get("number") != number or values.get("previous") != previous:
         raise LineInvalid(number, "does not follow from the line before it: a line was removed, added or moved")
     return Entry(number, event, values["hash"], values)
+
+
+def check_fields(entry: Entry) -> None:
+    """Check that an entry has the fields of its event, and that a write of the ledger names its place there.
+
+    A line without that place would look like a charge or a publication, and be compared with no ledger.
+
+    Raises:
+        LineInvalid: it has another field, or lacks the place.
+    """
+    if entry.event not in FIELDS:
+        raise LineInvalid(entry.number, f"records {entry.event!r}, which is no event of this release")
+    event, values = Event(entry.event), entry.values
+    if extra := sorted(values.keys() - FIELDS[event] - set(COMMON)):
+        raise LineInvalid(entry.number, f"({event}) has the field {extra[0]}, which its event has not")
+    length, head = values.get("ledgerLength"), values.get("ledgerHead")
+    is_write = event in _WRITES or length is not None or head is not None
+    if is_write and not (type(length) is int and isinstance(head, str)):
+        raise LineInvalid(entry.number, f"({event}) does not name the entry of the ledger that it records")
 
 
 def _hash(body: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensorguard.audit_log.entries import COMMON, NO_HASH, Entry, Event, LineInvalid, read_line
+from tensorguard.audit_log.entries import COMMON, NO_HASH, Entry, Event, LineInvalid, check_fields, read_line
 from tensorguard.audit_log.ledger_events import Position, missing_entries
 from tensorguard.audit_log.line_files import LineFile
 from tensorguard.audit_log.line_objects import LineObjects
@@ -128,6 +128,7 @@ def _entries(lines: Sequence[bytes]) -> Iterator[Entry]:
     previous, job = NO_HASH, None
     for number, line in enumerate(lines, start=1):
         entry = read_line(line, number, previous)
+        check_fields(entry)
         mine = entry.values.get("job"), entry.values.get("jobUID")
         job = job or mine
         if None in mine or mine != job:
@@ -206,6 +207,8 @@ def _check_last_state(entries: Sequence[Entry], position: Position, ledger: Ledg
     if position.head != state.head:
         raise LineInvalid(newest.number, "names another head of the ledger than the ledger has")
     published = [entry for entry in entries if entry.event == Event.PUBLICATION]
+    if len(published) > len(state.checkpoints):
+        raise LineInvalid(published[len(state.checkpoints)].number, "names a checkpoint that the ledger lacks")
     for entry, checkpoint in zip(published, state.checkpoints, strict=True):
         if (entry.values.get("uri"), entry.values.get("digest")) != (checkpoint.uri, checkpoint.digest):
             raise LineInvalid(entry.number, f"names another checkpoint than the ledger, which has {checkpoint.uri}")
