@@ -21,7 +21,7 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.signing import keys
 from tensorguard.signing.keys import read_public_key, read_signing_key
 from tensorguard.signing.signer import ATTESTATION, SIGNATURE, SIGNATURE_FILES, Trust, TrustedKey, sign_checkpoint
-from tensorguard.verification.checkpoint import verify_checkpoint
+from tensorguard.verification.checkpoint import OTHER_PAGE, verify_checkpoint
 from tensorguard.verification.errors import NotVerified
 
 PAGE = 4096
@@ -328,6 +328,14 @@ def test_statement_that_readers_could_read_in_two_ways_is_refused(unsigned: Any)
     assert refused(unsigned.final).problem == "is not canonical JSON: no job wrote it"
 
 
+def test_page_that_says_something_else_than_the_statement_is_reported(published: Any) -> None:
+    assert OTHER_PAGE not in verify_checkpoint(str(published.final), trusted(published)).not_checked
+    page, epsilon = published.final / "statement.md", json.loads((published.final / "statement.json").read_text())
+    page.write_text(page.read_text().replace(epsilon["claim"]["epsilon"], "0.100"))
+    sign_again(published.final, published.private_key)
+    assert OTHER_PAGE in verify_checkpoint(str(published.final), trusted(published)).not_checked
+
+
 @pytest.mark.parametrize("file", ["statement.json", "trainer_state.json", MANIFEST, SIGNATURE, ATTESTATION])
 def test_json_that_is_too_deep_is_refused(published: Any, file: str) -> None:
     (published.final / file).write_bytes(b'{"files":' + b"[" * 100_000)
@@ -342,6 +350,8 @@ def test_json_that_is_too_deep_is_refused(published: Any, file: str) -> None:
 def test_no_text_of_a_stranger_imitates_a_line_of_the_report(
     unsigned: Any, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
+    (unsigned.final / "statement.md").unlink()  # it would have the name as well
+    rewrite_manifest(unsigned.final)
     assert main(["verify", str(unsigned.final), "-o", form]) == 0
     lines = len(capsys.readouterr().out.splitlines())
     name = "tiny\n  signer  sha256:ours\x1b[2K\x9b2K\u202e"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
+from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest, render_markdown
 from tensorguard.checkpoint.encryption import READABLE, DecryptionFailed, Identities, decrypt_files, is_encrypted
-from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED
+from tensorguard.checkpoint.layout import ADAPTER_WEIGHTS, ENCRYPTED, STATEMENT_PAGE
 from tensorguard.checkpoint.store import (
     MANIFEST,
     CheckpointAbsent,
@@ -56,6 +56,10 @@ NO_LEDGER = (
 )
 ENCRYPTED_WEIGHTS = (
     f"that {STATEMENT_FILE} is about this adapter: its weights are encrypted. A recipient passes --identity"
+)
+OTHER_PAGE = (
+    f"that {STATEMENT_PAGE} says what {STATEMENT_FILE} says: its text is not what this release writes. Read the output "
+    "of `tensafe statement` in its place"
 )
 NO_OLD_HEADS = "the charges at the time of writing: a cluster's ledger keeps only its last head"
 
@@ -131,6 +135,8 @@ def verify_checkpoint(
     else:
         report.checked.append(f"{STATEMENT_FILE}: {events}")
         report.not_checked.append(ENCRYPTED_WEIGHTS)
+    if STATEMENT_PAGE in files and not _is_page_of(document, files[STATEMENT_PAGE]):
+        report.not_checked.append(OTHER_PAGE)
     if not report.trusted:
         report.not_checked.append(SIGNED_BY_UNKNOWN if signatures else UNSIGNED)
     if find_ledger is None:
@@ -226,6 +232,14 @@ def _check_name(file: str, published: str, folder: str) -> None:
     """Refuse a checkpoint in the place of another one of its job. A reader may give its folder any other name."""
     if folder != published and _OWN_NAME.fullmatch(folder):
         raise NotVerified(file, f"this is the checkpoint {published}, under the name {folder}")
+
+
+def _is_page_of(document: Mapping[str, Any], page: bytes) -> bool:
+    """Whether `page` is the statement as Markdown, in the words of this release."""
+    try:
+        return render_markdown(document).encode() == page
+    except (ValueError, KeyError, TypeError):  # text that no UTF-8 encodes, or a part that only the page needs
+        return False
 
 
 def _check_statement(files: Mapping[str, bytes]) -> dict[str, Any]:
