@@ -161,6 +161,17 @@ def test_folder_with_other_content_is_not_overwritten(
     assert content_of(copy) == before and [path.name for path in copy.parent.iterdir()] == ["adapter"]
 
 
+def test_copy_in_the_checkpoint_itself_is_refused(
+    published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, link = content_of(published.final), tmp_path / "link"
+    link.symlink_to(published.final)
+    for copy in (published.final / "copy", published.final / "a" / "b", link / "copy"):
+        assert verify(published, "--output-dir", str(copy)) == 2
+        assert "is in the checkpoint: choose a folder outside" in capsys.readouterr().err
+    assert content_of(published.final) == before
+
+
 @pytest.mark.parametrize("kind", ["file", "link to a folder", "link to nothing"])
 def test_what_is_no_folder_is_not_overwritten(published: Any, tmp_path: Path, kind: str) -> None:
     copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"

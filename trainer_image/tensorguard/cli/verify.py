@@ -182,8 +182,12 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse options that are about a checkpoint where none is named."""
+    """Refuse options that are about a checkpoint where none is named, and a copy in the checkpoint itself."""
     if arguments.place is not None:
+        copy: Path | None = arguments.output_dir
+        local = "://" not in arguments.place
+        if local and copy is not None and Path(arguments.place).resolve() in copy.resolve().parents:
+            raise CommandError(f"tensafe verify: {copy} is in the checkpoint: choose a folder outside", INVALID)
         return
     if arguments.audit_log is None:
         raise CommandError("tensafe verify: name the folder of a checkpoint, or an --audit-log", INVALID)
