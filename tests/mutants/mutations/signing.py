@@ -33,6 +33,17 @@ SIGNING: tuple[Mutation, ...] = (
         (_VERIFY_TESTS + "test_statement_that_readers_could_read_in_two_ways_is_refused",),
     ),
     Mutation(
+        "a certificate that no authority vouches for names the signer",
+        (
+            Edit(
+                _SIGNER,
+                "subject_of(certificates[0]) if isinstance(trust, TrustedCertificates) else None",
+                "subject_of(certificates[0]) if certificates else None",
+            ),
+        ),
+        (_SIGNING_TESTS + "test_subject_of_a_certificate_is_not_believed_without_its_authority",),
+    ),
+    Mutation(
         "a claim about fewer steps than the adapter has is verified",
         (
             Edit(

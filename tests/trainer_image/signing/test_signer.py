@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import subprocess
 import sys
@@ -155,9 +156,28 @@ def test_certificate_is_trusted_through_its_authority(authority: Any, other_auth
     signatures = signed(authority.issue("signer"))
     found = check(signatures, TrustedCertificates(authority.root_file))
     assert found.fingerprint == statement_of(signatures)["predicate"]["signer"]["fingerprint"]
+    assert found.subject == "CN=signer"  # a reader must see which of the authority's certificates it is
     assert len(statement_of(signatures)["predicate"]["signer"]["certificates"]) == 2
     with pytest.raises(SignatureInvalid, match=r"no certificate of .* vouches for its signer"):
         check(signatures, TrustedCertificates(other_authority.root_file))
+
+
+def test_signer_cannot_certify_others(authority: Any) -> None:
+    """A certificate for signing is none for issuing certificates."""
+    signer = authority.issue("rogue issuer")
+    rogue = copy.copy(authority)
+    rogue.name, rogue.issuer_key = "rogue", read_signing_key(signer).private
+    rogue.issuer = read_signing_key(signer).certificates[0]
+    chain = rogue.issue("friend")
+    chain.write_bytes(chain.read_bytes() + authority.issuer.public_bytes(Encoding.PEM))
+    with pytest.raises(SignatureInvalid, match=r"no certificate of .* vouches for its signer"):
+        check(signed(chain), TrustedCertificates(authority.root_file))
+
+
+def test_subject_of_a_certificate_is_not_believed_without_its_authority(authority: Any) -> None:
+    path = authority.issue("resuming")
+    assert check(signed(path), None).subject is None
+    assert check(signed(path), TrustedKey(read_signing_key(path).private.public_key())).subject is None
 
 
 def test_certificate_that_the_root_issued_is_enough(authority: Any) -> None:

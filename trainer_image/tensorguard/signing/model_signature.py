@@ -113,6 +113,11 @@ def certificates_in(content: bytes) -> tuple[bytes, ...]:
     return tuple(base64.b64decode(each["rawBytes"]) for each in chain)
 
 
+def subject_of(certificate: bytes) -> str:
+    """The subject of a certificate (DER), such as `CN=release,O=clinic`."""
+    return x509.load_der_x509_certificate(certificate).subject.rfc4514_string()
+
+
 def verify_with_key(content: bytes, key: EllipticCurvePublicKey, digests: Mapping[str, str]) -> None:
     """Check that `key` signed exactly these digests. Raises an error of any class if not.
 

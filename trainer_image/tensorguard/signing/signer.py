@@ -53,10 +53,12 @@ class Signature:
     Attributes:
         name: of the checkpoint that was signed.
         fingerprint: of the signer's key.
+        subject: of the signer's certificate, if a trusted one vouches for it; None: nothing shows whose key it is.
     """
 
     name: str
     fingerprint: str
+    subject: str | None = None
 
 
 def sign_checkpoint(key: SigningKey, name: str, digests: Mapping[str, str], statement: bytes) -> dict[str, bytes]:
@@ -129,7 +131,7 @@ def check_signature(
         SignatureInvalid: they are missing, were changed, are about other files, or are by another signer.
     """
     from tensorguard.signing.envelope import statement_in, verify_statement
-    from tensorguard.signing.model_signature import certificates_in, verify_with_key
+    from tensorguard.signing.model_signature import certificates_in, subject_of, verify_with_key
 
     for file in SIGNATURE_FILES:
         if file not in signatures:
@@ -163,7 +165,8 @@ def check_signature(
     except Exception as error:
         raise SignatureInvalid(ATTESTATION, "has a wrong signature") from error
     _check_attested(attested, name, digests, statement, key, [digest(each) for each in certificates])
-    return Signature(name, fingerprint_of(key))
+    subject = subject_of(certificates[0]) if isinstance(trust, TrustedCertificates) else None
+    return Signature(name, fingerprint_of(key), subject)
 
 
 def _vouched_key(

@@ -123,6 +123,8 @@ def verify_checkpoint(
         who = signature.fingerprint
         if isinstance(trust, TrustedIdentity):
             who = f"{trust.name} (by {trust.issuer}) with a key of its own, {who}"
+        elif signature.subject is not None:
+            who = f"{signature.subject} (by the certificate) with the key {who}"
         report.checked.append(f"{SIGNATURE} and {ATTESTATION} are signed by {who}, over every file")
     if is_encrypted(files) and identities is not None:
         files = _decrypt(files, identities, report.uri)
