@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import yaml
 
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
+from tensafe_api.statement import canonical_json
 from tensorguard.checkpoint.store import CheckpointStore
 from tensorguard.checkpoint.trainer_state import TrainerState
 from tensorguard.cli.main import command_parser, main
@@ -363,6 +365,15 @@ def test_ledger_exits_with_1_if_edited_and_2_if_missing(
     capsys.readouterr()
     assert call("ledger", str(tmp_path / "out")) == 1
     assert "was edited" in capsys.readouterr().err
+
+
+def test_text_in_a_ledger_imitates_no_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"kind": "open", "number": 1, "previous": "0" * 64, "spec": {"jobName": "x\x1b[2K\nforged"}}
+    entry = {**body, "hash": hashlib.sha256(canonical_json(body)).hexdigest()}
+    (tmp_path / "ledger.jsonl").write_bytes(canonical_json(entry) + b"\n")
+    assert call("ledger", str(tmp_path)) == 1
+    printed = capsys.readouterr().err
+    assert "forged" in printed and printed.count("\n") == 1 and "\x1b" not in printed
 
 
 def test_help_needs_neither_torch_nor_ray() -> None:

@@ -61,6 +61,7 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
 
 def _read(directory: Path) -> LedgerState:
+    from tensafe_api.clean_text import clean
     from tensorguard.ledger.contract import LedgerCorrupt, LedgerMissing
     from tensorguard.ledger.file import FileLedger
     from tensorguard.training.config import RUN_LOG
@@ -74,7 +75,7 @@ def _read(directory: Path) -> LedgerState:
     except LedgerMissing as error:
         raise CommandError(f"tensafe ledger: {error}: pass the folder of a run (its --output-dir)", INVALID) from error
     except LedgerCorrupt as error:
-        raise CommandError(f"tensafe ledger: {error}", FAILED) from error
+        raise CommandError(clean(f"tensafe ledger: {error}"), FAILED) from error  # it may quote the file
     except OSError as error:
         raise CommandError(
             f"tensafe ledger: {directory} cannot be read ({error.strerror}): pass the folder of a run", INVALID
