@@ -162,6 +162,14 @@ def test_changed_log_is_refused(tmp_path: Path, open_ledger: Open) -> None:
     assert FileLedger(tmp_path).read().length == 2
 
 
+def test_log_of_another_job_is_refused_before_anything_is_charged(tmp_path: Path, open_ledger: Open) -> None:
+    other = AuditLog(LineFile(tmp_path / AUDIT_LOG), job="another", job_uid="another", process="rank 0")
+    other.append(Event.REFUSAL, {"reason": "InvalidManifest", "message": "not this job"})
+    with pytest.raises(AuditLogCorrupt, match=r"line 1 is of another job \(another\); .* move it away"):
+        open_ledger().acquire(attempt=1, from_step=0)
+    assert FileLedger(tmp_path).read().length == 1
+
+
 def test_refusal_by_another_process_keeps_the_chain(tmp_path: Path, open_ledger: Open) -> None:
     ledger = open_ledger()
     ledger.acquire(attempt=1, from_step=0)

@@ -58,7 +58,9 @@ class AuditLog:
         """Read the lines that other processes have added. Raises AuditLogCorrupt."""
         for line in self._lines.read_new():
             try:
-                self._accept(read_line(line, self.length + 1, self.head))
+                entry = read_line(line, self.length + 1, self.head)
+                self._check_job(entry)
+                self._accept(entry)
             except (LineInvalid, KeyError, TypeError) as error:
                 raise AuditLogCorrupt(
                     f"{self.name}: {error}; restore the audit log as it was written, or move it away to start a new "
@@ -88,6 +90,11 @@ class AuditLog:
                 return True
             self.load()
         return False
+
+    def _check_job(self, entry: Entry) -> None:
+        """Refuse the log of another job before the ledger is charged: no log of two jobs can be verified."""
+        if (entry.values.get("job"), entry.values.get("jobUID")) != (self._common["job"], self._common["jobUID"]):
+            raise LineInvalid(entry.number, f"is of another job ({entry.values.get('job')})")
 
     def _accept(self, entry: Entry) -> None:
         self.position = self.position.after(entry)
