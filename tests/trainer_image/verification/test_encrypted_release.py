@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from peft import PeftConfig
 
 from e2e.platform.s3 import BUCKET, S3
 from tensafe_api.statement import canonical_json, digest
+from tensorguard import storage
 from tensorguard.checkpoint.encryption import parse_recipients, read_identities
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
+from tensorguard.cli.exit_codes import INTERRUPTED
 from tensorguard.cli.main import main
 from tensorguard.signing.keys import new_identity, read_public_key, read_signing_key, write_new
 from tensorguard.signing.signer import SIGNATURE_FILES, TrustedKey, sign_checkpoint
@@ -197,6 +200,22 @@ def test_optimizer_state_is_not_decrypted_to_a_disk(encrypted: Any, tmp_path: Pa
     command = ["decrypt", str(encrypted.older), "--identity", str(encrypted.identity)]
     assert main([*command, "--output", str(tmp_path / "adapter")]) == 0
     assert not list((tmp_path / "adapter").glob("optimizer*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_stopped_decryption_leaves_nothing_in_clear(
+    encrypted: Any, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: Any, **options: Any) -> None:
+        storage_write(*arguments, **options)
+        assert any(path.name == "adapter_model.safetensors" for path in folder.rglob("*"))
+        os.kill(os.getpid(), number)
+
+    storage_write, folder = storage.write_files, tmp_path / "new"
+    folder.mkdir()
+    monkeypatch.setattr(storage, "write_files", stop)
+    assert decrypt(encrypted, folder / "adapter") == INTERRUPTED
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("existing", ["a file", "an empty folder", "a folder", "a dangling link"])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tensorguard.cli.arguments import Subparsers, identity_file
 from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
+from tensorguard.cli.signals import StopOnSignal
 from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 _EPILOG = """\
@@ -75,7 +76,8 @@ def _decrypt(arguments: argparse.Namespace) -> int:
         raise CommandError(f"tensafe decrypt: {output} is in the encrypted checkpoint: choose another folder", FAILED)
     try:
         files = _decrypted(arguments.place, identity)
-        write_for_owner(output, files)
+        with StopOnSignal().installed():  # SIGTERM must leave no weights in clear in a hidden folder
+            write_for_owner(output, files)
     except CheckpointAbsent as error:
         raise CommandError(
             clean(f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}"), INVALID
