@@ -157,3 +157,8 @@ def explain_storage_error(error: Exception) -> str | None:
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
         return "this kind of URI is not supported"
     return None
+
+
+def without_a_job(message: object) -> str:
+    """The message of a failed read, for a person who reads a checkpoint and has no job to change or to resume."""
+    return str(message).replace("spec.storage.endpoint", "AWS_ENDPOINT_URL").removesuffix("; fix the cause, and resume")

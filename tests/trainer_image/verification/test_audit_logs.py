@@ -103,6 +103,15 @@ def test_command_needs_something_to_verify(tmp_path: Path, capsys: pytest.Captur
     assert "--output-dir is about a checkpoint: name its folder" in capsys.readouterr().err
 
 
+def test_folder_without_an_audit_log_is_no_damaged_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.png").write_bytes(b"")
+    assert main(["verify", "--audit-log", str(tmp_path)]) == 2
+    assert f"{tmp_path}: there is no audit log; pass the audit.jsonl of a run" in capsys.readouterr().err
+    (tmp_path / "00000002.json").write_bytes(b"{}")
+    assert main(["verify", "--audit-log", str(tmp_path)]) == 1
+    assert "line 1 is missing" in capsys.readouterr().err
+
+
 def test_changed_byte_of_every_line_is_noticed(run: Path) -> None:
     generator, lines = random.Random(3), lines_of(run)
     for number, line in enumerate(lines, start=1):
@@ -229,7 +238,9 @@ def test_ledger_and_checkpoint_of_another_job_are_noticed(run: Path) -> None:
     (run / AUDIT_LOG).write_bytes(chain(values))
     with pytest.raises(NotVerified, match="ledger: is that of the job tiny"):
         verify_audit_log(str(run), lambda uid: read_file_ledger(run))
-    with pytest.raises(NotVerified, match="is of the job tiny, and the checkpoint is of tiny"):
+    with pytest.raises(
+        NotVerified, match=r"of the job tiny \(UID another\), and the checkpoint is of tiny \(UID tiny-uid\)"
+    ):
         verify_audit_log(str(run), None, verify_checkpoint(str(run / "checkpoints" / "final")))
 
 

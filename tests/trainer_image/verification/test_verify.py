@@ -21,8 +21,10 @@ from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.signing import keys
 from tensorguard.signing.keys import read_public_key, read_signing_key
 from tensorguard.signing.signer import ATTESTATION, SIGNATURE, SIGNATURE_FILES, Trust, TrustedKey, sign_checkpoint
+from tensorguard.storage import without_a_job
 from tensorguard.verification.checkpoint import OTHER_PAGE, verify_checkpoint
 from tensorguard.verification.errors import NotVerified
+from tensorguard.verification.ledgers import check_against_ledger, read_file_ledger
 
 PAGE = 4096
 
@@ -418,6 +420,13 @@ def test_ledger_of_another_job_is_refused(
     assert "not verified: ledger: " in capsys.readouterr().err
 
 
+def test_jobs_of_the_same_name_are_distinguished_by_their_uid(published: Any) -> None:
+    document = json.loads((published.final / "statement.json").read_text())
+    document["job"]["uid"] = "other-uid"
+    with pytest.raises(NotVerified, match=r"job tiny \(UID tiny-uid\), and the statement is of tiny \(UID other-uid\)"):
+        check_against_ledger(read_file_ledger(published.run), document, "", "", None)
+
+
 def test_failure_is_readable_by_programs(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (published.final / "extra").write_text("x")
     assert main(["verify", str(published.final), "-o", "json"]) == 1
@@ -436,6 +445,34 @@ def test_arguments_that_cannot_be_used_are_no_verdict(
         assert "absent.pem cannot be read" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "nowhere")]) == 1
     assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_wrong_paths_are_answered_with_the_right_one(
+    published: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(published.run)]) == 1
+    assert "pass the folder with this file, such as runs/first/checkpoints/final" in capsys.readouterr().err
+    for wrong in (tmp_path / "nowhere", published.run / LEDGER):
+        assert main(["verify", str(published.final), "--ledger", str(wrong)]) == 1
+        assert f"{wrong} has no {LEDGER}: pass the folder of the run to --ledger" in capsys.readouterr().err
+
+
+def test_storage_that_cannot_be_read_is_explained_without_a_job(
+    published: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.find", refuse)
+    assert main(["verify", str(published.final)]) == 2
+    assert capsys.readouterr().err == f"tensafe verify: {published.final.as_uri()} cannot be read: permission denied\n"
+    assert without_a_job("no answer: check spec.storage.endpoint") == "no answer: check AWS_ENDPOINT_URL"
+
+
+def test_namespace_without_a_cluster_is_refused(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for ledger in ([], ["--ledger", str(published.run)]):
+        assert main(["verify", str(published.final), *ledger, "-n", "clinic"]) == 2
+        assert "add --ledger kubernetes" in capsys.readouterr().err
 
 
 def test_checkpoint_in_a_bucket_is_verified_where_it_is(s3_bucket: S3, published: Any) -> None:

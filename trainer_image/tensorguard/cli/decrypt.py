@@ -65,6 +65,7 @@ def _decrypt(arguments: argparse.Namespace) -> int:
     from tensorguard.checkpoint.encryption import DecryptionFailed
     from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointCorrupt, CheckpointError
     from tensorguard.signing.keys import KeyUnusable
+    from tensorguard.storage import without_a_job
 
     identity = identity_file(arguments)
     if identity is None:
@@ -80,7 +81,11 @@ def _decrypt(arguments: argparse.Namespace) -> int:
             write_for_owner(output, files)
     except CheckpointAbsent as error:
         raise CommandError(
-            clean(f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}"), INVALID
+            clean(
+                f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}: pass the folder "
+                "of a checkpoint, such as runs/first/checkpoints/final"
+            ),
+            INVALID,
         ) from error
     except CheckpointCorrupt as error:
         raise CommandError(clean(f"tensafe decrypt: {str(error).partition('; ')[0]}"), FAILED) from error
@@ -89,7 +94,7 @@ def _decrypt(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"tensafe decrypt: {output} cannot be written ({error.strerror})", FAILED) from error
     except (CheckpointError, KeyUnusable, ImportError, ValueError) as error:
-        raise CommandError(clean(f"tensafe decrypt: {error}"), INVALID) from error
+        raise CommandError(clean(f"tensafe decrypt: {without_a_job(error)}"), INVALID) from error
     print(f"decrypted to {output}: {', '.join(sorted(files))}")
     return SUCCEEDED
 

@@ -30,8 +30,8 @@ examples:
   tensafe verify s3://models/claims/final --public-key signer.pub.pem
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --output-dir claims
   tensafe verify adapter --certificate-chain authority.pem
-  tensafe verify adapter --certificate-identity release@clinic.example \
-    --certificate-oidc-issuer https://login.clinic.example --trust-config sigstore.json
+  tensafe verify adapter --certificate-identity release@clinic.example \\
+      --certificate-oidc-issuer https://login.clinic.example --trust-config sigstore.json
   tensafe verify runs/first/checkpoints/final --ledger runs/first
   tensafe verify s3://models/claims/final --public-key signer.pub.pem --ledger kubernetes -n clinic
   tensafe verify adapter --public-key signer.pub.pem --identity age-identity.txt     its weights are encrypted
@@ -58,8 +58,8 @@ content is an error (exit code 2). A key accepts every checkpoint that its owner
 `model_signing verify key --signature DIR/model.sig --public_key signer.pub.pem DIR` checks the files alone, without
 this project. In S3, the credentials and the endpoint come from the environment (AWS_ENDPOINT_URL_S3).
 
-Exit codes: 0 verified; 1 not verified: the reason is printed, with the file or the line; 2 there is no such folder, or
-a key cannot be read.
+Exit codes: 0 verified; 1 not verified: the reason is printed, with the file or the line; 2 nothing was
+checked: an argument is wrong, a key or the storage cannot be read, or --output-dir cannot be written.
 """
 _KUBERNETES = "kubernetes"
 
@@ -91,7 +91,7 @@ def add_parser(subparsers: Subparsers) -> None:
     signer.add_argument(
         "--certificate-identity",
         metavar="NAME",
-        help="the e-mail address or URI of the signer, who signed with Sigstore: needs the two options below",
+        help="the e-mail address or URI of the signer, who signed with Sigstore: needs --certificate-oidc-issuer and --trust-config",
     )
     parser.add_argument(
         "--certificate-oidc-issuer", metavar="URL", help="the OpenID provider that vouches for --certificate-identity"
@@ -149,6 +149,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from tensorguard.checkpoint.encryption import read_identities
     from tensorguard.checkpoint.store import CheckpointError
     from tensorguard.signing.keys import KeyUnusable
+    from tensorguard.storage import without_a_job
     from tensorguard.verification.audit_logs import verify_audit_log
     from tensorguard.verification.checkpoint import verify_checkpoint
     from tensorguard.verification.errors import NotVerified
@@ -168,7 +169,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         print(clean(f"not verified: {error}"), file=sys.stderr)
         return FAILED
     except (AuditLogUnwritable, CheckpointError, KeyUnusable, ImportError, ValueError) as error:
-        raise CommandError(clean(f"tensafe verify: {error}"), INVALID) from error
+        raise CommandError(clean(f"tensafe verify: {without_a_job(error)}"), INVALID) from error
     if arguments.output_dir is not None and report is not None:
         _write_copy(arguments.output_dir, report)
     if arguments.output == "json":
@@ -182,7 +183,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _check_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse options that are about a checkpoint where none is named, and a copy in the checkpoint itself."""
+    """Refuse options that would have no effect beside the others, and a copy in the checkpoint itself."""
+    if arguments.namespace is not None and arguments.ledger != _KUBERNETES:
+        raise CommandError(f"tensafe verify: -n names the namespace of a ledger: add --ledger {_KUBERNETES}", INVALID)
     if arguments.place is not None:
         copy: Path | None = arguments.output_dir
         local = "://" not in arguments.place

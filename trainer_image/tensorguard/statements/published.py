@@ -15,7 +15,7 @@ import fsspec
 from tensafe_api.clean_text import clean
 from tensafe_api.statement import STATEMENT_FILE, canonical_json, digest
 from tensafe_api.statement_document import StatementError
-from tensorguard.storage import PVC_SCHEME, explain_storage_error, filesystem_options
+from tensorguard.storage import PVC_SCHEME, explain_storage_error, filesystem_options, without_a_job
 
 LIMIT_BYTES = 4 << 20
 """A statement has a few kilobytes."""
@@ -62,14 +62,13 @@ def _read(folder: str, name: str) -> bytes | None:
         filesystem, path = fsspec.url_to_fs(uri, **filesystem_options(uri, None)[1])
         with filesystem.open(path, "rb") as file:
             content: bytes = file.read(LIMIT_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ImportError as error:
         raise StatementUnreadableError(f"{uri} needs a package for its storage, such as s3fs: install it") from error
     except Exception as error:  # each storage has errors of its own
         why = explain_storage_error(error) or clean(error)[:_MESSAGE_LENGTH] or type(error).__name__
-        why = why.replace("spec.storage.endpoint", "AWS_ENDPOINT_URL")  # there is no job here
-        raise StatementUnreadableError(f"{uri} cannot be read: {why}") from error
+        raise StatementUnreadableError(f"{uri} cannot be read: {without_a_job(why)}") from error
     if len(content) > LIMIT_BYTES:
         raise StatementError(f"{name} has more than {LIMIT_BYTES >> 20} MiB, and is not read")
     return content

@@ -7,6 +7,7 @@ ledger, or a checkpoint, shows that lines are missing at its end, or that all of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,10 @@ NOT_ANCHORED = (
 )
 AFTER_CHECKPOINT = "that no line was cut off after the publication of this checkpoint: pass --ledger"
 NO_OLD_WRITES = "each old write: a cluster's ledger keeps only its last head, and the sums of its charges"
+
+
+_LINE_NAME = re.compile(r"\d{8}\.json")
+"""The name of an object with one line (`LineObjects`)."""
 
 
 @dataclass
@@ -114,8 +119,11 @@ def _read(place: str) -> tuple[str, list[bytes]]:
         names = store.names()
     except FileNotFoundError:
         names = []
-    if not names:
-        raise ValueError(f"{place}: there is no audit log; pass the folder audit-UID beside the checkpoints")
+    if not any(_LINE_NAME.fullmatch(name) for name in names):
+        raise ValueError(
+            f"{place}: there is no audit log; pass the {AUDIT_LOG} of a run that kept one, or the folder audit-UID "
+            "beside the checkpoints"
+        )
     if len(names) > len(lines):
         raise NotVerified(place, f"line {len(lines) + 1} is missing, and there are objects after it ({names[-1]})")
     return place, lines
@@ -161,7 +169,8 @@ def _check_ledger(entries: Sequence[Entry], position: Position, report: AuditRep
     """Check that each write of the ledger is in the log, in order, and no other."""
     last = ledger.last
     if last.spec.job_uid != report.job_uid:
-        raise NotVerified("ledger", f"is that of the job {last.spec.job_name}, and the log is of {report.job}")
+        own, other = f"{last.spec.job_name} (UID {last.spec.job_uid})", f"{report.job} (UID {report.job_uid})"
+        raise NotVerified("ledger", f"is that of the job {own}, and the log is of {other}")
     if ledger.states[0].length > 1:
         _check_last_state(entries, position, ledger)
         report.not_checked.append(NO_OLD_WRITES)
@@ -226,7 +235,8 @@ def _check_checkpoint(entries: Sequence[Entry], report: AuditReport, checkpoint:
     """Check that the log has the line that a checkpoint names, and its publication after that."""
     job, hashes = checkpoint.statement["job"], checkpoint.statement["hashes"]
     if job["uid"] != report.job_uid:
-        raise NotVerified(report.name, f"is of the job {report.job}, and the checkpoint is of {job['name']}")
+        own, other = f"{report.job} (UID {report.job_uid})", f"{job['name']} (UID {job['uid']})"
+        raise NotVerified(report.name, f"is of the job {own}, and the checkpoint is of {other}")
     length, head = hashes.get("auditLogLength"), hashes.get("auditLogHead")
     if length is None or head is None:
         raise NotVerified(report.name, "is not named by this checkpoint: the job kept no audit log when it was written")

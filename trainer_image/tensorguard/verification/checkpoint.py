@@ -157,7 +157,11 @@ def _read_files(store: CheckpointStore, name: str) -> tuple[dict[str, bytes], di
     """The files of a checkpoint, each compared with the manifest, and the digests of all, the manifest included."""
     entries = store.entries(name)
     if MANIFEST not in entries:
-        raise NotVerified(MANIFEST, f"is missing: {store.uri(name)} is no checkpoint, or not a complete one")
+        raise NotVerified(
+            MANIFEST,
+            f"is missing: {store.uri(name)} is no checkpoint, or not a complete one: pass the folder with this file, "
+            "such as runs/first/checkpoints/final",
+        )
     for path, kind in sorted(entries.items()):
         if kind != "file" or "/" in path:
             raise NotVerified(path, f"is a {kind} that no manifest lists: a checkpoint is a folder of files")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensafe_api.statement import STATEMENT_FILE
-from tensorguard.ledger.contract import LedgerError, LedgerState, PublishedCheckpoint
-from tensorguard.ledger.file import FileLedger
+from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState, PublishedCheckpoint
+from tensorguard.ledger.file import NAME, FileLedger
 from tensorguard.verification.errors import NotVerified
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def read_file_ledger(directory: Path) -> LedgerHistory:
     """The ledger in a run's folder, after a check of its chain. Raises NotVerified."""
     try:
         return LedgerHistory(FileLedger(directory).history(), str(directory))
+    except (LedgerMissing, NotADirectoryError) as error:
+        raise NotVerified(LEDGER, f"{directory} has no {NAME}: pass the folder of the run to --ledger") from error
     except (LedgerError, OSError) as error:
         raise NotVerified(LEDGER, str(error)) from error
 
@@ -91,7 +93,8 @@ def check_against_ledger(
     """
     last, job, hashes = ledger.last, document["job"], document["hashes"]
     if last.spec.job_uid != job["uid"]:
-        raise NotVerified(LEDGER, f"is that of the job {last.spec.job_name}, and the statement is of {job['name']}")
+        own, other = f"{last.spec.job_name} (UID {last.spec.job_uid})", f"{job['name']} (UID {job['uid']})"
+        raise NotVerified(LEDGER, f"is that of the job {own}, and the statement is of {other}")
     recorded = next((each for each in reversed(last.checkpoints) if each.digest == digest), None)
     if recorded is None:
         raise NotVerified(LEDGER, "does not record this checkpoint: it was never published, or its files were replaced")
