@@ -63,7 +63,12 @@ def test_signed_checkpoint_is_verified(published: Any, capsys: pytest.CaptureFix
     )
     printed = capsys.readouterr().out
     statement = json.loads((published.final / "statement.json").read_text())
+    assert printed.startswith("verified: tiny, step 4 of 4, ")
     assert f"({statement['claim']['epsilon']}, " in printed
+    claim, spent = (statement[part]["epsilon"] for part in ("claim", "spent"))
+    assert (
+        f"  claim   ε {claim} at δ {statement['claim']['delta']}, of 4 steps; ε {spent} spent, of 4 charged" in printed
+    )
     assert read_signing_key(published.private_key).fingerprint in printed
     assert "not checked" not in printed
 
@@ -87,12 +92,14 @@ def test_without_a_key_the_signer_is_reported_as_not_checked(
 ) -> None:
     assert main(["verify", str(published.final)]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("consistent, but nothing shows who made it: tiny, step 4 of 4, ")
     assert "(not checked)" in printed and "--public-key" in printed and "--certificate-chain" in printed
 
 
 def test_unsigned_checkpoint_is_verified_as_far_as_possible(unsigned: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(unsigned.final), "--ledger", str(unsigned.run)]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("consistent, but nothing shows who made it: tiny, ")
     assert "signer  not signed" in printed and "who made it: it is not signed" in printed
 
 

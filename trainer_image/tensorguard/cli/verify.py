@@ -49,7 +49,8 @@ Encrypted weights are checked as they are stored. With --identity they are also 
 with the statement.
 
 Take the public key from the signer, not from the place of the adapter. Without a key, the signature shows only that
-nothing was changed since some key signed it. What was not checked is printed.
+nothing was changed since some key signed it. The first line is then "consistent, but nothing shows who made it", and
+the exit code is 0 all the same: a script passes a key. What was not checked is printed.
 
 A file in a bucket may be replaced after it was verified. --output-dir writes the verified bytes into a new folder, or
 nothing where a check fails: load that folder. It is left as it is where it has exactly these files already; any other
@@ -58,10 +59,11 @@ content is an error (exit code 2). A key accepts every checkpoint that its owner
 `model_signing verify key --signature DIR/model.sig --public_key signer.pub.pem DIR` checks the files alone, without
 this project. In S3, the credentials and the endpoint come from the environment (AWS_ENDPOINT_URL_S3).
 
-Exit codes: 0 verified; 1 not verified: the reason is printed, with the file or the line; 2 nothing was
-checked: an argument is wrong, a key or the storage cannot be read, or --output-dir cannot be written.
+Exit codes: 0 no check failed; 1 not verified: the reason is printed, with the file or the line; 2 no verdict: an
+argument is wrong, a key or the storage cannot be read, or --output-dir cannot be written.
 """
 _KUBERNETES = "kubernetes"
+_NO_TRUST = "consistent, but nothing shows who made it"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -91,7 +93,8 @@ def add_parser(subparsers: Subparsers) -> None:
     signer.add_argument(
         "--certificate-identity",
         metavar="NAME",
-        help="the e-mail address or URI of the signer, who signed with Sigstore: needs --certificate-oidc-issuer and --trust-config",
+        help="the e-mail address or URI of the signer, who signed with Sigstore: needs --certificate-oidc-issuer and "
+        "--trust-config",
     )
     parser.add_argument(
         "--certificate-oidc-issuer", metavar="URL", help="the OpenID provider that vouches for --certificate-identity"
@@ -287,6 +290,7 @@ def _figures(report: Report, arguments: argparse.Namespace) -> dict[str, Any]:
         "stepsPlanned": report.statement["spent"]["stepsPlanned"],
         "epsilon": claim["epsilon"],
         "delta": claim["delta"],
+        "epsilonSpent": report.statement["spent"]["epsilon"],
         "unit": claim["unit"],
         "adjacency": claim["adjacency"],
         "checked": report.checked,
@@ -310,11 +314,18 @@ def _audit_figures(audit: AuditReport) -> dict[str, Any]:
 def _as_text(report: Report, arguments: argparse.Namespace) -> list[str]:
     figures = _figures(report, arguments)
     head = (
-        f"verified: {figures['job']}, step {figures['step']} of {figures['stepsPlanned']}, "
+        f"{'verified' if report.trusted else _NO_TRUST}: {figures['job']}, "
+        f"step {figures['step']} of {figures['stepsPlanned']}, "
         f"({figures['epsilon']}, {figures['delta']})-differential privacy of each {figures['unit'].lower()}"
     )
     signer = "not signed" if report.signer is None else report.signer + ("" if report.trusted else " (not checked)")
-    lines = [head, f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}"]
+    claim, spent = report.statement["claim"], report.statement["spent"]
+    figures_of_claim = (
+        f"  claim   ε {claim['epsilon']} at δ {claim['delta']}, of {claim['steps']} steps; "
+        f"ε {spent['epsilon']} spent, of {spent['stepsCharged']} charged steps"
+    )
+    lines = [head, figures_of_claim]
+    lines += [f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}"]
     lines += [f"  copy    {figures['copy']}"] if figures["copy"] else []
     return [*lines, *_checks(report.checked, report.not_checked)]
 
