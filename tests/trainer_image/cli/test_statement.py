@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,33 @@ def test_text_begins_with_the_claim_in_one_sentence(folder: Path, capsys: pytest
     assert "| ε claimed, of 2250 steps | 7.33 |" in text
     assert "- statement.json is the file that manifest.json lists." in text
     assert "tensafe verify DIR --public-key FILE" in text
+
+
+def test_text_has_a_blank_line_before_each_heading(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, str(folder)).splitlines()
+    headings = [number for number, line in enumerate(lines) if line.startswith("#")]
+    assert len(headings) >= 4 and all(lines[number - 1] == lines[number + 1] == "" for number in headings)
+
+
+def test_command_for_the_account_gives_the_claim(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, str(folder))
+    command = next(line for line in text.splitlines() if line.strip().startswith("tensafe account"))
+    assert main([*shlex.split(command)[1:], "-o", "json"]) == 0
+    epsilon = Decimal(str(json.loads(capsys.readouterr().out)["epsilon"]))
+    assert Decimal(RAW["claim"]["epsilon"]) - Decimal("0.002") < epsilon <= Decimal(RAW["claim"]["epsilon"])
+
+
+def test_page_is_not_printed_on_a_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, message = refused(capsys, str(folder), "--format", "html")
+    assert code == 2 and "add -o statement.html" in message
+
+
+def test_file_in_place_of_a_folder_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, message = refused(capsys, str(folder / "statement.json"))
+    assert code == 2 and "pass the folder of a checkpoint" in message
 
 
 def test_page_is_written_to_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

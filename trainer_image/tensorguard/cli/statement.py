@@ -85,13 +85,18 @@ def _statement(arguments: argparse.Namespace) -> int:
         ) from error
     text = render(report, arguments.form)
     if arguments.output is None:
+        if arguments.form == "html" and sys.stdout.isatty():
+            raise CommandError("tensafe statement: a page is not for a terminal: add -o statement.html, or use a pipe")
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         print(text, end="")
         return SUCCEEDED
     try:
         arguments.output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"tensafe statement: {arguments.output} cannot be written: {error.strerror}") from error
+        raise CommandError(
+            f"tensafe statement: {arguments.output} cannot be written: {error.strerror}: pass -o a file in a folder that "
+            "exists"
+        ) from error
     print(f"written to {arguments.output}", file=sys.stderr)
     return SUCCEEDED
 
@@ -112,7 +117,7 @@ def _as_text(report: Report) -> str:
     from tensafe_api.statement import render_markdown
 
     parts, page = report.parts, render_markdown(clean_document(report.raw))
-    lines = [parts.sentence, "", *parts.meaning, "", *page.splitlines(), "## How to verify", ""]
+    lines = [parts.sentence, "", *parts.meaning, "", *page.splitlines(), "", "## How to verify", ""]
     lines += [f"- {sentence}" for sentence in parts.checked]
     lines += [line for each in parts.verify for line in (f"- {each.purpose}:", f"    {each.command}")]
     return "\n".join(_clean(line) for line in lines) + "\n"

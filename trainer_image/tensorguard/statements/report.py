@@ -36,6 +36,7 @@ from tensorguard.statements.sentences import (
 
 _RDP_POINTS, _PLD_POINTS = 60, 16
 """An ε by PLD takes a tenth of a second, one by RDP next to nothing."""
+_ACCOUNT = "ε of the claim is this ε, rounded up to three decimals (at most 0.001 more, for the noise sampler)"
 NATS, PROBABILITY, STEPS = "nats", "probability", "steps"
 
 _Text = tuple[str, str, str]
@@ -224,12 +225,13 @@ def _verify(document: StatementDocument) -> list[Command]:
             command="tensafe verify DIR --public-key FILE",
         ),
         Command(
-            purpose="The weights are those of the statement: the output must be the adapter's digest below",
+            purpose="The weights are those of the statement: the output must be the digest of the adapter. If they are "
+            "encrypted, decrypt them first (tensafe decrypt)",
             command="sha256sum DIR/adapter_model.safetensors",
         ),
-        *(() if document.mechanism.earlier_steps else (Command(purpose="ε of the claim", command=account),)),
+        *(() if document.mechanism.earlier_steps else (Command(purpose=_ACCOUNT, command=account),)),
         Command(
-            purpose="In the cluster: the digest in the ledger is that of the statement",
+            purpose="If the job ran in a cluster: the digest in the ledger is that of the statement",
             command=f"kubectl tensafe statement {shlex.quote(document.job.name)} --read",
         ),
     ]
