@@ -203,6 +203,19 @@ def test_signing_key_is_a_path_or_a_uri_and_the_resume_command_repeats_it(
         assert (f"--signing-key{quoted}--output-dir" in shown) == (given == "option")
 
 
+@pytest.mark.parametrize("option", ["--signing-key", "--identity"])
+def test_key_file_that_other_users_can_read_is_warned_of(
+    option: str, runner: Any, write_manifest: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("a secret")
+    for mode, warned in ((0o644, True), (0o640, True), (0o600, False)):
+        key.chmod(mode)
+        call("run", write_manifest(), "--output-dir", str(tmp_path / f"{mode:o}"), option, str(key))
+        warning = f"warning: other users can read the key file {key} (mode {mode:o}): chmod 600 {key}\n"
+        assert (warning in capsys.readouterr().err) == warned
+
+
 @pytest.mark.parametrize("given", ["option", "variable"])
 def test_pin_in_the_uri_of_the_signing_key_is_refused_before_anything_starts(
     given: str,

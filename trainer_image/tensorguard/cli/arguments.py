@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +29,21 @@ else:
 def identity_file(arguments: argparse.Namespace) -> Path | None:
     """The file of the identity that --identity or the environment names; None where neither does."""
     given: Path | None = arguments.identity
-    return given or identity_in_environment()
+    identity = given or identity_in_environment()
+    if identity is not None:
+        warn_of_readers(identity)
+    return identity
+
+
+def warn_of_readers(secret: Path) -> None:
+    """Print a warning to standard error if other users of this machine can read the file of a secret key."""
+    try:
+        mode = stat.S_IMODE(secret.stat().st_mode)
+    except OSError:  # reading it explains this
+        return
+    if mode & 0o077 and secret.is_file():
+        fix = f"chmod 600 {shlex.quote(str(secret))}"
+        print(f"warning: other users can read the key file {secret} (mode {mode:o}): {fix}", file=sys.stderr)
 
 
 class Parser(argparse.ArgumentParser):

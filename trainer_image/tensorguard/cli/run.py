@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensorguard.cli.arguments import Subparsers, add_manifest_arguments, identity_file
+from tensorguard.cli.arguments import Subparsers, add_manifest_arguments, identity_file, warn_of_readers
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, CommandError
 from tensorguard.cli.standard_output import only_results_on_stdout
 from tensorguard.signing.keys import IDENTITY_VARIABLE, SIGNING_KEY_VARIABLE
@@ -129,6 +129,8 @@ def _run(arguments: argparse.Namespace) -> int:
         base_dir = Path(arguments.manifest).absolute().parent
         job = _with_audit_log(loaded.job) if arguments.audit_log else loaded.job
         signing_key: str | None = arguments.signing_key or _key_of_environment()
+        if signing_key is not None:
+            warn_of_readers(Path(signing_key))  # a URI is no file, and has no readers
         options = summary.RunOptions(arguments.address, arguments.signing_key, arguments.identity)
         if given is not None and base_dir / Path(arguments.manifest).name != output_dir / MANIFEST_COPY:
             job = _with_checkpoints_in(output_dir, job, arguments.overrides)
