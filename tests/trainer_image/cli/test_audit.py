@@ -91,7 +91,17 @@ def test_picture_is_a_png(call: Call, tmp_path: Path) -> None:
 
 def test_picture_that_cannot_be_written_is_an_error(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--canaries", "500", "--plot", "/nowhere/audit.png") == 1
-    assert "--plot /nowhere/audit.png: No such file or directory" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "--plot /nowhere/audit.png: No such file or directory: create its folder" in shown
+    assert "starting the workers" not in shown
+
+
+def test_picture_that_cannot_be_written_after_the_audit_leaves_its_figures(
+    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--canaries", "500", "--plot", str(tmp_path)) == 1
+    shown = capsys.readouterr()
+    assert "ε claimed" in shown.out and f"--plot {tmp_path}: " in shown.err
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "--with-data", action="store_true", help="train on the job's data with canaries among it: charges a ledger"
     )
     parser.add_argument(
-        "--output-dir", metavar="DIR", type=Path, help="with --with-data: folder of the audit's ledger and its scores"
+        "--output-dir",
+        metavar="DIR",
+        type=Path,
+        help="with --with-data: folder of the audit's ledger and its scores (default: tensafe-runs/NAME-audit)",
     )
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="also draw the scores and the bounds")
     parser.add_argument("-o", dest="output", choices=("text", "json"), default="text", help="text (default) or json")
@@ -135,12 +138,12 @@ def _audit(arguments: argparse.Namespace) -> int:
             raise CommandError(f"tensafe audit: {describe_error(error)[1]}", FAILED) from error
         seconds = time.monotonic() - started
     result = audit.judge(scores)
-    if arguments.plot is not None:
-        _draw(arguments.plot, loaded, result)
     if arguments.output == "json":
-        print(json.dumps(figures(result, arguments.confidence), indent=2))
+        print(json.dumps(figures(result, arguments.confidence), indent=2), flush=True)
     else:
         _print_text(arguments, loaded, result, seconds)
+    if arguments.plot is not None:  # last: a full disk does not take the figures, which may have cost ε
+        _draw(arguments.plot, loaded, result)
     return FAILED if result.refuted else SUCCEEDED
 
 
@@ -165,6 +168,10 @@ def _check(arguments: argparse.Namespace, loaded: LoadedJob) -> None:
         )
     if arguments.output_dir is not None and not arguments.with_data:
         raise CommandError("tensafe audit: --output-dir needs --with-data: an audit without data has no ledger to keep")
+    if arguments.plot is not None and not arguments.plot.absolute().parent.is_dir():
+        raise CommandError(
+            f"tensafe audit: --plot {arguments.plot}: No such file or directory: create its folder", FAILED
+        )
 
 
 def _scores(arguments: argparse.Namespace, loaded: LoadedJob, audit: Audit) -> Scores:

@@ -94,8 +94,8 @@ def _statement(arguments: argparse.Namespace) -> int:
         arguments.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(
-            f"tensafe statement: {arguments.output} cannot be written: {error.strerror}: pass -o a file in a folder that "
-            "exists"
+            f"tensafe statement: {arguments.output} cannot be written: {error.strerror}: pass -o a file in "
+            "a folder that exists"
         ) from error
     print(f"written to {arguments.output}", file=sys.stderr)
     return SUCCEEDED
