@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from tensorguard.cli.main import command_parser
 from tensorguard.statements.model_card import BaseModel, render_model_card
 
 HUB = BaseModel("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", {"license": "apache-2.0"})
@@ -67,6 +69,18 @@ def test_license_with_a_name_keeps_its_link(make: Any) -> None:
     card = ModelCard(render_model_card(make(), BaseModel("a/b", "a/b", licence)))
     assert {field: card.data.get(field) for field in licence} == licence
     assert "names the license llama3" in card.text
+
+
+def test_card_has_the_commands_that_verify_its_folder(make: Any) -> None:
+    text = ModelCard(render_model_card(make(), HUB)).text
+    section = text.partition("\n## Verify\n")[2].partition("\n## ")[0]
+    parser = command_parser()
+    (ours,) = re.findall(r"^tensafe (verify .*)$", section, re.MULTILINE)
+    arguments = parser.parse_args(shlex.split(ours))
+    assert (arguments.place, str(arguments.public_key)) == ("DIR", "FILE")
+    (theirs,) = re.findall(r"^model_signing .*$", section, re.MULTILINE)
+    assert theirs == "model_signing verify key --signature DIR/model.sig --public_key FILE DIR"
+    assert "the adapter is not signed" in section
 
 
 def test_same_statement_gives_the_same_card(make: Any) -> None:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from tensafe_api.clean_text import clean
 from tensafe_api.statement_document import parse_statement
+from tensorguard.statements.report import VERIFY
 from tensorguard.statements.sentences import claim_sentence
 
 _TEMPLATE = "model_card.md.j2"
@@ -91,6 +92,7 @@ def render_model_card(raw: Mapping[str, Any], base: BaseModel, *, encrypted: boo
         base=base,
         encrypted=encrypted,
         licence=licence.get("license_name") or licence.get("license"),
+        verify=Markup(VERIFY),
         python_base=Markup(_python_text(base.name)),
     )
 

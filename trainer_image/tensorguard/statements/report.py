@@ -36,6 +36,8 @@ from tensorguard.statements.sentences import (
 
 _RDP_POINTS, _PLD_POINTS = 60, 16
 """An ε by PLD takes a tenth of a second, one by RDP next to nothing."""
+VERIFY = "tensafe verify DIR --public-key FILE"
+"""The command that the page and the model card name, for the folder of the adapter and the signer's key."""
 _ACCOUNT = "ε of the claim is this ε, rounded up to three decimals (at most 0.001 more, for the noise sampler)"
 NATS, PROBABILITY, STEPS = "nats", "probability", "steps"
 
@@ -222,7 +224,7 @@ def _verify(document: StatementDocument) -> list[Command]:
     return [
         Command(
             purpose="Signature, digest of every file, and ε, with the publisher's public key",
-            command="tensafe verify DIR --public-key FILE",
+            command=VERIFY,
         ),
         Command(
             purpose="The weights are those of the statement: the output must be the digest of the adapter. If they are "
