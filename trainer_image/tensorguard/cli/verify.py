@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorguard.cli.arguments import Subparsers, identity_file
 from tensorguard.cli.exit_codes import FAILED, INVALID, SUCCEEDED, CommandError
+from tensorguard.cli.wording import steps_text
 from tensorguard.signing.keys import IDENTITY_VARIABLE
 
 if TYPE_CHECKING:
@@ -320,9 +321,10 @@ def _as_text(report: Report, arguments: argparse.Namespace) -> list[str]:
     )
     signer = "not signed" if report.signer is None else report.signer + ("" if report.trusted else " (not checked)")
     claim, spent = report.statement["claim"], report.statement["spent"]
+    earlier = sum(each["steps"] for each in report.statement["mechanism"].get("earlierSteps", ()))
     figures_of_claim = (
-        f"  claim   ε {claim['epsilon']} at δ {claim['delta']}, of {claim['steps']} steps; "
-        f"ε {spent['epsilon']} spent, of {spent['stepsCharged']} charged steps"
+        f"  claim   ε {claim['epsilon']} at δ {claim['delta']}, of {steps_text(claim['steps'], '', earlier)}; "
+        f"ε {spent['epsilon']} spent, of {steps_text(spent['stepsCharged'], 'charged', earlier)}"
     )
     lines = [head, figures_of_claim]
     lines += [f"  place   {report.uri}", f"  digest  {report.digest}", f"  signer  {signer}"]
@@ -331,7 +333,9 @@ def _as_text(report: Report, arguments: argparse.Namespace) -> list[str]:
 
 
 def _audit_as_text(audit: AuditReport) -> list[str]:
-    head = f"verified: the audit log of {audit.job}, {audit.entries} lines, {audit.steps_charged} charged steps"
+    head = (
+        f"verified: the audit log of {audit.job}, {audit.entries} lines, {steps_text(audit.steps_charged, 'charged')}"
+    )
     lines = [head, f"  place   {audit.name}", f"  head    {audit.head}"]
     return [*lines, *_checks(audit.checked, audit.not_checked)]
 

@@ -131,7 +131,8 @@ def verify_checkpoint(
         report.checked.append(f"{identities.name} decrypts every encrypted file")
     document = _check_statement(files)
     report.statement = document
-    events = f"dp-accounting gives its ε from its {len(document['events'])} recorded privacy events"
+    count = len(document["events"])
+    events = f"dp-accounting gives its ε from its {count} recorded privacy event{'s' if count != 1 else ''}"
     if ADAPTER_WEIGHTS in files:
         report.checked.append(f"{STATEMENT_FILE} is about this adapter, and {events}")
     else:
