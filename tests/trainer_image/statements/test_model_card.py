@@ -81,6 +81,8 @@ def test_card_has_the_commands_that_verify_its_folder(make: Any) -> None:
     (theirs,) = re.findall(r"^model_signing .*$", section, re.MULTILINE)
     assert theirs == "model_signing verify key --signature DIR/model.sig --public_key FILE DIR"
     assert "the adapter is not signed" in section
+    encrypted = ModelCard(render_model_card(make(), HUB, encrypted=True)).text
+    assert "A decrypted folder\nnever has one" in encrypted and "A decrypted folder" not in text
 
 
 def test_same_statement_gives_the_same_card(make: Any) -> None:
