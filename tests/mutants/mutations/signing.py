@@ -311,6 +311,14 @@ SIGNING: tuple[Mutation, ...] = (
         ("tests/operator/children/test_pods.py::test_only_one_worker_and_not_the_head_mounts_the_signing_key",),
     ),
     Mutation(
+        "tensafe verify reports an adapter as verified that no trusted key has signed",
+        (Edit(_VERIFY_VERB, "{'verified' if report.trusted else _NO_TRUST}: ", "verified: "),),
+        (
+            _VERIFY_TESTS + "test_without_a_key_the_signer_is_reported_as_not_checked",
+            _VERIFY_TESTS + "test_unsigned_checkpoint_is_verified_as_far_as_possible",
+        ),
+    ),
+    Mutation(
         "a worker without the signing key is rank 0",
         (
             Edit(

@@ -17,8 +17,7 @@ from markupsafe import Markup
 
 from tensafe_api.clean_text import clean
 from tensafe_api.statement_document import parse_statement
-from tensorguard.statements.report import VERIFY
-from tensorguard.statements.sentences import claim_sentence
+from tensorguard.statements.sentences import VERIFY, claim_sentence
 
 _TEMPLATE = "model_card.md.j2"
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~&$@]|:(?=//)|(?<=www)\.)")

@@ -27,6 +27,7 @@ from tensafe_api.statement_document import (
 )
 from tensorguard.statements.sentences import (
     FALSE_ALARMS,
+    VERIFY,
     attack_limits,
     claim_sentence,
     meaning_sentences,
@@ -36,8 +37,6 @@ from tensorguard.statements.sentences import (
 
 _RDP_POINTS, _PLD_POINTS = 60, 16
 """An ε by PLD takes a tenth of a second, one by RDP next to nothing."""
-VERIFY = "tensafe verify DIR --public-key FILE"
-"""The command that the page and the model card name, for the folder of the adapter and the signer's key."""
 _ACCOUNT = "ε of the claim is this ε, rounded up to three decimals (at most 0.001 more, for the noise sampler)"
 NATS, PROBABILITY, STEPS = "nats", "probability", "steps"
 

@@ -11,6 +11,8 @@ from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tensafe_api.statement_document import ClaimPart, StatementDocument
 
+VERIFY = "tensafe verify DIR --public-key FILE"
+"""The command that the page and the model card name, for the folder of the adapter and the signer's key."""
 FALSE_ALARMS = Decimal("0.01")
 """Share of false alarms for which `attack_limits` gives the share of right ones."""
 _UNITS = {
