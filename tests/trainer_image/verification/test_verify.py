@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import known_implementations
 
 from e2e.platform.s3 import BUCKET, S3
 from tensafe_api.accounting import claimed_steps, format_epsilon, job_epsilon, outsider_epsilon
@@ -474,6 +475,12 @@ def test_storage_that_cannot_be_read_is_explained_without_a_job(
     assert main(["verify", str(published.final)]) == 2
     assert capsys.readouterr().err == f"tensafe verify: {published.final.as_uri()} cannot be read: permission denied\n"
     assert without_a_job("no answer: check spec.storage.endpoint") == "no answer: check AWS_ENDPOINT_URL"
+
+
+@pytest.mark.parametrize(("protocol", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_missing_package_of_a_storage_is_named(protocol: str, package: str) -> None:
+    problem = without_a_job(known_implementations[protocol]["err"])
+    assert problem == f"the package {package} is missing: pip install {package}, where tensafe is installed"
 
 
 def test_namespace_without_a_cluster_is_refused(published: Any, capsys: pytest.CaptureFixture[str]) -> None:
