@@ -21,7 +21,7 @@ examples:
   tensafe decrypt runs/first/checkpoints/final --identity ~/keys/age-identity.txt --output adapter
 
 What is written:
-  signing-key.pem      the private signing key (EC P-256, PKCS#8). Mode 0600. Keep it secret: who has it signs as you
+  signing-key.pem      the private signing key (EC P-256, PKCS#8). Mode 0600. Keep it secret: its holder can sign as you
   signing-key.pub.pem  the public key. Publish it where readers of your adapters trust it, not only beside an adapter
   age-identity.txt     the age identity, which decrypts. Mode 0600. Keep it secret, and keep a copy: without it, what
                        was encrypted is lost. Its recipient, which encrypts, is printed and is public: write it
