@@ -82,8 +82,8 @@ def _decrypt(arguments: argparse.Namespace) -> int:
     except CheckpointAbsent as error:
         raise CommandError(
             clean(
-                f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}: pass the folder "
-                "of a checkpoint, such as runs/first/checkpoints/final"
+                f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}: pass the "
+                "folder of a checkpoint, such as runs/first/checkpoints/final"
             ),
             INVALID,
         ) from error
