@@ -163,6 +163,6 @@ def explain_storage_error(error: Exception) -> str | None:
 def without_a_job(message: object) -> str:
     """The message of a failed read, for a person who reads a checkpoint and has no job to change or to resume."""
     text = str(message)
-    if missing := re.fullmatch(r"(?:Please i|I)nstall (\w+) to access .*", text):  # fsspec's words
+    if missing := re.fullmatch(r"(?i:please )?(?i:install) (\w+) to access .*", text):  # fsspec's words
         return f"the package {missing[1]} is missing: pip install {missing[1]}, where tensafe is installed"
     return text.replace("spec.storage.endpoint", "AWS_ENDPOINT_URL").removesuffix("; fix the cause, and resume")
