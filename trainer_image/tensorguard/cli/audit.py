@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tensorguard.cli.arguments import Subparsers, add_manifest_arguments, number_type, whole_number
 from tensorguard.cli.exit_codes import FAILED, INTERRUPTED, INVALID, SUCCEEDED, CommandError
 from tensorguard.cli.standard_output import only_results_on_stdout
+from tensorguard.cli.wording import steps_text
 
 if TYPE_CHECKING:
     from tensorguard.auditing.canaries import Scores
@@ -118,7 +119,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         size = AuditSize(arguments.canaries, steps)
         audit = Audit.of(loaded.plan, size, 1 - arguments.confidence, given)
         print(
-            f"audit: {size.canaries:,} canaries, {steps:,} steps, {audit.guesses.highest:,} guesses of in and "
+            f"audit: {size.canaries:,} canaries, {steps_text(steps)}, {audit.guesses.highest:,} guesses of in and "
             f"{audit.guesses.lowest:,} of out; starting the workers",
             file=sys.stderr,
         )
@@ -244,7 +245,7 @@ def _print_text(arguments: argparse.Namespace, loaded: LoadedJob, result: AuditR
     data = "with the job's data" if arguments.with_data else "without data"
     print_facts(
         [
-            ("ε claimed", round_up(claimed.epsilon, 3), f"{claimed.steps:,} steps, δ = {claimed.delta:.4g}"),
+            ("ε claimed", round_up(claimed.epsilon, 3), f"{steps_text(claimed.steps)}, δ = {claimed.delta:.4g}"),
             (
                 "ε at least, by guesses",
                 f"{result.one_run:.3f}",
@@ -272,7 +273,7 @@ def _print_text(arguments: argparse.Namespace, loaded: LoadedJob, result: AuditR
 
         directory = output_dir_of(arguments, loaded)
         charged = FileLedger(directory).read().steps_charged  # in chunks, so possibly more than ran
-        print(f"Charged {charged:,} steps to the ledger in {directory}; no adapter was written.")
+        print(f"Charged {steps_text(charged)} to the ledger in {directory}; no adapter was written.")
 
 
 def verdict(result: AuditResult, *, with_data: bool = False) -> list[str]:
