@@ -208,8 +208,9 @@ def _worker_template(
         *(volumes.pod_volume(each) for each in of_job),
     ]
     if signer and signing is not None:
-        container["volumeMounts"].append(volumes.mount("signing", SIGNING_PATH))
-        own.append({"name": "signing", "secret": {"secretName": signing.secret_name, "defaultMode": 0o440}})
+        name = volumes.free_name("signing", {each["name"] for each in own})
+        container["volumeMounts"].append(volumes.mount(name, SIGNING_PATH))
+        own.append({"name": name, "secret": {"secretName": signing.secret_name, "defaultMode": 0o440}})
     for volume, path in volumes.encryption_volumes(job, taken={each["name"] for each in own}):
         container["volumeMounts"].append(volumes.mount(volume["name"], path))
         own.append(volume)

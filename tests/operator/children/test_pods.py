@@ -48,6 +48,18 @@ def test_only_one_worker_and_not_the_head_mounts_the_signing_key(workers: int) -
         assert "release-key" not in text_of(group)
 
 
+def test_volume_of_the_job_may_have_the_name_of_the_volume_with_the_signing_key() -> None:
+    taken = {"name": "signing", "mountPath": "/data", "pvc": "records"}
+    job = admitted({"spec.cluster": {"workers": 2, "volumes": [taken]}, **SIGNING})
+    for group in ray_job_of(job)["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        names = [each["name"] for each in pod["volumes"]]
+        assert len(names) == len(set(names))
+        mounts = {each["mountPath"]: each["name"] for each in pod["containers"][0]["volumeMounts"]}
+        assert mounts["/data"] == "signing"
+        assert mounts.get("/etc/tensafe/signing") == {"signer": "signing-2"}.get(group["groupName"])
+
+
 def test_signer_is_a_worker_like_the_others() -> None:
     changes = {
         **EVERY_FIELD,
