@@ -261,7 +261,8 @@ class Reason(StrEnum):
     KUBERAY_MISSING = (
         "KubeRayMissing",
         "KubeRay is not installed in this cluster.",
-        "Install KubeRay 1.6 or newer; the job then continues without further action.",
+        "Install KubeRay 1.6 or newer, and let it watch the job's namespace; the job then continues without further "
+        "action.",
     )
     PROFILE_MISSING = (
         "ProfileMissing",
@@ -318,8 +319,9 @@ class Reason(StrEnum):
     )
     FORBIDDEN = (
         "Forbidden",
-        "The API server refuses an object that the operator has to create.",
-        "Give the operator the permission in the message; the job then continues without further action.",
+        "The API server refuses a request of the operator for an object of the job.",
+        "Give the operator the permission, or repair the policy or the webhook in the message; the job then continues "
+        "without further action.",
     )
     NAME_TAKEN = (
         "NameTaken",

@@ -21,11 +21,12 @@ from tensafe_api.resources.status import Attempt, Status
 from tensafe_operator.plan import attempts
 from tensafe_operator.plan.admission import Admitted, Rejected, admit
 from tensafe_operator.plan.attempts import Assessment, AttemptState
-from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, starting_state
+from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is_correction_refused, starting_state
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.ledger import (
     adopt_ledger,
     count_charges,
@@ -134,12 +135,13 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
         return  # the trainer saves a checkpoint and stops
     blocked = are_workers_blocked(draft.observed, draft.status.workers)
     if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
-        draft.set_state(starting_state(draft.observed, Phase.STARTING))
+        state = starting_state(draft.observed, Phase.STARTING)
+        draft.set_state(state if state.stalled else unless_ignored(draft, state))
         return  # KubeRay starts the pods, or a user removes the blocker
     phase = _PHASES[assessment.state]
-    if not draft.observed.guarded:
+    if not draft.observed.guarded or is_correction_refused(draft.observed):
         draft.set_state(starting_state(draft.observed, phase))
-        return  # the attempt continues, and the cluster administrator installs the policies
+        return  # the attempt continues, and the cluster administrator installs the policies or grants the right
     draft.set_state(JobState(phase, assessment.reason, assessment.message))
     # The trainer charges the ledger, or Kueue admits the RayJob.
 

@@ -7,12 +7,14 @@ refuses, then what the pods wait for. The job continues without another step of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tensafe_api.reasons import Phase, Reason
-from tensafe_api.resources.status import WorkerCount
-from tensafe_operator.plan.conditions import JobState
+from tensafe_api.resources.status import Status, WorkerCount
+from tensafe_operator.kinds import CORRECTED_KINDS
+from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 
 POLL_SECONDS = 10.0
@@ -61,22 +63,39 @@ def starting_state(observed: Observed, phase: Phase) -> JobState:
 
 def blocked_state(blocker: Blocker, phase: Phase) -> JobState:
     """Return the state of a job that this blocker stalls."""
-    message = f"{blocker.message.rstrip('.')}: {blocker.reason.fix}"
-    return JobState(phase, blocker.reason, message, stalled=True)
+    return JobState(phase, blocker.reason, _sentence(blocker), stalled=True)
+
+
+def status_of_refusal(before: Mapping[str, Any], refused: ClusterWarning, now: float) -> Status | None:
+    """Return the status `before` with the condition Stalled set, because the API server refused a request; None for a
+    job that has ended.
+    """
+    blocker = next(_blockers_of_warning(refused))
+    return stalled_status(before, blocker.reason, _sentence(blocker), now)
+
+
+def is_correction_refused(observed: Observed) -> bool:
+    """Return whether the API server refused to bring back an object of a running attempt."""
+    return any(warning.kind in CORRECTED_KINDS for warning in observed.warnings)
 
 
 def are_workers_blocked(observed: Observed, workers: WorkerCount | None) -> bool:
     """Return whether workers of a running attempt are missing and a blocker keeps them from starting again. Missing
-    policies keep no pod of an attempt from starting.
+    policies and a refused correction keep no pod of an attempt from starting.
     """
     missing = workers is not None and workers.ready < workers.desired
-    return missing and find_blocker(replace(observed, guarded=True)) is not None
+    warnings = tuple(each for each in observed.warnings if each.kind not in CORRECTED_KINDS)
+    return missing and find_blocker(replace(observed, guarded=True, warnings=warnings)) is not None
 
 
 def count_ready_workers(pods: Iterable[Object]) -> int:
     """Return how many worker pods are ready."""
     workers = (pod for pod in pods if (pod["metadata"].get("labels") or {}).get("ray.io/node-type") == "worker")
     return sum(_condition(pod, "Ready") == "True" for pod in workers)
+
+
+def _sentence(blocker: Blocker) -> str:
+    return f"{blocker.message.rstrip('.')}: {blocker.reason.fix}"
 
 
 def _blockers(observed: Observed) -> Iterator[Blocker]:

@@ -130,23 +130,28 @@ def set_conditions(status: Status, state: JobState, now: float) -> None:
 def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float) -> Status | None:
     """Return the status `before` with the condition Stalled set, because the reconcile failed with an exception.
 
-    The next reconcile that succeeds sets all conditions again.
-
     Args:
         error: the type of the exception. Its text may quote records and is not shown.
 
     Returns:
         None for a job that has ended: no user waits for it.
     """
+    fix = Reason.INTERNAL_ERROR.fix
+    message = f"The operator failed with {error} and retries; its log has the details. {fix}"
+    return stalled_status(before, Reason.INTERNAL_ERROR, message, now)
+
+
+def stalled_status(before: Mapping[str, Any], reason: Reason, message: str, now: float) -> Status | None:
+    """Return the status `before` with the condition Stalled set, and nothing else changed; None for a job that has
+    ended. The next reconcile that succeeds sets all conditions again.
+    """
     status = Status.model_validate(before, by_alias=True, by_name=False)
     if status.phase is not None and Phase(status.phase).final:
         return None
-    reason = Reason.INTERNAL_ERROR
-    message = f"The operator failed with {error} and retries; its log has the details. {reason.fix}"
     earlier = {condition.type: condition for condition in status.conditions}
-    kind, generation = ConditionType.STALLED, status.observed_generation
+    kind, generation, text = ConditionType.STALLED, status.observed_generation, message[:_LONGEST]
     before_stalled = earlier.get(kind.value)
-    stalled = condition_of(kind, True, reason.value, message, now, before=before_stalled, generation=generation)
+    stalled = condition_of(kind, True, reason.value, text, now, before=before_stalled, generation=generation)
     status.conditions = tuple({**earlier, kind.value: stalled}.values())
     return status
 

@@ -13,6 +13,7 @@ from tensafe_operator.plan.blockers import POLL_SECONDS, Blocker, blocked_state,
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.foreign_code import find_foreign_code
+from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.observed import Create
 from tensafe_operator.plan.parsing import is_terminal
 from tensafe_operator.plan.predecessors import find_predecessors
@@ -29,7 +30,7 @@ def start_attempt(draft: Draft, admitted: Admitted, attempt: Attempt) -> None:
     draft.wake_at(*predecessors.wakes)
     if predecessors.alive:
         message = "waiting until the pods of the last attempt have terminated"
-        draft.set_state(JobState(Phase.STARTING, Reason.RETRYING, message))
+        draft.set_state(unless_ignored(draft, JobState(Phase.STARTING, Reason.RETRYING, message)))
         return  # the pods terminate
     if not (draft.observed.kuberay and draft.observed.guarded):
         draft.set_state(starting_state(draft.observed, Phase.PENDING))

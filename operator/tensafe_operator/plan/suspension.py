@@ -6,12 +6,15 @@ nothing to save, so its RayJob is deleted at once. An attempt that does not stop
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensafe_api.reasons import ConditionType, Phase, Reason
 from tensafe_api.resources.status import Status
 from tensafe_api.timestamps import parse_time
 from tensafe_operator.plan.attempts import Assessment, AttemptState
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.observed import Object
 
 SUSPEND_SECONDS = 120
@@ -31,11 +34,21 @@ def requested_at(status: Status) -> float | None:
 def suspend_attempt(draft: Draft, ray_job: Object, state: AttemptState) -> None:
     """Wait until the workers of an open attempt stop, or delete its RayJob."""
     end = (requested_at(draft.status) or draft.now) + SUSPEND_SECONDS
-    draft.set_state(_SUSPENDING)
+    draft.set_state(_suspending(draft, ray_job))
     if state is not AttemptState.RUNNING or draft.now >= end:
         draft.delete(ray_job)
     else:
         draft.wake_at(end)
+
+
+def _suspending(draft: Draft, ray_job: Object) -> JobState:
+    """The state of a job that is being suspended. The reason stays where KubeRay does not remove its finalizer from the
+    RayJob, because `requested_at` reads it.
+    """
+    if "deletionTimestamp" not in ray_job["metadata"]:
+        return _SUSPENDING
+    state = unless_ignored(draft, _SUSPENDING)
+    return replace(state, reason=_SUSPENDING.reason)
 
 
 def excuse(assessment: Assessment, status: Status) -> Assessment:

@@ -1,0 +1,83 @@
+"""A job whose RayJob KubeRay ignores: its kind is installed, but KubeRay's operator does not act."""
+
+from __future__ import annotations
+
+from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job, started_job
+from tensafe_api.timestamps import format_time
+from tensafe_operator.plan.ignored import IGNORED_SECONDS
+
+
+def stalled(cluster: FakeCluster) -> tuple[str, str]:
+    found = condition(cluster, "Stalled")
+    return found["status"], found["reason"]
+
+
+def hold(cluster: FakeCluster, name: str) -> None:
+    """Request the deletion of a RayJob, whose finalizer stays."""
+    cluster.ray_jobs[name]["metadata"]["deletionTimestamp"] = format_time(cluster.now)
+
+
+def test_new_ray_job_without_a_status_stalls_the_job_until_kuberay_answers() -> None:
+    cluster, operator = started_job()
+    end = cluster.now + IGNORED_SECONDS
+    assert (stalled(cluster), operator.wake) == (("False", "NotBlocked"), end)
+    cluster.now = end
+    operator.settle()
+    assert stalled(cluster) == ("True", "KubeRayMissing")
+    assert "RayJob claims-triage-a1 has no status after 120 s" in condition(cluster, "Stalled")["message"]
+    cluster.now += 3600
+    operator.settle()
+    assert stalled(cluster) == ("True", "KubeRayMissing"), "the report stays"
+    cluster.ray_jobs["claims-triage-a1"]["status"] = {"jobDeploymentStatus": "Initializing"}
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    assert len(cluster.status["attempts"]) == 1
+
+
+def test_ray_job_in_a_queue_is_not_ignored() -> None:
+    cluster, operator = started_job(spec__cluster__queueName="team")
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert (cluster.status["phase"], stalled(cluster)) == ("Queued", ("False", "NotBlocked"))
+
+
+def test_next_attempt_names_the_ray_job_that_a_finalizer_holds() -> None:
+    cluster, operator = running_job()
+    hold(cluster, "claims-triage-a1")
+    cluster.job["status"]["attempts"][0]["endTime"] = format_time(cluster.now)
+    cluster.job["status"]["attempts"][0]["reason"] = "Interrupted"
+    cluster.pods.clear()
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "KubeRayMissing")
+    assert "claims-triage-a1 keeps its finalizer" in condition(cluster, "Stalled")["message"]
+    del cluster.ray_jobs["claims-triage-a1"]
+    operator.settle()
+    assert cluster.created[-1] == "claims-triage-a2"
+
+
+def test_suspension_that_kuberay_does_not_finish_is_explained_and_is_no_failure() -> None:
+    cluster, operator = started_job(**{"spec.retry": {"maxAttempts": 1}})
+    cluster.suspend(True)
+    hold(cluster, "claims-triage-a1")
+    operator.settle()
+    assert condition(cluster, "Running")["reason"] == "Suspending"
+    cluster.now += IGNORED_SECONDS
+    operator.settle()
+    assert stalled(cluster) == ("True", "Suspending")
+    assert "KubeRay's operator does not run" in condition(cluster, "Stalled")["message"]
+    del cluster.ray_jobs["claims-triage-a1"]
+    operator.settle()
+    assert (cluster.status["phase"], cluster.status["attempts"][0]["reason"]) == ("Suspended", "Interrupted")
+
+
+def test_clocks_that_differ_stall_no_job_that_starts() -> None:
+    """The API server's clock is an hour behind the operator's."""
+    cluster = FakeCluster.with_job()
+    operator = FakeOperator(cluster)
+    operator.settle()
+    cluster.ray_jobs["claims-triage-a1"]["metadata"]["creationTimestamp"] = format_time(cluster.now - 3600)
+    operator.settle()
+    assert stalled(cluster) == ("False", "NotBlocked")
