@@ -1,16 +1,18 @@
 """Applies a decision: creates and deletes objects, then writes the job's status.
 
 Nothing is created twice. An object that already exists and belongs to the job counts as created; a NetworkPolicy or
-RoleBinding that was changed is brought back to its manifest. An object of the same
-name that belongs to another job (such as the RayJob of a deleted job that KubeRay's finalizer still holds) is waited
-for.
+RoleBinding that was changed is brought back to its manifest. An object of the same name that belongs to another job
+(such as the RayJob of a deleted job that KubeRay's finalizer still holds) is waited for.
+
+What the API server refuses, for a missing right, a policy or a webhook that fails, is shown in the job's status.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tensafe_api.reasons import Reason
@@ -22,7 +24,7 @@ from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
 from tensafe_operator.plan.transitions import transitions_between
-from tensafe_operator.runtime.api_client import CONFLICT, AlreadyExists, ApiClient, ApiError
+from tensafe_operator.runtime.api_client import CONFLICT, AlreadyExists, ApiClient, ApiError, ApiUnavailable
 
 log = logging.getLogger(__name__)
 _CREATED_LAST = (LEDGER_KIND, "RayJob")
@@ -37,6 +39,10 @@ class RetryLater(Exception):
         self.warning = warning
 
 
+class DeletionRefused(RetryLater):
+    """An object cannot be deleted. The new status is not written, because it counts on the deletion."""
+
+
 async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -> list[Manifest]:
     """Take these actions, concurrently except for the objects in _CREATED_LAST.
 
@@ -44,18 +50,19 @@ async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -
         The objects that the actions were to create, as the API server returned them.
 
     Raises:
-        RetryLater: if an object of the same name belongs to another job, or the API server refuses to create one.
+        RetryLater: if an object of the same name belongs to another job, or the API server refuses to write one.
+        DeletionRefused: if the API server refuses to delete one.
         ApiUnavailable: if the API server does not answer.
     """
     created: list[Manifest] = []
     last = [each for each in actions if isinstance(each, Create) and each.kind in _CREATED_LAST]
     for group in ([each for each in actions if each not in last], last):
         results = await asyncio.gather(*(_take(api, observed, each) for each in group), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            if result is not None:
-                created.append(result)
+        failures = [each for each in results if isinstance(each, BaseException)]
+        if failures:
+            # The status is written although an object cannot be created, but not if another action failed.
+            raise next((each for each in failures if type(each) is not RetryLater), failures[0])
+        created += [each for each in results if each is not None and not isinstance(each, BaseException)]
     return created
 
 
@@ -88,22 +95,38 @@ async def _take(api: ApiClient, observed: Observed, action: Action) -> Manifest 
         case Create(manifest):
             return await _create(api, manifest)
         case Delete(kind, name, uid):
-            await api.delete(kind, observed.job["metadata"]["namespace"], name, uid)
+            namespace, job = observed.job["metadata"]["namespace"], observed.job["metadata"]["name"]
+            with _refusals_shown(kind, name, names.log_fields(namespace, job), "deleted", DeletionRefused):
+                await api.delete(kind, namespace, name, uid)
             return None
+
+
+@contextlib.contextmanager
+def _refusals_shown(
+    kind: str, name: str, fields: Mapping[str, str], verb: str, refused: type[RetryLater] = RetryLater
+) -> Iterator[None]:
+    """Raise `refused`, with what the status should show, where the API server refuses a request about an object."""
+    try:
+        yield
+    except AlreadyExists:
+        raise
+    except (ApiError, ApiUnavailable) as error:
+        if isinstance(error, ApiUnavailable) and not error.webhook:
+            raise
+        if isinstance(error, ApiError) and error.status == CONFLICT:
+            raise RetryLater(str(error)) from error  # a quota was changed at the same time
+        log.warning("%s %s cannot be %s: %s", kind, name, verb, error, extra=fields)
+        raise refused(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error
 
 
 async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
     kind, metadata = str(manifest["kind"]), manifest["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
+    fields = names.log_fields(namespace, metadata["labels"][names.JOB])
     try:
-        return await api.create(manifest)
-    except ApiError as error:
-        if not isinstance(error, AlreadyExists):
-            if error.status == CONFLICT:
-                raise RetryLater(str(error)) from error  # a quota was changed at the same time
-            fields = names.log_fields(namespace, metadata["labels"][names.JOB])
-            log.warning("%s %s cannot be created: %s", kind, name, error, extra=fields)
-            raise RetryLater(str(error), ClusterWarning(kind, name, Reason.FORBIDDEN, str(error))) from error
+        with _refusals_shown(kind, name, fields, "created"):
+            return await api.create(manifest)
+    except AlreadyExists as error:
         if kind == "Secret":
             return None  # created by this process before: its name cannot be guessed by any other
         found = await api.get(kind, namespace, name)
@@ -113,10 +136,19 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
             taken = "it belongs to another job, or is being deleted"
             raise RetryLater(f"{kind} {name}: {taken}", ClusterWarning(kind, name, Reason.NAME_TAKEN, taken)) from error
         if kind in CORRECTED_KINDS and not matches(found, manifest):
-            fields = names.log_fields(namespace, metadata["labels"][names.JOB])
             log.warning("%s %s was changed: it is brought back to what the job needs", kind, name, extra=fields)
-            return await api.apply(manifest)
+            with _refusals_shown(kind, name, fields, "brought back"):
+                return await _bring_back(api, found, manifest)
         return found
+
+
+async def _bring_back(api: ApiClient, found: Manifest, manifest: Manifest) -> Manifest:
+    """Make an object as `manifest` says. The role of a RoleBinding cannot change, so it is created again."""
+    if found.get("roleRef") == manifest.get("roleRef"):
+        return await api.apply(manifest)
+    metadata = found["metadata"]
+    await api.delete(manifest["kind"], metadata["namespace"], metadata["name"], metadata["uid"])
+    return await api.create(manifest)
 
 
 def _belongs_to_job(found: Manifest, manifest: Manifest) -> bool:

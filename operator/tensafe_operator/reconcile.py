@@ -17,11 +17,12 @@ from dataclasses import replace
 from tensafe_api.long_computations import LongComputationError, only_short_computations
 from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.status import Status
-from tensafe_operator.apply import RetryLater, apply, write_status
+from tensafe_operator.apply import DeletionRefused, RetryLater, apply, write_status
 from tensafe_operator.children import Manifest
 from tensafe_operator.event_recorder import job_fields
 from tensafe_operator.observe import observe, observe_profile
 from tensafe_operator.plan import decide
+from tensafe_operator.plan.blockers import status_of_refusal
 from tensafe_operator.plan.conditions import status_of_failed_reconcile
 from tensafe_operator.plan.observed import ClusterWarning, Decision, Object, Observed
 from tensafe_operator.runtime.api_client import INVALID, ApiClient, ApiError, ApiUnavailable
@@ -118,7 +119,9 @@ class Reconciler:
                     decision = await self._decide(observed, patient)  # creates the RayJob of the recorded attempt
             except RetryLater as blocked:
                 if blocked.warning is not None:
-                    await self._report_warning(observed, blocked.warning)
+                    await self._report_warning(observed, blocked.warning, kept=isinstance(blocked, DeletionRefused))
+                if isinstance(blocked.__cause__, ApiUnavailable):
+                    raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
                 return self._clock() + RETRY_SECONDS
 
     async def compute(self, cached: Observed) -> None:
@@ -145,10 +148,15 @@ class Reconciler:
             self._learn(stored)
         return stored
 
-    async def _report_warning(self, observed: Observed, warning: ClusterWarning) -> None:
-        """Show in the status what the API server refused to create."""
-        observed = replace(observed, warnings=(warning, *observed.warnings))
-        status = decide(observed, self._clock(), self._settings).status
+    async def _report_warning(self, observed: Observed, warning: ClusterWarning, *, kept: bool) -> None:
+        """Show in the status what the API server refused; with `kept`, change nothing else in it."""
+        if kept:
+            status = status_of_refusal(observed.job.get("status") or {}, warning, self._clock())
+        else:
+            observed = replace(observed, warnings=(warning, *observed.warnings))
+            status = decide(observed, self._clock(), self._settings).status
+        if status is None:
+            return
         with contextlib.suppress(RetryLater):  # the job has changed, so it is reconciled again
             await write_status(self._api, observed.job, status, self._clock())
 

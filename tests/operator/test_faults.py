@@ -139,7 +139,7 @@ def test_failing_requests_only_delay_a_job(cluster: JobHarness, seed: int) -> No
 
 
 def test_deleted_ray_job_is_followed_by_the_next_attempt_once_its_pods_are_deleted(cluster: JobHarness) -> None:
-    pod = start_training(cluster)
+    pod = cluster.start_training()
     cluster.plane.kubectl("-n", cluster.namespace, "delete", "rayjob", "claims-triage-a1")
     cluster.reconcile()
     cluster.now += 60
@@ -153,7 +153,7 @@ def test_deleted_ray_job_is_followed_by_the_next_attempt_once_its_pods_are_delet
 
 
 def test_ray_job_without_its_labels_is_still_the_attempt(cluster: JobHarness) -> None:
-    start_training(cluster)
+    cluster.start_training()
     no_labels = json.dumps({"metadata": {"labels": None}})
     patch = ("-n", cluster.namespace, "patch", "rayjob", "claims-triage-a1", "--type=merge", "-p")
     cluster.plane.kubectl(*patch, no_labels)
@@ -167,7 +167,7 @@ def test_ray_job_without_its_labels_is_still_the_attempt(cluster: JobHarness) ->
 
 
 def test_ray_job_that_a_user_created_with_our_labels_is_not_an_attempt(cluster: JobHarness) -> None:
-    pod = start_training(cluster)
+    pod = cluster.start_training()
     copied = cluster.get("rayjob", "claims-triage-a1")
     assert copied is not None
     copied = {**copied, "metadata": {"labels": copied["metadata"]["labels"], "namespace": cluster.namespace}}
@@ -222,7 +222,7 @@ def test_role_binding_is_brought_back_while_the_job_trains(cluster: JobHarness, 
 
 
 def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[str, Any] | None) -> None:
-    start_training(cluster)
+    cluster.start_training()
     before, status, where = cluster.get(kind, name), cluster.status(), ("-n", cluster.namespace)
     if patch is None:
         cluster.plane.kubectl(*where, "delete", kind, name)
@@ -241,7 +241,7 @@ def assert_brought_back(cluster: JobHarness, kind: str, name: str, patch: dict[s
 
 def test_role_binding_of_a_user_is_not_taken_over(cluster: JobHarness) -> None:
     """A role cannot be changed in a RoleBinding, and an object that the job does not own is never written."""
-    start_training(cluster)
+    cluster.start_training()
     where, name = ("-n", cluster.namespace), "claims-triage-trainer"
     cluster.plane.kubectl(*where, "delete", "rolebinding", name)
     cluster.plane.kubectl(*where, "create", "rolebinding", name, "--clusterrole=view", "--serviceaccount=clinic:other")
@@ -252,7 +252,7 @@ def test_role_binding_of_a_user_is_not_taken_over(cluster: JobHarness) -> None:
 
 @pytest.mark.parametrize("recreated", [False, True], ids=["deleted", "recreated"])
 def test_ledger_deleted_by_force_ends_the_job(cluster: JobHarness, recreated: bool) -> None:
-    start_training(cluster)
+    cluster.start_training()
     ledger = cluster.get("privacyledger", cluster.status()["ledgerName"])
     assert ledger is not None
     forget(cluster, ledger["metadata"]["uid"])
@@ -300,31 +300,19 @@ def bring_to(cluster: JobHarness, phase: str) -> None:
             cluster.apply()
             cluster.reconcile()
         case "Running":
-            start_training(cluster)
+            cluster.start_training()
         case "Succeeded":
-            pod = start_training(cluster)
+            pod = cluster.start_training()
             cluster.charge(pod, 20, outcome="Completed", releases=[FINAL])
             cluster.set_ray_job_status(statuses.finished("SUCCEEDED"))
             delete_pod(cluster, pod.name)
             cluster.reconcile()
         case "Failed":
-            start_training(cluster)
+            cluster.start_training()
             ended = "Job entrypoint command failed with exit code 76"
             cluster.set_ray_job_status(statuses.finished("FAILED", ended))
             cluster.reconcile()
     assert cluster.status()["phase"] == phase
-
-
-def start_training(cluster: JobHarness) -> Any:
-    """Take the job to five charged steps; returns its worker's pod."""
-    cluster.apply()
-    cluster.reconcile()
-    cluster.set_ray_job_status(statuses.running("claims-triage-a1-x"))
-    pod = cluster.create_worker_pod()
-    cluster.charge(pod, 5)
-    cluster.reconcile()
-    assert cluster.status()["phase"] == "Running"
-    return pod
 
 
 def delete_pod(cluster: JobHarness, name: str) -> None:

@@ -32,6 +32,8 @@ _TOO_MANY = 429
 PAGE_SIZE = 50
 """Objects in one answer to a list. An object may have 1.5 MB, and users may create many."""
 _LONGEST_MESSAGE = 512
+_FAILED_WEBHOOK = "failed calling webhook"
+"""How the API server reports, with HTTP status 500, an admission webhook that fails."""
 
 
 class ApiError(Exception):
@@ -47,7 +49,15 @@ class AlreadyExists(ApiError):
 
 
 class ApiUnavailable(Exception):
-    """The API server does not answer, or is overloaded: the same request may succeed later."""
+    """The API server does not answer, or is overloaded: the same request may succeed later.
+
+    Attributes:
+        webhook: whether an admission webhook failed or may hang, so that only requests like this one are affected.
+    """
+
+    def __init__(self, message: str, *, webhook: bool = False) -> None:
+        super().__init__(message)
+        self.webhook = webhook
 
 
 @dataclass(frozen=True)
@@ -242,12 +252,16 @@ class ApiClient:
                 text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self._on_response(method, 0)
-            raise ApiUnavailable(f"the API server does not answer ({type(error).__name__})") from error
+            hangs = method != "GET" and isinstance(error, TimeoutError)
+            hint = f" within {REQUEST_SECONDS:.0f} s: an admission webhook may not answer" if hangs else ""
+            message = f"the API server does not answer ({type(error).__name__}){hint}"
+            raise ApiUnavailable(message, webhook=hangs) from error
         self._on_response(method, answer.status)
         document = _parse(text)
         message = str(document.get("message") or answer.reason)
         if answer.status == _TOO_MANY or answer.status >= 500:
-            raise ApiUnavailable(f"the API server answers with HTTP status {answer.status} ({message})")
+            answered = f"the API server answers with HTTP status {answer.status} ({message})"
+            raise ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)
         if answer.status >= 400:
             refusal = AlreadyExists if document.get("reason") == "AlreadyExists" else ApiError
             raise refusal(answer.status, message)

@@ -1,0 +1,164 @@
+"""What the API server refuses to the operator, for a policy, a webhook or a rule of its own, is shown in the status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from e2e.platform.controlplane import ControlPlane, free_ports
+from e2e.platform.fakes import statuses
+from e2e.platform.fixtures.job_harness import JobHarness
+from e2e.platform.fixtures.polling import wait_until
+from tensafe_operator.runtime.api_client import ApiUnavailable
+
+pytestmark = pytest.mark.cluster
+
+Refuse = Callable[[str, str, str], None]
+"""Refuses an operation on a resource of an API group."""
+
+
+def test_own_role_binding_with_another_role_is_created_again(cluster: JobHarness) -> None:
+    """The API server refuses to change the role. The job would never end."""
+    cluster.start_training()
+    name, where = "claims-triage-trainer", ("-n", cluster.namespace)
+    before = cluster.get("rolebinding", name)
+    assert before is not None
+    kept = {field: before["metadata"][field] for field in ("name", "namespace", "labels", "ownerReferences")}
+    cluster.plane.kubectl(*where, "delete", "rolebinding", name)
+    other = {**before, "metadata": kept, "roleRef": {**before["roleRef"], "name": "view"}}
+    cluster.plane.kubectl("create", "-f", "-", text=json.dumps(other))
+    cluster.reconcile(passes=1)
+    after = cluster.get("rolebinding", name)
+    assert after is not None and after["roleRef"] == before["roleRef"]
+    assert cluster.condition("Stalled")["status"] == "False"
+
+
+@pytest.fixture
+def platform_team(control_plane: ControlPlane, namespace: str) -> Iterator[Refuse]:
+    """Lets an admission policy refuse what the operator does with a kind of object in the namespace."""
+    made: list[str] = []
+
+    def refuse(operation: str, group: str, resource: str) -> None:
+        name = f"{namespace}-{operation.lower()}-{resource}"
+        rule = {"apiGroups": [group], "apiVersions": ["*"], "operations": [operation], "resources": [resource]}
+        expression = "!request.userInfo.username.endsWith(':tensafe-operator')"
+        selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+        policy = {
+            "kind": "ValidatingAdmissionPolicy",
+            "spec": {
+                "matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector},
+                "validations": [{"expression": expression, "message": "the platform team owns this object"}],
+            },
+        }
+        binding = {
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        }
+        common = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+        items = [{**common, **each} for each in (policy, binding)]
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+        control_plane.kubectl("apply", "-f", "-", text=text)
+        made.append(text)
+
+    yield refuse
+    for text in made:
+        control_plane.kubectl("delete", "-f", "-", text=text)
+
+
+def test_refused_correction_is_shown_and_the_end_of_the_attempt_is_recorded(
+    cluster: JobHarness, platform_team: Refuse
+) -> None:
+    cluster.start_training()
+    platform_team("UPDATE", "networking.k8s.io", "networkpolicies")
+
+    def is_refused() -> bool:
+        """A new policy takes effect after a moment."""
+        policy = ("-n", cluster.namespace, "patch", "networkpolicy", "claims-triage", "--type=merge", "-p")
+        cluster.plane.kubectl(*policy, '{"spec":{"egress":[{}]}}')
+        cluster.reconcile(passes=1)
+        return cluster.condition("Stalled")["status"] == "True"
+
+    wait_until(is_refused, 60)
+    stalled = cluster.condition("Stalled")
+    assert stalled["reason"] == "Forbidden"
+    assert "NetworkPolicy claims-triage" in stalled["message"]
+    assert "the platform team owns this object" in stalled["message"]
+    assert cluster.status()["phase"] == "Running"
+    cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 10"))
+    cluster.reconcile()
+    assert "endTime" in cluster.status()["attempts"][0]
+
+
+def test_refused_deletion_is_shown_and_the_job_waits_for_it(cluster: JobHarness, platform_team: Refuse) -> None:
+    cluster.apply()
+    cluster.reconcile()
+    platform_team("DELETE", "ray.io", "rayjobs")
+    probe = ("--as=system:serviceaccount:tensafe-system:tensafe-operator", "-n", cluster.namespace)
+    wait_until(
+        lambda: (
+            "platform team"
+            in cluster.plane.kubectl(
+                *probe, "delete", "rayjob", "claims-triage-a1", "--dry-run=server", check=False
+            ).stderr
+        ),
+        60,
+    )
+    cluster.plane.kubectl(
+        "-n", cluster.namespace, "patch", "tsj", cluster.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
+    )
+    before = cluster.status()
+    cluster.reconcile()
+    stalled = cluster.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
+    assert "RayJob claims-triage-a1" in stalled["message"]
+    assert cluster.status()["attempts"] == before["attempts"], "nothing counts on the deletion"
+
+
+class NoWebhook:
+    """An admission webhook for new RayJobs of a namespace, at a port where no server listens."""
+
+    def __init__(self, cluster: JobHarness) -> None:
+        self._plane, self._name = cluster.plane, f"{cluster.namespace}-webhook"
+        (port,) = free_ports(1)
+        rule = {"apiGroups": ["ray.io"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": ["rayjobs"]}
+        webhook = {
+            "name": "rayjobs.site.example",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+            "rules": [rule],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}},
+        }
+        body = {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": self._name},
+            "webhooks": [webhook],
+        }
+        self._plane.kubectl("create", "-f", "-", text=json.dumps(body))
+
+    def __enter__(self) -> None:
+        """Return nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        self._plane.kubectl("delete", "validatingwebhookconfiguration", self._name)
+
+
+def test_webhook_that_does_not_answer_is_named_in_the_status(cluster: JobHarness) -> None:
+    cluster.apply(spec__suspend=True)
+    cluster.reconcile()
+    with NoWebhook(cluster):
+        copy = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a", "namespace": cluster.namespace}}
+        create = ("create", "--dry-run=server", "-f", "-")
+        wait_until(lambda: "webhook" in cluster.plane.kubectl(*create, text=json.dumps(copy), check=False).stderr, 60)
+        cluster.apply(spec__suspend=False)
+        with contextlib.suppress(ApiUnavailable):
+            cluster.reconcile(patient=False)
+        stalled = cluster.condition("Stalled")
+        assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
+        assert "rayjobs.site.example" in stalled["message"] and "webhook" in stalled["message"]
+    wait_until(lambda: (cluster.reconcile(), cluster.get("rayjob", "claims-triage-a1"))[1] is not None, 60)
+    assert cluster.condition("Stalled")["status"] == "False"
