@@ -18,7 +18,14 @@ pytestmark = pytest.mark.cluster
 DIGEST = "@sha256:" + 64 * "a"
 LIMITS: dict[str, Any] = {
     "limits.enabled": True,
-    "limits.images": ["registry.example/team", "other.example/trainer", "trainer"],
+    "limits.images": [
+        "registry.example/team",
+        "other.example/trainer",
+        "trainer",
+        "old:1",
+        "localhost:1",
+        "local:5000/",
+    ],
     "limits.requireDigest": True,
     "limits.serviceAccounts": ["training"],
     "limits.annotationPrefixes": ["team.example/"],
@@ -61,6 +68,11 @@ ALLOWED: list[dict[str, Any]] = [
     {"spec.cluster.image": f"other.example/trainer:1{DIGEST}"},
     {"spec.cluster.image": f"trainer{DIGEST}"},
     {"spec.cluster.image": f"trainer:1.0{DIGEST}"},
+    {"spec.cluster.image": f"old:1{DIGEST}"},
+    {"spec.cluster.image": f"localhost:1/own{DIGEST}"},
+    {"spec.cluster.image": f"local:5000/team/own{DIGEST}"},
+    {"spec.dataset.lineage": "患者"},
+    {"spec.dataset.lineage": "2026"},
     {"spec.cluster.image": f"registry.example/team/a/..b/.c{DIGEST}"},
     {"spec.model.trustRemoteCode": False},
     {"spec.privacy.targetEpsilon": "800e-2"},
@@ -74,9 +86,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"spec.cluster.image": f"registry.example{DIGEST}"},
-        "use an image of registry.example/team, other.example/trainer, trainer",
+        "use an image of registry.example/team, other.example/trainer, trainer, old:1, localhost:1, local:5000/",
     ),
     ({"spec.cluster.image": f"trainer/other{DIGEST}"}, "spec.cluster.image: trainer/other"),
+    ({"spec.cluster.image": f"trainer:5000/other{DIGEST}"}, "spec.cluster.image: trainer:5000/other"),
+    ({"spec.cluster.image": f"old:1/other{DIGEST}"}, "spec.cluster.image: old:1/other"),
+    ({"spec.cluster.image": f"local:5000{DIGEST}"}, "spec.cluster.image: local:5000@"),
     ({"spec.cluster.image": f"registry.example/team/../other/own{DIGEST}"}, "has . or .. as a folder"),
     ({"spec.cluster.image": f"registry.example/team/./own{DIGEST}"}, "has . or .. as a folder"),
     ({"spec.cluster.image": f"registry.example/team/..{DIGEST}"}, "has . or .. as a folder"),
@@ -110,6 +125,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec.privacy.targetEpsilon": "8.00000000000000001"}, "spec.privacy.targetEpsilon"),
     ({"spec.privacy.targetEpsilon": "80000000000000001e-16"}, "spec.privacy.targetEpsilon"),
     ({"spec.dataset.unit.atLeast": 999}, "spec.dataset.unit.atLeast"),
+    ({"spec.dataset.lineage": "\u200b"}, "write it, with a letter or a digit"),
+    ({"spec.dataset.lineage": "\u3164"}, "write it, with a letter or a digit"),
+    ({"spec.dataset.lineage": "-"}, "write it, with a letter or a digit"),
     ({"spec.dataset.lineage": None}, "spec.dataset.lineage"),
 ]
 
