@@ -18,6 +18,31 @@ def _network(text: str) -> str:
     return text
 
 
+def _peer(peer: dict[str, Any]) -> dict[str, Any]:
+    """A peer. The API server drops fields that it does not know, so that a misspelt one would allow more."""
+    _only(peer, "podSelector", "namespaceSelector", "ipBlock")
+    return peer
+
+
+def _rule(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule without a field that the API server would drop."""
+    _only(rule, "to", "ports")
+    for port in rule.get("ports", ()):
+        _only(port, "protocol", "port", "endPort")
+    for peer in rule.get("to", ()):
+        _peer(peer)
+    return rule
+
+
+def _only(part: dict[str, Any], *known: str) -> None:
+    if unknown := sorted(set(part) - set(known)):
+        raise ValueError(f"unknown field {unknown[0]}, expected one of {', '.join(known)}")
+
+
+_Peer = Annotated[dict[str, Any], AfterValidator(_peer)]
+_Rule = Annotated[dict[str, Any], AfterValidator(_rule)]
+
+
 class MetadataService(StrEnum):
     """A service of a cloud that gives pods credentials."""
 
@@ -53,7 +78,7 @@ class Dns(_Part):
         ports: UDP and TCP ports.
     """
 
-    to: tuple[dict[str, Any], ...] = (
+    to: tuple[_Peer, ...] = (
         {"namespaceSelector": {"matchExpressions": [
             {"key": _NAMESPACE, "operator": "In", "values": ["kube-system", "openshift-dns"]}
         ]}},
@@ -81,4 +106,4 @@ class JobNetwork(_Part):
     api_server_ports: tuple[Port, ...] = (443, 6443)
     api_server_cidrs: tuple[Annotated[str, AfterValidator(_network)], ...] = Field(default=(), alias="apiServerCIDRs")
     metadata: tuple[MetadataService, ...] = (MetadataService.EKS_POD_IDENTITY,)
-    egress: tuple[dict[str, Any], ...] = ({"ports": [{"protocol": "TCP", "port": 443}]},)
+    egress: tuple[_Rule, ...] = ({"ports": [{"protocol": "TCP", "port": 443}]},)
