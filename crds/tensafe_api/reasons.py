@@ -239,7 +239,7 @@ class Reason(StrEnum):
     PODS_NOT_READY = "PodsNotReady", "Not all workers are ready."
     UNKNOWN_FIELD = (
         "UnknownField",
-        "The applied manifest has fields that the API server removed.",
+        "The applied manifest has fields that the API server or KubeRay does not know.",
         "Correct the fields in the message, and apply the manifest again.",
     )
     NEWER_MANIFEST = (

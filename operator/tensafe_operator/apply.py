@@ -125,7 +125,8 @@ async def _create(api: ApiClient, manifest: Manifest) -> Manifest | None:
     fields = names.log_fields(namespace, metadata["labels"][names.JOB])
     try:
         with _refusals_shown(kind, name, fields, "created"):
-            return await api.create(manifest)
+            # Without a field, a RayJob would start without its token, or on other nodes than its author wrote.
+            return await api.create(manifest, strict=kind == "RayJob")
     except AlreadyExists as error:
         if kind == "Secret":
             return None  # created by this process before: its name cannot be guessed by any other

@@ -162,3 +162,20 @@ def test_webhook_that_does_not_answer_is_named_in_the_status(cluster: JobHarness
         assert "rayjobs.site.example" in stalled["message"] and "webhook" in stalled["message"]
     wait_until(lambda: (cluster.reconcile(), cluster.get("rayjob", "claims-triage-a1"))[1] is not None, 60)
     assert cluster.condition("Stalled")["status"] == "False"
+
+
+def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarness) -> None:
+    """The author would believe that the workers run on the nodes in the manifest."""
+    misspelt = {"nodeAffinity": {"requiredDuringScheduling": {"nodeSelectorTerms": []}}}
+    cluster.apply(spec__cluster__affinity=misspelt)
+    cluster.reconcile()
+    stalled = cluster.condition("Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "UnknownField")
+    assert "affinity.nodeAffinity.requiredDuringScheduling" in stalled["message"]
+    assert cluster.get("rayjob", "claims-triage-a1") is None
+    cluster.apply(spec__suspend=True, spec__cluster__affinity=misspelt)
+    cluster.reconcile()
+    cluster.apply(spec__suspend=False)
+    cluster.reconcile()
+    assert cluster.get("rayjob", "claims-triage-a1") is not None
+    assert cluster.condition("Stalled")["status"] == "False"

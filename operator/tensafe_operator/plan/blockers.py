@@ -34,6 +34,10 @@ _MISSING_OBJECT = re.compile(
 _ROOT_USER = re.compile("runAsNonRoot|non-root")
 _QUOTA = re.compile("exceeded quota|failed quota")
 """How the API server reports a quota that has no room, or that counts a resource which a container does not set."""
+_UNKNOWN_FIELD = re.compile(r'unknown field "(?P<path>[^"]*)"')
+"""How the API server reports a field that an object's CRD does not have."""
+_OF_AUTHOR = re.compile(r"\.(affinity|topologySpreadConstraints\b)")
+"""The parts of a RayJob that its author writes without a schema."""
 _PODS_REFUSED = ("FailedToCreateHeadPod", "FailedToCreateWorkerPod")
 _LONGEST = 400
 
@@ -111,6 +115,11 @@ def _blockers_of_warning(warning: ClusterWarning) -> Iterator[Blocker]:
     message = f"{warning.kind} {warning.name}: {warning.message[:_LONGEST]}"
     if warning.reason == "FailedMount" and _MISSING_OBJECT.search(warning.message):
         yield Blocker(Reason.SECRET_MISSING, message)
+    elif unknown := _UNKNOWN_FIELD.findall(warning.message):
+        of_author = all(_OF_AUTHOR.search(path) for path in unknown)
+        release = "" if of_author else ", because KubeRay is too old"
+        text = f"{warning.kind} {warning.name} cannot have {', '.join(unknown)}{release}"
+        yield Blocker(Reason.UNKNOWN_FIELD if of_author else Reason.KUBERAY_MISSING, text[:_LONGEST])
     elif _QUOTA.search(warning.message):
         yield Blocker(Reason.QUOTA_EXCEEDED, message)
     elif warning.reason == Reason.NAME_TAKEN:

@@ -171,10 +171,17 @@ class ApiClient:
             self._known_until[kind] = time.monotonic() + KIND_CACHE_SECONDS
         return exists
 
-    async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Create an object; with `dry_run`, ask only whether the API server would."""
+    async def create(self, manifest: Manifest, *, dry_run: bool = False, strict: bool = False) -> Manifest:
+        """Create an object; with `dry_run`, ask only whether the API server would.
+
+        Args:
+            strict: whether the API server refuses fields that it does not know. Otherwise it drops them.
+        """
         kind, metadata = str(manifest["kind"]), manifest["metadata"]
-        query = urlencode({"fieldManager": self._field_manager, **({"dryRun": "All"} if dry_run else {})})
+        options = {"dryRun": "All"} if dry_run else {}
+        if strict:
+            options["fieldValidation"] = "Strict"
+        query = urlencode({"fieldManager": self._field_manager, **options})
         return await self._request("POST", f"{self._resources[kind].path(metadata['namespace'])}?{query}", manifest)
 
     async def review(self, kind: str, spec: Mapping[str, Any]) -> Manifest:

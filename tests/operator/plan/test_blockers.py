@@ -27,6 +27,12 @@ def observe(
     return Observed(FakeCluster.with_job().job, pods=pods, warnings=warnings, kuberay=kuberay, guarded=guarded)
 
 
+def unknown_field(path: str) -> ClusterWarning:
+    text = f'RayJob in version "v1" cannot be handled as a RayJob: strict decoding error: unknown field "{path}"'
+    return ClusterWarning("RayJob", "claims-triage-a1", Reason.FORBIDDEN, text)
+
+
+_TEMPLATE = "spec.rayClusterSpec.workerGroupSpecs[0].template.spec"
 _UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU"}
 
 _PODS_REFUSED = "FailedToCreateHeadPod"
@@ -38,6 +44,13 @@ _MISSING_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "l
     [
         (observe(kuberay=False), Reason.KUBERAY_MISSING, "KubeRay"),
         (observe(kuberay=False, guarded=False), Reason.GUARD_MISSING, "admission policies"),
+        (observe(warnings=(unknown_field("authOptions"),)), Reason.KUBERAY_MISSING, "authOptions, because KubeRay is"),
+        (observe(warnings=(unknown_field(f"{_TEMPLATE}.affinity.podAfinity"),)), Reason.UNKNOWN_FIELD, "podAfinity"),
+        (
+            observe(warnings=(unknown_field(f"{_TEMPLATE}.topologySpreadConstraints[0].minDomain"),)),
+            Reason.UNKNOWN_FIELD,
+            "minDomain",
+        ),
         (observe(waiting_pod("ImagePullBackOff")), Reason.IMAGE_PULL_FAILED, "registry/none:1"),
         (observe(waiting_pod("ErrImageNeverPull")), Reason.IMAGE_PULL_FAILED, "pod w-1"),
         (observe(waiting_pod("CrashLoopBackOff")), Reason.CRASH_LOOP, "container ray"),
