@@ -260,7 +260,7 @@ class Reason(StrEnum):
     )
     KUBERAY_MISSING = (
         "KubeRayMissing",
-        "KubeRay is not installed in this cluster.",
+        "KubeRay is not installed in this cluster, is too old, or does nothing in this namespace.",
         "Install KubeRay 1.6 or newer, and let it watch the job's namespace; the job then continues without further "
         "action.",
     )
