@@ -13,6 +13,7 @@ from typing import Any
 
 from tensafe_api.reasons import Phase, Reason
 from tensafe_api.resources.status import Status, WorkerCount
+from tensafe_operator import names
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.conditions import JobState, stalled_status
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
@@ -44,10 +45,16 @@ _LONGEST = 400
 
 @dataclass(frozen=True)
 class Blocker:
-    """What keeps an attempt from running: the reason, and a sentence that names the object."""
+    """What keeps an attempt from running.
+
+    Attributes:
+        message: a sentence that names the object.
+        fix: what the user can do; empty: the fix of the reason.
+    """
 
     reason: Reason
     message: str
+    fix: str = ""
 
 
 def find_blocker(observed: Observed) -> Blocker | None:
@@ -56,7 +63,10 @@ def find_blocker(observed: Observed) -> Blocker | None:
         return Blocker(Reason.GUARD_MISSING, Reason.GUARD_MISSING.sentence)
     if not observed.kuberay:
         return Blocker(Reason.KUBERAY_MISSING, Reason.KUBERAY_MISSING.sentence)
-    return next(_blockers(observed), None)
+    blocker = next(_blockers(observed), None)
+    if blocker is None or blocker.reason is not Reason.SECRET_MISSING:
+        return blocker
+    return replace(blocker, fix=_fix_of_own_object(observed, blocker.message))
 
 
 def starting_state(observed: Observed, phase: Phase) -> JobState:
@@ -99,7 +109,22 @@ def count_ready_workers(pods: Iterable[Object]) -> int:
 
 
 def _sentence(blocker: Blocker) -> str:
-    return f"{blocker.message.rstrip('.')}: {blocker.reason.fix}"
+    return f"{blocker.message.rstrip('.')}: {blocker.fix or blocker.reason.fix}"
+
+
+def _fix_of_own_object(observed: Observed, message: str) -> str:
+    """Return what a user can do where a Secret or ConfigMap that the operator created is missing: no user can create it
+    again. Empty where the object is the user's.
+    """
+    metadata = observed.job["metadata"]
+    if f'"{names.key_prefix(metadata["name"], metadata["uid"])}' in message:
+        return "This Secret had the key of the job and cannot be restored. Create a new job."
+    if any(f'"{ray_job["metadata"]["name"]}-' in message for ray_job in observed.ray_jobs):
+        return (
+            "The operator created this object for the attempt. Suspend the job, and set spec.suspend to false when it "
+            "is Suspended: the next attempt gets a new one."
+        )
+    return ""
 
 
 def _blockers(observed: Observed) -> Iterator[Blocker]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job
+from e2e.platform.fixtures.fake_cluster import FakeCluster, condition, running_job, started_job
 from tensafe_api.reasons import Reason
 from tensafe_operator.plan.blockers import count_ready_workers, find_blocker
 from tensafe_operator.plan.observed import ClusterWarning, Observed
@@ -176,3 +176,26 @@ def test_warning_about_a_pod_counts_until_the_pod_has_started(phase: str, found:
     """The last warning about a pod stays known for as long as the pod, also when its Secret was created meanwhile."""
     warning = ClusterWarning("Pod", "w-1", "FailedMount", 'secret "s3-keys" not found')
     assert (find_blocker(observe(pod(phase=phase), warnings=(warning,))) is not None) == found
+
+
+@pytest.mark.parametrize(
+    ("object_", "fix"),
+    [
+        ('secret "claims-triage-11111111-key-0123abcd" not found', "cannot be restored. Create a new job."),
+        ('secret "claims-triage-a1-tls-0123abcd" not found', "the next attempt gets a new one."),
+        ('configmap "claims-triage-a1-0123456789ab" not found', "the next attempt gets a new one."),
+        ('secret "hub" not found', "Create the object or the key in the message"),
+    ],
+)
+def test_missing_object_of_the_operator_has_a_fix_that_a_user_can_follow(object_: str, fix: str) -> None:
+    cluster, operator = started_job()
+    cluster.start_pods()
+    for each in cluster.pods.values():
+        waiting = {"reason": "CreateContainerConfigError", "message": object_}
+        each["status"] = {"phase": "Pending", "containerStatuses": [{"name": "ray", "state": {"waiting": waiting}}]}
+    for each in cluster.ray_jobs.values():
+        each["status"] = {"jobDeploymentStatus": "Initializing"}
+    operator.settle()
+    stalled = condition(cluster, "Stalled")
+    assert stalled["reason"] == "SecretMissing"
+    assert object_ in stalled["message"] and fix in stalled["message"]
