@@ -40,7 +40,12 @@ DASHBOARD = json.loads((FILES / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ABOUT_JOBS = "tensafe_job_"
 VARIABLES = {"$namespace": ".*", "$job": ".*", "$__rate_interval": "1m"}
-OPERATOR_ALERTS = {"TenSafeGuardMissing", "TenSafeReconcileErrors", "TenSafeNoLeader"}
+OPERATOR_ALERTS = {
+    "TenSafeGuardMissing",
+    "TenSafeNamespaceNotServed",
+    "TenSafeReconcileErrors",
+    "TenSafeNoLeader",
+}
 JOB_ALERTS = {"TenSafeEpsilonAboveTarget", "TenSafeJobFailed", "TenSafeJobStalled"}
 
 
@@ -205,6 +210,7 @@ def test_alerts_are_silent_until_something_is_wrong(scraped: tuple[Operator, Pro
         operator.metrics.leading.set(0)
         operator.guard.set(0)
         operator.metrics.errors.inc(20)
+        report_namespaces(operator.metrics, ["clinic", "lab"], ["clinic"])
         operator.jobs.update(("clinic", "failed"), job(Phase.FAILED, stalled=True, spent="8.1"))
 
     operator.update(break_everything)

@@ -65,6 +65,7 @@ def test_dashboard_is_the_file_of_the_chart_where_the_sidecar_finds_it() -> None
 def test_alerts_use_existing_metrics(per_job: bool) -> None:
     metrics = OperatorMetrics(names.METRICS_PREFIX)
     guard_gauge(metrics.registry)
+    metrics.namespace_served.labels("clinic").set(0)
     stalled = {"type": "Stalled", "status": "True", "reason": "Unschedulable"}
     status = {"conditions": [stalled], "privacy": {"epsilonSpent": "1", "targetEpsilon": "8"}}
     jobs = JobMetrics(metrics.registry, per_job=per_job)
@@ -77,6 +78,7 @@ def test_alerts_use_existing_metrics(per_job: bool) -> None:
         "TenSafeGuardMissing",
         "TenSafeJobFailed",
         "TenSafeJobStalled",
+        "TenSafeNamespaceNotServed",
         "TenSafeNoLeader",
         "TenSafeReconcileErrors",
     ]
