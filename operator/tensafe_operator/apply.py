@@ -40,7 +40,7 @@ class RetryLater(Exception):
 
 
 class DeletionRefused(RetryLater):
-    """An object cannot be deleted. The new status is not written, because it counts on the deletion."""
+    """An object cannot be deleted, which the new status may count on (`plan.blockers.status_of_refusal`)."""
 
 
 async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -> list[Manifest]:

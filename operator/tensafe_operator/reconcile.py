@@ -119,7 +119,7 @@ class Reconciler:
                     decision = await self._decide(observed, patient)  # creates the RayJob of the recorded attempt
             except RetryLater as blocked:
                 if blocked.warning is not None:
-                    await self._report_warning(observed, blocked.warning, kept=isinstance(blocked, DeletionRefused))
+                    await self._report_warning(observed, blocked.warning, deletion=isinstance(blocked, DeletionRefused))
                 if isinstance(blocked.__cause__, ApiUnavailable):
                     raise blocked.__cause__ from None  # the delay grows: each request may take its time limit
                 return self._clock() + RETRY_SECONDS
@@ -148,10 +148,12 @@ class Reconciler:
             self._learn(stored)
         return stored
 
-    async def _report_warning(self, observed: Observed, warning: ClusterWarning, *, kept: bool) -> None:
-        """Show in the status what the API server refused; with `kept`, change nothing else in it."""
-        if kept:
-            status = status_of_refusal(observed.job.get("status") or {}, warning, self._clock())
+    async def _report_warning(self, observed: Observed, warning: ClusterWarning, *, deletion: bool) -> None:
+        """Show in the status what the API server refused to create, to bring back or to delete."""
+        status: Status | None
+        if deletion:
+            decided = decide(observed, self._clock(), self._settings).status
+            status = status_of_refusal(observed.job.get("status") or {}, decided, warning, self._clock())
         else:
             observed = replace(observed, warnings=(warning, *observed.warnings))
             status = decide(observed, self._clock(), self._settings).status

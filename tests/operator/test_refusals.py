@@ -96,16 +96,7 @@ def test_refused_deletion_is_shown_and_the_job_waits_for_it(cluster: JobHarness,
     cluster.apply()
     cluster.reconcile()
     platform_team("DELETE", "ray.io", "rayjobs")
-    probe = ("--as=system:serviceaccount:tensafe-system:tensafe-operator", "-n", cluster.namespace)
-    wait_until(
-        lambda: (
-            "platform team"
-            in cluster.plane.kubectl(
-                *probe, "delete", "rayjob", "claims-triage-a1", "--dry-run=server", check=False
-            ).stderr
-        ),
-        60,
-    )
+    wait_until(lambda: is_deletion_refused(cluster), 60)
     cluster.plane.kubectl(
         "-n", cluster.namespace, "patch", "tsj", cluster.name, "--type=merge", "-p", '{"spec":{"suspend":true}}'
     )
@@ -115,6 +106,42 @@ def test_refused_deletion_is_shown_and_the_job_waits_for_it(cluster: JobHarness,
     assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
     assert "RayJob claims-triage-a1" in stalled["message"]
     assert cluster.status()["attempts"] == before["attempts"], "nothing counts on the deletion"
+
+
+def test_old_ray_job_that_cannot_be_deleted_does_not_stop_the_count(cluster: JobHarness, platform_team: Refuse) -> None:
+    """The RayJob of the first attempt is kept for ten minutes. Then the second one runs."""
+    first = cluster.start_training()
+    cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 10"))
+    cluster.reconcile()
+    cluster.plane.kubectl("-n", cluster.namespace, "delete", "pod", first.name, "--force", "--grace-period=0")
+    cluster.now += 60
+    cluster.reconcile()
+    cluster.set_ray_job_status(statuses.running("claims-triage-a2-x"), "claims-triage-a2")
+    pod = cluster.create_worker_pod(2)
+    platform_team("DELETE", "ray.io", "rayjobs")
+    wait_until(lambda: is_deletion_refused(cluster), 60)
+    cluster.now += 600
+    charges = [{"attempt": 1, "steps": 5, "incarnation": 1, "podUID": first.uid}]
+    for through in (5, 9):  # it acquires the ledger, and charges
+        own = {"attempt": 2, "steps": through - 5, "incarnation": 1, "podUID": pod.uid}
+        cluster.charge(pod, through, attempt=2, charges=[*charges, own])
+    cluster.reconcile(passes=2)
+    assert cluster.condition("Stalled")["reason"] == "Forbidden"
+    since, status = cluster.condition("Stalled")["lastTransitionTime"], cluster.status()
+    assert (status["phase"], status["privacy"]["stepsCharged"]) == ("Running", 9)
+    cluster.now += 60
+    cluster.reconcile(passes=2)
+    assert cluster.condition("Stalled")["lastTransitionTime"] == since
+    cluster.set_ray_job_status(statuses.finished("FAILED", "exit code 10"), "claims-triage-a2")
+    cluster.reconcile()
+    assert "endTime" in cluster.status()["attempts"][1]
+
+
+def is_deletion_refused(cluster: JobHarness) -> bool:
+    """A new policy takes effect after a moment."""
+    account = "--as=system:serviceaccount:tensafe-system:tensafe-operator"
+    delete = (account, "-n", cluster.namespace, "delete", "rayjob", "claims-triage-a1", "--dry-run=server")
+    return "platform team" in cluster.plane.kubectl(*delete, check=False).stderr
 
 
 class NoWebhook:

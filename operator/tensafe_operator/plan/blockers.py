@@ -80,12 +80,22 @@ def blocked_state(blocker: Blocker, phase: Phase) -> JobState:
     return JobState(phase, blocker.reason, _sentence(blocker), stalled=True)
 
 
-def status_of_refusal(before: Mapping[str, Any], refused: ClusterWarning, now: float) -> Status | None:
-    """Return the status `before` with the condition Stalled set, because the API server refused a request; None for a
-    job that has ended.
+def status_of_refusal(before: Mapping[str, Any], after: Status, refused: ClusterWarning, now: float) -> Status | None:
+    """Return the status to write where the API server refused a deletion, with the condition Stalled set.
+
+    The end of a job, and the deletion of a Secret, are not recorded before they have happened. A RayJob that is left is
+    deleted later, and keeps the next attempt from starting: so the rest of the status goes on.
+
+    Args:
+        before: the status of the job.
+        after: the status that was decided with the deletion.
+
+    Returns:
+        None for a job that has ended.
     """
     blocker = next(_blockers_of_warning(refused))
-    return stalled_status(before, blocker.reason, _sentence(blocker), now)
+    counted_on = refused.kind != "RayJob" or Phase(after.phase or Phase.PENDING).final
+    return stalled_status(before, blocker.reason, _sentence(blocker), now, None if counted_on else after)
 
 
 def is_correction_refused(observed: Observed) -> bool:

@@ -141,19 +141,24 @@ def status_of_failed_reconcile(before: Mapping[str, Any], error: str, now: float
     return stalled_status(before, Reason.INTERNAL_ERROR, message, now)
 
 
-def stalled_status(before: Mapping[str, Any], reason: Reason, message: str, now: float) -> Status | None:
-    """Return the status `before` with the condition Stalled set, and nothing else changed; None for a job that has
-    ended. The next reconcile that succeeds sets all conditions again.
+def stalled_status(
+    before: Mapping[str, Any], reason: Reason, message: str, now: float, after: Status | None = None
+) -> Status | None:
+    """Return the status `after`, by default the one `before`, with the condition Stalled set and nothing else changed.
+    The next reconcile that succeeds sets all conditions again.
+
+    Returns:
+        None for a job that has ended.
     """
-    status = Status.model_validate(before, by_alias=True, by_name=False)
+    known = Status.model_validate(before, by_alias=True, by_name=False)
+    status = known if after is None else after
     if status.phase is not None and Phase(status.phase).final:
         return None
-    earlier = {condition.type: condition for condition in status.conditions}
     kind, generation, text = ConditionType.STALLED, status.observed_generation, message[:_LONGEST]
-    before_stalled = earlier.get(kind.value)
-    stalled = condition_of(kind, True, reason.value, text, now, before=before_stalled, generation=generation)
-    status.conditions = tuple({**earlier, kind.value: stalled}.values())
-    return status
+    earlier = next((condition for condition in known.conditions if condition.type == kind.value), None)
+    stalled = condition_of(kind, True, reason.value, text, now, before=earlier, generation=generation)
+    others = {condition.type: condition for condition in status.conditions}
+    return status.model_copy(update={"conditions": tuple({**others, kind.value: stalled}.values())})
 
 
 def _condition(
