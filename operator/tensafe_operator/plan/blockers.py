@@ -84,7 +84,7 @@ def status_of_refusal(before: Mapping[str, Any], after: Status, refused: Cluster
     """Return the status to write where the API server refused a deletion, with the condition Stalled set.
 
     The end of a job, and the deletion of a Secret, are not recorded before they have happened. A RayJob that is left is
-    deleted later, and keeps the next attempt from starting: so the rest of the status goes on.
+    deleted later, and keeps the next attempt from starting: so the rest of the status is written.
 
     Args:
         before: the status of the job.
