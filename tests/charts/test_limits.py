@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.platform.controlplane import ControlPlane
+from e2e.platform.fixtures.chart_values import named
 from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
 from e2e.platform.helm import render_chart
@@ -204,6 +205,23 @@ def test_suspended_job_cannot_be_changed_beyond_the_limits(limited: Limited) -> 
 
 def test_jobs_of_other_namespaces_are_not_limited(limited: Limited) -> None:
     assert limited.refusal(REFUSED[-1][0], "default") == ""
+
+
+def test_limits_of_an_installation_with_a_list_of_namespaces_are_for_these_alone() -> None:
+    """Another installation in the cluster has limits of its own."""
+    own = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["clinic", "lab"]}
+
+    def selector(values: dict[str, Any]) -> Any:
+        binding = named(render_chart({"limits.enabled": True, **values}), "ValidatingAdmissionPolicyBinding", "-limits")
+        return (binding["spec"].get("matchResources") or {}).get("namespaceSelector")
+
+    assert selector({}) is None
+    assert selector({"namespaces": ["clinic", "lab"]}) == {"matchExpressions": [own]}
+    labels = {"limits.namespaceSelector": {"matchLabels": {"limited": "yes"}}}
+    assert selector({"namespaces": ["clinic", "lab"], **labels}) == {
+        "matchLabels": {"limited": "yes"},
+        "matchExpressions": [own],
+    }
 
 
 def test_missing_parameters_refuse_every_job(limited: Limited) -> None:
