@@ -91,3 +91,32 @@ def test_wait_for_a_connection_is_not_part_of_the_time_of_a_request(monkeypatch:
             await asyncio.gather(*(client.get("Secret", "clinic", str(each)) for each in range(4 * CONNECTIONS)))
 
     asyncio.run(run())
+
+
+def test_webhook_that_fails_or_may_hang_is_distinguished_from_an_api_server_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only requests of this kind are affected, so that the job can say what it waits for."""
+    monkeypatch.setattr(api_client, "REQUEST_SECONDS", 0.3)
+    manifest = {"kind": "RayJob", "metadata": {"namespace": "clinic", "name": "a"}}
+    failed = 'Internal error occurred: failed calling webhook "site": connection refused'
+
+    async def error_of(message: str, *, write: bool) -> ApiUnavailable:
+        async def answer(request: web.Request) -> web.Response:
+            if not message:
+                await asyncio.sleep(5)
+            return web.json_response({"message": message}, status=500)
+
+        async with client_of(answer) as client:
+            with pytest.raises(ApiUnavailable) as raised:
+                await (client.create(manifest) if write else client.get("RayJob", "clinic", "a"))
+            return raised.value
+
+    found = [
+        (asyncio.run(error_of(message, write=write)).webhook, message, write)
+        for message in ("", failed, "etcdserver: leader changed")
+        for write in (True, False)
+        if message != failed or write
+    ]
+    assert [each for each in found if each[0]] == [(True, "", True), (True, failed, True)]
+    assert "an admission webhook may not answer" in str(asyncio.run(error_of("", write=True)))
