@@ -11,17 +11,25 @@ an attempt that an earlier release started runs to its end.
 
 from __future__ import annotations
 
+import re
+
 from tensafe_api.resources.cluster import Cluster
-from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
+from tensafe_operator.children.foreign_code import (
+    FOREIGN_CODE_VARIABLES,
+    FOREIGN_SERVER_VARIABLES,
+    INJECTION_VARIABLES,
+)
 
 _DIRECTORIES = (
     *("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/etc/alternatives", "/etc/profile.d"),
+    *("/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf", "/etc/crypto-policies"),  # OpenSSL loads libraries from it
     *("/opt/tensafe", "/home/tensafe"),  # the packages, and the working directory, from which Python imports too
 )
 _CACHES = "/home/tensafe/.cache"
-_PACKAGES = ("site-packages", "dist-packages")
-"""Names of the folders from which Python imports packages, in any image."""
+_PACKAGES = re.compile(r"/((site|dist)-packages|(lib|etc)/python\d+(\.\d+)?)/")
+"""Folders from which Python imports, in any image. Debian's python3.11 also imports a file in /etc/python3.11."""
+_REFUSED_VARIABLES = (*FOREIGN_CODE_VARIABLES, *INJECTION_VARIABLES)
 
 
 def find_foreign_code(cluster: Cluster) -> str:
@@ -30,10 +38,13 @@ def find_foreign_code(cluster: Cluster) -> str:
     Args:
         cluster: as the author of the job wrote it, without the values of a profile.
     """
-    variables = [each.name for each in cluster.env if each.name in FOREIGN_CODE_VARIABLES]
+    variables = [each.name for each in cluster.env if each.name in _REFUSED_VARIABLES]
     if variables:
         fix = "remove it, and put the code into the image"
         return f"spec.cluster.env: {', '.join(variables)}: would run other code than that of the image: {fix}"
+    servers = [each.name for each in cluster.env if each.name in FOREIGN_SERVER_VARIABLES]
+    if servers:
+        return f"spec.cluster.env: {', '.join(servers)}: names the API server with the job's ledger: remove it"
     paths = [each.mount_path for each in cluster.volumes if _holds_code(each.mount_path)]
     if paths:
         fix = "write a mountPath such as /mnt/data"
@@ -46,4 +57,4 @@ def _holds_code(path: str) -> bool:
     if f"{path}/".startswith(f"{_CACHES}/"):
         return False
     covered = any(f"{place}/".startswith(f"{path}/") or f"{path}/".startswith(f"{place}/") for place in _DIRECTORIES)
-    return covered or any(name in path.split("/") for name in _PACKAGES)
+    return covered or _PACKAGES.search(f"{path}/") is not None

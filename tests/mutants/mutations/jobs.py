@@ -29,6 +29,21 @@ JOBS = (
         (_FOREIGN + "test_attempt_runs_to_its_end_and_the_next_one_waits_for_the_author",),
     ),
     Mutation(
+        "a job names a kubeconfig, and so a server that invents its ledger",
+        (Edit(_OPERATOR + "children/foreign_code.py", '    "KUBECONFIG",', '    "KUBECTL",'),),
+        (_FOREIGN + "test_trainer_uses_no_kubeconfig_if_the_variable_is_empty",),
+    ),
+    Mutation(
+        "a job names the API server with its ledger",
+        (Edit(_OPERATOR + "plan/foreign_code.py", "    if servers:", "    if False:"),),
+        (_FOREIGN + "test_other_api_server_for_the_ledger_is_found",),
+    ),
+    Mutation(
+        "a volume replaces the file that names libraries of OpenSSL",
+        (Edit(_OPERATOR + "plan/foreign_code.py", '"/etc/ssl/openssl.cnf", ', ""),),
+        (_FOREIGN + "test_volume_over_code_is_found",),
+    ),
+    Mutation(
         "a Secret in the environment sets what Python imports",
         (Edit(_OPERATOR + "children/rayjob.py", "if cluster.env_from or job", "if False and job"),),
         (_FOREIGN + "test_secret_in_the_environment_sets_none_of_these_variables",),

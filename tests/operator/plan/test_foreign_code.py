@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.platform.fixtures.fake_cluster import FakeCluster, FakeOperator, condition, running_job
 from e2e.platform.fixtures.job_objects import EVERY_FIELD, FEW_FIELDS, admitted, pods
-from tensafe_operator.children.foreign_code import FOREIGN_CODE_VARIABLES
+from tensafe_operator.children.foreign_code import (
+    FOREIGN_CODE_VARIABLES,
+    FOREIGN_SERVER_VARIABLES,
+    INJECTION_VARIABLES,
+)
 from tensafe_operator.plan.foreign_code import find_foreign_code
 
 REFUSED_PATHS = (
@@ -25,6 +33,10 @@ REFUSED_PATHS = (
     "/home/ray/anaconda3/lib/python3.11/site-packages",
     "/srv/dist-packages/a",
     "/etc/profile.d",
+    "/etc/ssl",
+    "/etc/pki",
+    "/etc/python3.11",
+    "/home/ray/anaconda3/lib/python3.11/encodings",
 )
 ALLOWED_PATHS = (
     "/mnt/data",
@@ -33,7 +45,10 @@ ALLOWED_PATHS = (
     "/opt/models",
     "/tmp",
     "/home/tensafe/.cache/huggingface",
+    "/etc/ssl/certs",
     "/etc/ssl/a",
+    "/etc/pki/tls/certs",
+    "/mnt/python3",
 )
 ALLOWED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "HOME", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "ENV", "AWS_CA_BUNDLE")
 
@@ -46,11 +61,17 @@ def found_in(**cluster: Any) -> str:
     return find_foreign_code(admitted({"spec.cluster": {"workers": 2, **cluster}}).spec.cluster)
 
 
-@pytest.mark.parametrize("name", FOREIGN_CODE_VARIABLES)
+@pytest.mark.parametrize("name", (*FOREIGN_CODE_VARIABLES, *INJECTION_VARIABLES))
 def test_variable_that_only_serves_to_run_other_code_is_found(name: str) -> None:
     assert found_in(env=[{"name": "A", "value": "1"}, {"name": name, "value": "/mnt/x"}]).startswith(
         f"spec.cluster.env: {name}: would run other code"
     )
+
+
+@pytest.mark.parametrize("name", FOREIGN_SERVER_VARIABLES)
+def test_other_api_server_for_the_ledger_is_found(name: str) -> None:
+    message = found_in(env=[{"name": name, "value": "10.0.0.1"}])
+    assert message == f"spec.cluster.env: {name}: names the API server with the job's ledger: remove it"
 
 
 @pytest.mark.parametrize("path", REFUSED_PATHS)
@@ -62,6 +83,45 @@ def test_volume_over_code_is_found(path: str) -> None:
 def test_other_variables_and_volumes_are_allowed() -> None:
     volumes = [{**code_volume(path), "name": f"v{number}"} for number, path in enumerate(ALLOWED_PATHS)]
     assert found_in(env=[{"name": name, "value": "a"} for name in ALLOWED_VARIABLES], volumes=volumes) == ""
+
+
+# Each ran a command, or read a file of the job's author, in a process without other foreign code.
+WARNED = {"PYTHONWARNINGS": "all:0:antigravity.x:0:0"}
+COMMAND = "/bin/sh -c 'echo ran' #%s"
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [RAN]}}}]
+current-context: c
+"""
+
+
+def output(program: str, **variables: str) -> str:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_command_in_browser_runs_when_python_starts_unless_it_is_empty() -> None:
+    assert "BROWSER" in FOREIGN_CODE_VARIABLES
+    assert "ran" in output("", **WARNED, BROWSER=COMMAND)
+    assert "ran" not in output("", **WARNED, BROWSER="")
+
+
+def test_trainer_uses_no_kubeconfig_if_the_variable_is_empty(tmp_path: Path) -> None:
+    """With one, it runs the command in it, and takes the server in it for the one with the job's ledger."""
+    assert "KUBECONFIG" in FOREIGN_CODE_VARIABLES
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG.replace("RAN", str(tmp_path / "ran")))
+    program = "from tensorguard.ledger import backends; print(backends._api().api_client.configuration.host)"
+    assert "http://127.0.0.1:9" in output(program, KUBECONFIG=str(config)) and (tmp_path / "ran").exists()
+    assert "ConfigException" in output(program, KUBECONFIG="", HOME=str(tmp_path))  # this test runs in no pod
+
+
+def test_empty_variables_break_no_tls() -> None:
+    empty = dict.fromkeys((each for each in FOREIGN_CODE_VARIABLES if not each.startswith("PYTHON")), "")
+    program = "import ssl, hashlib; hashlib.sha256(); print(len(ssl.create_default_context().get_ciphers()))"
+    assert int(output(program, **empty)) > 5
 
 
 PYTHONPATH = {"name": "PYTHONPATH", "value": "/mnt/x"}
