@@ -21,8 +21,10 @@ CORRECTED_KINDS = ("NetworkPolicy", "RoleBinding")
 """The kinds of the objects that are brought back to their manifest while an attempt runs."""
 _ADMISSION = ("admissionregistration.k8s.io", "v1")
 _DROPPED_METADATA = ("managedFields", "selfLink", "finalizers", "annotations")
-_POD_LABELS = ("tensafe.io/", "ray.io/")
-"""Prefixes of the labels of pods that decisions depend on. A pod may have a megabyte of others."""
+_LABELS = frozenset(
+    {names.JOB, names.JOB_UID, names.ATTEMPT, names.MANAGED_BY, names.RAY_CLUSTER_LABEL, names.RAY_NODE_TYPE}
+)
+"""The labels that decisions depend on. An object may have a megabyte of others."""
 _KEPT_FIELDS = ("apiVersion", "kind", "spec", "status", "roleRef", "subjects")
 _JOB_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration", COUNTED_ANNOTATION)
 """Annotations of a job that decisions depend on."""
@@ -32,6 +34,9 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
     """The part of an object that decisions depend on. Field ownership and pod templates are large and not needed."""
     metadata = {name: value for name, value in body["metadata"].items() if name not in _DROPPED_METADATA}
     trimmed = {name: body[name] for name in _KEPT_FIELDS if name in body}
+    if kind != KIND:
+        labels = metadata.get("labels") or {}
+        metadata["labels"] = {name: value for name, value in labels.items() if name in _LABELS}
     match kind:
         case "TenSafeTrainingJob":
             annotations = body["metadata"].get("annotations") or {}
@@ -44,8 +49,6 @@ def trim(kind: str, body: Mapping[str, Any]) -> Manifest:
         case "Pod":
             trimmed.pop("spec", None)
             metadata.pop("ownerReferences", None)
-            labels = metadata.get("labels") or {}
-            metadata["labels"] = {name: value for name, value in labels.items() if name.startswith(_POD_LABELS)}
     return {**trimmed, "metadata": metadata}
 
 

@@ -2,7 +2,7 @@
 
 A job's UID is in every label selector, and a short form of it in the ledger's name. A job that was deleted and applied
 again under the same name is therefore another job with another ledger. Labels serve to find objects, but any user may
-edit them. Ownership is read from a RayJob's owner reference and from a ledger's spec.
+edit them. Ownership is read from the owner that controls an object, and from a ledger's spec.
 """
 
 from __future__ import annotations
@@ -90,10 +90,22 @@ def job_uid_of(kind: str, body: Mapping[str, Any]) -> str:
             return str(body["metadata"]["uid"])
         case "RayJob" | "NetworkPolicy" | "RoleBinding":
             owners = body["metadata"].get("ownerReferences") or ()
-            return next((str(owner["uid"]) for owner in owners if owner.get("kind") == KIND), "")
+            found = (each for each in owners if each.get("controller") and each.get("kind") == KIND)
+            owner = next(found, None)
+            return str(owner["uid"]) if owner and _is_name_of(kind, owner["name"], body["metadata"]["name"]) else ""
         case "PrivacyLedger":
             return str((body.get("spec") or {}).get("jobUID") or "")
     return str((body["metadata"].get("labels") or {}).get(JOB_UID) or "")
+
+
+def _is_name_of(kind: str, job: str, name: str) -> bool:
+    """Whether the operator gives this name to an object of a job. It bounds the number of objects that are kept."""
+    match kind:
+        case "NetworkPolicy":
+            return name == job
+        case "RoleBinding":
+            return name == role_binding_name(job)
+    return attempt_named(job, name) > 0
 
 
 def labels(job: str, uid: str, attempt: int | None = None) -> dict[str, str]:

@@ -14,13 +14,15 @@ from tensafe_api.resources.ledger import LEDGER_KIND
 from tensafe_api.resources.profile import PROFILE_KIND
 from tensafe_operator import names
 from tensafe_operator.children import Manifest
-from tensafe_operator.kinds import CORRECTED_KINDS
+from tensafe_operator.kinds import CORRECTED_KINDS, trim
 from tensafe_operator.plan.observed import ClusterWarning, Object, Observed
 from tensafe_operator.runtime.api_client import FORBIDDEN, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.objects import Key
 
 _TRIES = 5
+_LONGEST = 1024
+"""Of a text in an Event. The API server bounds none of them."""
 
 
 def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
@@ -81,16 +83,15 @@ async def observe_profile(api: ApiClient, job: Object) -> Object | None:
 def parse_warning(event: Manifest) -> ClusterWarning:
     """The fields of a warning Event that decisions depend on."""
     about = event.get("involvedObject") or {}
-    return ClusterWarning(
-        str(about.get("kind")), str(about.get("name")), str(event.get("reason")), str(event.get("message") or "")
-    )
+    texts = (about.get("kind"), about.get("name"), event.get("reason"), event.get("message") or "")
+    return ClusterWarning(*(str(each)[:_LONGEST] for each in texts))
 
 
 async def _observe_children(api: ApiClient, namespace: str, name: str, job: Object) -> Observed:
     uid = job["metadata"]["uid"]
     ray_jobs, pods, ledger, kuberay, profile = await asyncio.gather(
         _owned_ray_jobs(api, namespace, job),
-        api.find("Pod", namespace, {names.JOB_UID: uid}),
+        _owned(api, "Pod", namespace, uid),
         api.get(LEDGER_KIND, namespace, names.ledger_name(name, uid)),
         api.knows("RayJob"),
         observe_profile(api, job),
@@ -100,19 +101,29 @@ async def _observe_children(api: ApiClient, namespace: str, name: str, job: Obje
     clusters = [(each.get("status") or {}).get("rayClusterName") for each in ray_jobs]
     about += [{"kind": "RayCluster", "name": cluster} for cluster in clusters if cluster]
     about += [{"kind": "Pod"}] if pending else []  # one request for all pods: the API server reads all Events for each
-    events = await asyncio.gather(*(api.warning_events(namespace, **each) for each in about))
-    warnings = [
-        parse_warning(event)
-        for event in itertools.chain.from_iterable(events)
-        if event["involvedObject"].get("kind") != "Pod" or event["involvedObject"].get("uid") in pending
-    ]
-    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), tuple(warnings), kuberay, profile=profile)
+
+    def warning(event: Manifest) -> ClusterWarning | None:
+        involved = event["involvedObject"]
+        return parse_warning(event) if involved.get("kind") != "Pod" or involved.get("uid") in pending else None
+
+    found = await asyncio.gather(*(api.warning_events(namespace, warning, **each) for each in about))
+    warnings = tuple(itertools.chain.from_iterable(found))
+    return Observed({}, ledger, tuple(ray_jobs), tuple(pods), warnings, kuberay, profile=profile)
 
 
 async def _corrected(api: ApiClient, namespace: str, job: Object) -> tuple[Object, ...]:
-    labels = {names.JOB_UID: job["metadata"]["uid"]}
-    found = await asyncio.gather(*(api.find(kind, namespace, labels) for kind in CORRECTED_KINDS))
+    uid = job["metadata"]["uid"]
+    found = await asyncio.gather(*(_owned(api, kind, namespace, uid) for kind in CORRECTED_KINDS))
     return tuple({**each, "kind": kind} for kind, items in zip(CORRECTED_KINDS, found, strict=True) for each in items)
+
+
+async def _owned(api: ApiClient, kind: str, namespace: str, uid: str) -> list[Manifest]:
+    """The objects of a job that have its label, as far as decisions depend on them. A user may create large ones."""
+
+    def keep(body: Manifest) -> Manifest | None:
+        return trim(kind, body) if names.job_uid_of(kind, body) == uid else None
+
+    return await api.find(kind, namespace, {names.JOB_UID: uid}, keep)
 
 
 async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[Manifest]:
@@ -120,7 +131,7 @@ async def _owned_ray_jobs(api: ApiClient, namespace: str, job: Object) -> list[M
     user may edit labels.
     """
     uid = job["metadata"]["uid"]
-    found = await api.find("RayJob", namespace, {names.JOB_UID: uid})
+    found = await _owned(api, "RayJob", namespace, uid)
     found_names = {each["metadata"]["name"] for each in found}
     for attempt in (job.get("status") or {}).get("attempts") or ():
         name = attempt.get("rayJobName")

@@ -1,4 +1,6 @@
-"""Objects that are nested too deeply for most readers: those of one user do not end the operator of a cluster."""
+"""Objects that are nested too deeply for most readers, or that kopf would write: those of one user do not end or delay
+the operator of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -91,3 +93,20 @@ def test_operator_survives_objects_of_any_depth_while_it_runs_and_when_it_starts
     plane.wait_until(lambda: plane.started("two"))
     assert again.leading
     assert "recursion" not in plane.logs()
+
+
+def test_operator_writes_no_object_that_has_the_finalizer_of_kopf(plane: OperatorHarness, tmp_path: Path) -> None:
+    """kopf tried to remove it for a minute from each object, and kept the whole object meanwhile."""
+    operator = plane.operator()
+    plane.wait_until(lambda: operator.leading)
+    for path, document in OBJECTS.items():
+        held = {"finalizers": ["kopf.zalando.org/KopfFinalizerMarker"]}
+        version = "v1" if path.startswith("/api/") else "/".join(path.split("/")[2:4])
+        made = {"apiVersion": version, **document, "metadata": {**document["metadata"], **held}}
+        create(plane, path, json.dumps(made), tmp_path)
+    plane.apply("one")
+    plane.wait_until(lambda: plane.started("one"))
+    assert plane.refused() == []
+    found = plane.get("networkpolicy", "deep")
+    assert found is not None and found["metadata"]["finalizers"] == ["kopf.zalando.org/KopfFinalizerMarker"]
+    assert "deep" not in plane.logs()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from e2e.platform.fixtures.fake_cluster import JOB_UID, FakeCluster
 from tensafe_operator import names
 from tensafe_operator.kinds import KINDS
-from tensafe_operator.observe import observe_cached
+from tensafe_operator.observe import observe_cached, parse_warning
 from tensafe_operator.plan.observed import ClusterWarning
 from tensafe_operator.runtime.cache import Cache
 
@@ -18,11 +20,13 @@ KEY = ("clinic", "claims-triage")
 def child(kind: str, name: str, uid: str = JOB_UID, **more: Any) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name, "namespace": "clinic", "uid": f"uid-{name}"}
     if kind == "RayJob":
-        metadata["ownerReferences"] = [{"kind": "TenSafeTrainingJob", "name": "claims-triage", "uid": uid}]
+        owner = {"kind": "TenSafeTrainingJob", "name": "claims-triage", "uid": uid, "controller": True}
+        metadata["ownerReferences"] = [owner]
     elif kind == "PrivacyLedger":
         more["spec"] = {"jobUID": uid}
     else:
-        metadata["labels"] = {names.JOB_UID: uid, "ray.io/node-type": "worker", "team": "label-of-a-user"}
+        of_a_user = {"team": "label-of-a-user", "tensafe.io/more": "another"}
+        metadata["labels"] = {names.JOB_UID: uid, "ray.io/node-type": "worker", **of_a_user}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **more}
 
 
@@ -60,6 +64,31 @@ def test_children_of_another_uid_are_not_the_jobs() -> None:
     assert cache.put("Pod", {"kind": "Pod", "metadata": {"name": "x", "namespace": KEY[0], "uid": "y"}}) is None
     observed = observe_cached(cache, KEY)
     assert observed is not None and len(observed.pods) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "foreign"),
+    [
+        ("RayJob", "claims-triage-a1", "other"),
+        ("NetworkPolicy", "claims-triage", "claims-triage-2"),
+        ("RoleBinding", "claims-triage-trainer", "claims-triage"),
+    ],
+)
+def test_object_belongs_to_the_job_that_controls_it_and_has_the_name_that_the_operator_gives(
+    kind: str, own: str, foreign: str
+) -> None:
+    body = child("RayJob", own)
+    assert names.job_uid_of(kind, body) == JOB_UID
+    assert names.job_uid_of(kind, child("RayJob", foreign)) == ""
+    body["metadata"]["ownerReferences"][0]["controller"] = False
+    assert names.job_uid_of(kind, body) == ""
+
+
+def test_of_long_texts_in_a_warning_only_the_start_is_kept() -> None:
+    about = {"kind": "Pod", "name": "n" * 5000}
+    kept = parse_warning({"involvedObject": about, "reason": "r" * 5000, "message": "exceeded quota" + "m" * 10**6})
+    assert (len(kept.name), len(kept.reason), len(kept.message)) == (1024, 1024, 1024)
+    assert kept.message.startswith("exceeded quota")
 
 
 def test_deletion_of_an_older_job_of_the_same_name_does_not_drop_the_new_job() -> None:

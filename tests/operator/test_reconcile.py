@@ -131,9 +131,9 @@ class CountingClient(ApiClient):
 
     requests: ClassVar[list[str]] = []
 
-    async def _request(self, method: str, *rest: Any) -> Any:
+    async def _request(self, method: str, *rest: Any, **named: Any) -> Any:
         self.requests.append(method)
-        return await super()._request(method, *rest)
+        return await super()._request(method, *rest, **named)
 
 
 def test_job_with_256_workers_starts_blocks_and_runs_with_few_requests(

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -29,11 +29,18 @@ KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _TOO_MANY = 429
-PAGE_SIZE = 50
-"""Objects in one answer to a list. An object may have 1.5 MB, and users may create many."""
+PAGE_SIZE, SMALL_PAGE = 256, 10
+"""Objects in one answer to a list, and how many if so many have more than LARGEST_ANSWER bytes. Users may create many
+objects of 1.5 MB, and each takes 8 MB of memory.
+"""
+LARGEST_ANSWER = 8 * 1024**2
+MAX_EVENTS = 1000
+"""How many of the Events about some objects are read."""
 _LONGEST_MESSAGE = 512
 _FAILED_WEBHOOK = "failed calling webhook"
 """How the API server reports, with HTTP status 500, an admission webhook that fails."""
+T = TypeVar("T")
+"""What a caller keeps of an Event."""
 
 
 class ApiError(Exception):
@@ -58,6 +65,10 @@ class ApiUnavailable(Exception):
     def __init__(self, message: str, *, webhook: bool = False) -> None:
         super().__init__(message)
         self.webhook = webhook
+
+
+class _TooLarge(Exception):
+    """The answer has more bytes than the request allows."""
 
 
 @dataclass(frozen=True)
@@ -111,31 +122,44 @@ class ApiClient:
             raise
 
     async def find(
-        self, kind: str, namespace: str, labels: Mapping[str, str], limit: int | None = None
+        self, kind: str, namespace: str, labels: Mapping[str, str], keep: Callable[[Manifest], Manifest | None]
     ) -> list[Manifest]:
-        """All objects of a kind with these labels, or some `limit` of them; an empty list if the cluster does not know
-        the kind.
+        """All objects of a kind with these labels; an empty list if the cluster does not know the kind.
+
+        Args:
+            keep: returns the part of an object that is needed, so that other parts take no memory; None: no part is.
         """
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        query = urlencode({"labelSelector": selector, **({"limit": limit} if limit else {})})
-        try:
-            found = await self._request("GET", f"{self._resources[kind].path(namespace)}?{query}")
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return []
-            raise
-        return list(found["items"])
+        pages = self.pages(kind, namespace, selector)
+        return [kept async for page in pages for each in page.items if (kept := keep(each)) is not None]
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
+    async def may_list(self, kind: str, namespace: str) -> None:
+        """Ask for one object of a kind.
+
+        Raises:
+            ApiError: if this client may not list the kind in this namespace. A kind that is unknown is no error.
+        """
+        try:
+            await self._request("GET", f"{self._resources[kind].path(namespace)}?limit=1")
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    async def pages(
+        self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Page]:
         """All objects of a kind (in one namespace, or in all of them), page by page. If the cluster does not know the
         kind: one empty page of version 0.
         """
-        token = ""
+        parameters = {"limit": str(PAGE_SIZE), "labelSelector": selector, "fieldSelector": fields, "continue": ""}
+        largest: int | None = LARGEST_ANSWER
         while True:
-            parameters = {"limit": str(PAGE_SIZE), "labelSelector": selector, "continue": token}
             query = urlencode({name: value for name, value in parameters.items() if value})
             try:
-                found = await self._request("GET", f"{self._resources[kind].path(namespace)}?{query}")
+                found = await self._request("GET", f"{self._resources[kind].path(namespace)}?{query}", largest=largest)
+            except _TooLarge:
+                parameters["limit"], largest = str(SMALL_PAGE), None
+                continue
             except ApiError as error:
                 if error.status == NOT_FOUND:
                     yield Page([], 0)
@@ -144,16 +168,25 @@ class ApiClient:
             metadata = found["metadata"]
             common = {"apiVersion": found["apiVersion"], "kind": kind}  # items of built-in kinds lack these fields
             yield Page([{**common, **item} for item in found["items"]], int(metadata["resourceVersion"]))
-            token = metadata.get("continue") or ""
-            if not token:
+            parameters["continue"] = metadata.get("continue") or ""
+            if not parameters["continue"]:
                 return
 
-    async def warning_events(self, namespace: str, **involved_object: str) -> list[Manifest]:
-        """The Events of type Warning about some objects, given by fields of `involvedObject` such as their kind."""
+    async def warning_events(
+        self, namespace: str, keep: Callable[[Manifest], T | None], **involved_object: str
+    ) -> list[T]:
+        """The first MAX_EVENTS Events of type Warning about some objects, given by fields of `involvedObject` such as
+        their kind; of each what `keep` returns, unless it is None.
+        """
         selector = ",".join(f"involvedObject.{field}={value}" for field, value in involved_object.items())
-        query = urlencode({"fieldSelector": f"{selector},type=Warning"})
-        found = await self._request("GET", f"{self._resources['Event'].path(namespace)}?{query}")
-        return list(found["items"])
+        found: list[T] = []
+        read = 0
+        async for page in self.pages("Event", namespace, fields=f"{selector},type=Warning"):
+            found += [kept for each in page.items if (kept := keep(each)) is not None]
+            read += len(page.items)
+            if read >= MAX_EVENTS:
+                break
+        return found
 
     async def knows(self, kind: str) -> bool:
         """Whether the cluster knows a kind now, or knew it in the last KIND_CACHE_SECONDS."""
@@ -238,12 +271,18 @@ class ApiClient:
         return await self._request("PATCH", f"{path}?{query}", body, "application/apply-patch+yaml")
 
     async def _request(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        *,
+        largest: int | None = None,
     ) -> Manifest:
         async with self._free:  # its wait is not part of the time of the request
-            return await self._send(method, path, body, content_type)
+            return await self._send(method, path, body, content_type, largest)
 
-    async def _send(self, method: str, path: str, body: Any, content_type: str) -> Manifest:
+    async def _send(self, method: str, path: str, body: Any, content_type: str, largest: int | None) -> Manifest:
         if method != "GET" and not self._may_write():  # after the wait for a connection
             raise ApiUnavailable("this process may no longer be the leader, so it does not write")
         headers = {"Accept": "application/json"}
@@ -256,7 +295,7 @@ class ApiClient:
             async with self._open_session().request(
                 method, self._connection.server + path, data=data, headers=headers, proxy=self._proxy
             ) as answer:
-                text = await answer.read()
+                text = await _read(answer, largest)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self._on_response(method, 0)
             hangs = method != "GET" and isinstance(error, TimeoutError)
@@ -290,6 +329,15 @@ def _proxy(host: str) -> str | None:
     if not url.hostname or proxy_bypass(url.hostname):
         return None
     return getproxies().get(url.scheme)
+
+
+async def _read(answer: aiohttp.ClientResponse, largest: int | None) -> bytes:
+    text = bytearray()
+    async for part in answer.content.iter_any():
+        text += part
+        if largest is not None and len(text) > largest:
+            raise _TooLarge
+    return bytes(text)
 
 
 def _parse(text: bytes) -> Manifest:

@@ -29,7 +29,7 @@ async def served_namespaces(api: ApiClient, kinds: Kinds, namespaces: Collection
     served, refusal = set(), None
     for namespace in namespaces:
         try:
-            await api.find(kinds.parent, namespace, {}, limit=1)
+            await api.may_list(kinds.parent, namespace)
             served.add(namespace)
         except ApiError as error:
             if error.status != FORBIDDEN:

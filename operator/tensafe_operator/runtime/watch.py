@@ -10,6 +10,7 @@ the queue belong to the event loop.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import kopf
 from kopf._cogs.clients import api as kopf_requests
 
-from tensafe_operator.runtime.api_client import PAGE_SIZE, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.runtime.api_client import SMALL_PAGE, ApiClient, ApiError, ApiUnavailable
 from tensafe_operator.runtime.bounded_json import loads_bounded
 from tensafe_operator.runtime.cache import Cache
 from tensafe_operator.runtime.connection import login
@@ -117,10 +118,13 @@ def kopf_settings(kinds: Kinds) -> kopf.OperatorSettings:
     for kind, selector in kinds.selectors.items():
         settings.watching.label_selectors[kinds.resources[kind].plural] = selector
     settings.watching.field_selectors["events"] = "type=Warning"  # a cluster has many more of type Normal
-    settings.watching.chunk_size = PAGE_SIZE
+    settings.watching.chunk_size = SMALL_PAGE
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.persistence.diffbase_storage = _NoDiffBase()
+    # kopf removes its finalizer from any object that it watches, for a minute where it may not write. So it has a name
+    # that no user can give an object.
+    settings.persistence.finalizer = f"tensafe.io/{secrets.token_hex(16)}"
     return settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -12,8 +13,9 @@ from aiohttp.test_utils import TestServer
 
 from tensafe_operator.kinds import KINDS
 from tensafe_operator.runtime import api_client
-from tensafe_operator.runtime.api_client import CONNECTIONS, ApiClient, ApiUnavailable
+from tensafe_operator.runtime.api_client import CONNECTIONS, MAX_EVENTS, PAGE_SIZE, ApiClient, ApiUnavailable
 from tensafe_operator.runtime.connection import Connection
+from tensafe_operator.runtime.objects import Manifest
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -120,3 +122,33 @@ def test_webhook_that_fails_or_may_hang_is_distinguished_from_an_api_server_with
     ]
     assert [each for each in found if each[0]] == [(True, "", True), (True, failed, True)]
     assert "an admission webhook may not answer" in str(asyncio.run(error_of("", write=True)))
+
+
+def test_large_objects_are_read_in_small_pages_and_little_is_kept() -> None:
+    """80 pods of 1.4 MB in one answer took 640 MB, more than an operator with many jobs has."""
+    asked: list[str] = []
+    text = "x" * (1024**2)
+
+    async def answer(request: web.Request) -> web.Response:
+        limit, start = int(request.query["limit"]), int(request.query.get("continue") or 0)
+        asked.append(f"{limit} {request.query.get('labelSelector') or request.query.get('fieldSelector')}")
+        large = request.query.get("labelSelector") == "a=large"
+        items = [{"metadata": {"name": str(start + each)}, "spec": text if large else "x"} for each in range(limit)]
+        metadata = {"resourceVersion": "7", "continue": "" if large and start == 30 else str(start + limit)}
+        return web.json_response({"apiVersion": "v1", "metadata": metadata, "items": items})
+
+    def name_if_even(body: Manifest) -> Manifest | None:
+        name = body["metadata"]["name"]
+        return {"name": name} if int(name) % 2 == 0 else None
+
+    async def run() -> None:
+        async with client_of(answer) as client:
+            found = await client.find("Pod", "clinic", {"a": "large"}, name_if_even)
+            assert found == [{"name": str(each)} for each in range(0, 40, 2)]
+            assert asked == [f"{PAGE_SIZE} a=large", *["10 a=large"] * 4]
+            asked.clear()
+            events = await client.warning_events("clinic", name_if_even, kind="Pod")
+            assert len(events) >= MAX_EVENTS / 2
+            assert asked == [f"{PAGE_SIZE} involvedObject.kind=Pod,type=Warning"] * math.ceil(MAX_EVENTS / PAGE_SIZE)
+
+    asyncio.run(run())
