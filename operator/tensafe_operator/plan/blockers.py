@@ -29,9 +29,11 @@ _IMAGE_PULL_REASONS = (
 )
 _CONFIG_ERROR = "CreateContainerConfigError"
 _MISSING_OBJECT = re.compile(
-    r'(secret|configmap)s? "[^"]*" not found|find key .* in (Secret|ConfigMap)|references non-existent'
+    r'(secret|configmap)s? "[^"]{0,300}" not found|find key .{0,300}? in (Secret|ConfigMap)|references non-existent'
 )
-"""How a kubelet reports a Secret or ConfigMap that is missing or lacks a key: for a variable, and for a volume."""
+"""How a kubelet reports a Secret or ConfigMap that is missing or lacks a key: for a variable, and for a volume. A user
+may write an Event of a megabyte, so what lies between two words is bounded.
+"""
 _ROOT_USER = re.compile("runAsNonRoot|non-root")
 _QUOTA = re.compile("exceeded quota|failed quota")
 """How the API server reports a quota that has no room, or that counts a resource which a container does not set."""

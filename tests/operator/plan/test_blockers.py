@@ -199,3 +199,10 @@ def test_missing_object_of_the_operator_has_a_fix_that_a_user_can_follow(object_
     stalled = condition(cluster, "Stalled")
     assert stalled["reason"] == "SecretMissing"
     assert object_ in stalled["message"] and fix in stalled["message"]
+
+
+def test_event_of_a_megabyte_is_searched_in_a_moment() -> None:
+    """It took minutes, in which the operator of all namespaces did nothing else and lost its Lease."""
+    for text in ("find key " * 140_000, 'secret "' * 150_000):
+        found = find_blocker(observe(warnings=(ClusterWarning("Pod", "w-1", "FailedMount", text),)))
+        assert found is None
