@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return float(mark.args[0]) if mark else 0.0
 
     items.sort(key=lambda item: (-time_limit(item), "training" not in item.path.parts))
+
+
+@pytest.fixture
+def foreground_signals() -> Iterator[None]:
+    """Handle signals as a terminal's foreground process does: a shell ignores SIGINT in its background jobs."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from tensorguard.ledger.contract import LedgerCorrupt
 from tensorguard.ledger.file import NAME as LEDGER
 from tensorguard.ledger.file import FileLedger
 from tensorguard.runners.preflight import RunRefused
+
+pytestmark = pytest.mark.usefixtures("foreground_signals")
 
 RECORDS = [{"text": f"note {number}", "label": number % 2} for number in range(200)]
 Make = Callable[..., TenSafeTrainingConfig]
@@ -69,14 +71,6 @@ def test_result_has_epsilon_and_evaluation(fake: Any, config: Make, tmp_path: Pa
     assert result.metrics["steps_claimed"] == result.metrics["steps_charged"] == 10
     assert result.checkpoint == str(tmp_path / "checkpoints" / "step-10")
     assert result.output_dir == tmp_path / "checkpoints" / "run"
-
-
-@pytest.fixture(autouse=True)
-def default_sigint_handler() -> Iterator[None]:
-    """Handle SIGINT as a terminal's foreground process does: a shell ignores it in its background jobs."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_runner_receives_data_folder_and_timeout(fake: Any, config: Make, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_successful_export_is_silent(trainer: Any, play: Any, caplog: pytest.Log
     assert log_of(trainer, "wandb") == "exported\n"
 
 
+@pytest.mark.usefixtures("foreground_signals")
 def test_ctrl_c_ends_the_wait_for_a_hanging_tracker(
     trainer: Any, play: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

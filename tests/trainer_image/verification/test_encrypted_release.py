@@ -202,6 +202,7 @@ def test_optimizer_state_is_not_decrypted_to_a_disk(encrypted: Any, tmp_path: Pa
     assert not list((tmp_path / "adapter").glob("optimizer*"))
 
 
+@pytest.mark.usefixtures("foreground_signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_stopped_decryption_leaves_nothing_in_clear(
     encrypted: Any, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
