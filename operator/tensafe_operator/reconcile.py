@@ -150,13 +150,11 @@ class Reconciler:
 
     async def _report_warning(self, observed: Observed, warning: ClusterWarning, *, deletion: bool) -> None:
         """Show in the status what the API server refused to create, to bring back or to delete."""
-        status: Status | None
+        decided_on = observed if deletion else replace(observed, warnings=(warning, *observed.warnings))
+        decided = decide(decided_on, self._clock(), self._settings).status
+        status: Status | None = decided
         if deletion:
-            decided = decide(observed, self._clock(), self._settings).status
             status = status_of_refusal(observed.job.get("status") or {}, decided, warning, self._clock())
-        else:
-            observed = replace(observed, warnings=(warning, *observed.warnings))
-            status = decide(observed, self._clock(), self._settings).status
         if status is None:
             return
         with contextlib.suppress(RetryLater):  # the job has changed, so it is reconciled again
