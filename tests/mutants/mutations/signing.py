@@ -12,6 +12,7 @@ _CLAIM = TRAINER + "verification/privacy_claim.py"
 _COPY = TRAINER + "verification/verified_copy.py"
 _VERIFY_VERB = TRAINER + "cli/verify.py"
 _SIGNING_TESTS = "tests/trainer_image/signing/test_signer.py::"
+_CLAIM_TESTS = "tests/trainer_image/verification/test_verified_claim.py::"
 _VERIFY_TESTS = "tests/trainer_image/verification/test_verify.py::"
 _COPY_TESTS = "tests/trainer_image/verification/test_verified_copy.py::"
 
@@ -30,7 +31,7 @@ SIGNING: tuple[Mutation, ...] = (
     Mutation(
         "a statement with two claims, of which a reader may take either, is verified",
         (Edit(_VERIFY, "    if canonical != files[STATEMENT_FILE]:", "    if not canonical:"),),
-        (_VERIFY_TESTS + "test_statement_that_readers_could_read_in_two_ways_is_refused",),
+        (_CLAIM_TESTS + "test_statement_that_readers_could_read_in_two_ways_is_refused",),
     ),
     Mutation(
         "a certificate that no authority vouches for names the signer",
@@ -53,7 +54,7 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _VERIFY_TESTS + "test_adapter_with_more_steps_than_were_charged_is_refused",
+            _CLAIM_TESTS + "test_adapter_with_more_steps_than_were_charged_is_refused",
             "tests/trainer_image/statements/test_report.py"
             "::test_figure_that_does_not_follow_from_the_mechanism_is_refused",
         ),
@@ -67,7 +68,7 @@ SIGNING: tuple[Mutation, ...] = (
                 "    if document.started_from == {}:\n",
             ),
         ),
-        (_VERIFY_TESTS + "test_start_from_an_adapter_that_no_event_counts_is_refused",),
+        (_CLAIM_TESTS + "test_start_from_an_adapter_that_no_event_counts_is_refused",),
     ),
     Mutation(
         "a file that the kernel refused is left in the place of the copy",
@@ -217,14 +218,14 @@ SIGNING: tuple[Mutation, ...] = (
             ),
         ),
         (
-            _VERIFY_TESTS + "test_statement_of_another_adapter_is_refused",
-            _VERIFY_TESTS + "test_statement_of_another_adapter_is_refused_without_a_signature",
+            _CLAIM_TESTS + "test_statement_of_another_adapter_is_refused",
+            _CLAIM_TESTS + "test_statement_of_another_adapter_is_refused_without_a_signature",
         ),
     ),
     Mutation(
         "ε is not computed again",
         (Edit(_VERIFY, "    check_claim(document)\n    return document", "    return document"),),
-        (_VERIFY_TESTS + "test_figure_that_does_not_follow_is_refused",),
+        (_CLAIM_TESTS + "test_figure_that_does_not_follow_is_refused",),
     ),
     Mutation(
         "the claimed ε is not computed again",
@@ -235,7 +236,7 @@ SIGNING: tuple[Mutation, ...] = (
                 "",
             ),
         ),
-        (_VERIFY_TESTS + "test_figure_that_does_not_follow_is_refused",),
+        (_CLAIM_TESTS + "test_figure_that_does_not_follow_is_refused",),
     ),
     Mutation(
         "an older checkpoint is accepted under the name of a newer one",

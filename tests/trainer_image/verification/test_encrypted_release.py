@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 from collections.abc import Callable
@@ -15,22 +14,19 @@ import pytest
 from peft import PeftConfig
 
 from e2e.platform.s3 import BUCKET, S3
+from e2e.platform.trainer.releases import sign_again, trusted
 from tensafe_api.statement import canonical_json, digest
 from tensorguard import storage
 from tensorguard.checkpoint.encryption import parse_recipients, read_identities
 from tensorguard.checkpoint.store import MANIFEST, CheckpointStore
 from tensorguard.cli.exit_codes import INTERRUPTED
 from tensorguard.cli.main import main
-from tensorguard.signing.keys import new_identity, read_public_key, read_signing_key, write_new
-from tensorguard.signing.signer import SIGNATURE_FILES, TrustedKey, sign_checkpoint
+from tensorguard.signing.keys import new_identity, write_new
+from tensorguard.signing.signer import SIGNATURE_FILES
 from tensorguard.verification.checkpoint import verify_checkpoint
 from tensorguard.verification.errors import NotVerified
 
 WEIGHTS = "adapter_model.safetensors.age"
-
-
-def trusted(encrypted: Any) -> TrustedKey:
-    return TrustedKey(read_public_key(encrypted.key))
 
 
 def refused(encrypted: Any, *, identity: Path | None = None) -> NotVerified:
@@ -42,15 +38,11 @@ def refused(encrypted: Any, *, identity: Path | None = None) -> NotVerified:
 
 def replace(encrypted: Any, name: str, content: bytes | None) -> None:
     """Exchange one file and sign all again, as the publisher could; None removes it."""
-    files = {path.name: path.read_bytes() for path in encrypted.final.iterdir()}
-    kept = {each: files[each] for each in files if each not in (MANIFEST, name, *SIGNATURE_FILES)}
-    if content is not None:
-        kept[name] = content
-    shutil.rmtree(encrypted.final)
-    key = read_signing_key(encrypted.private_key)
-    CheckpointStore(str(encrypted.final.parent)).write(
-        "final", kept, lambda name, digests: sign_checkpoint(key, name, digests, kept["statement.json"])
-    )
+    if content is None:
+        (encrypted.final / name).unlink()
+    else:
+        (encrypted.final / name).write_bytes(content)
+    sign_again(encrypted.final, encrypted.private_key)
 
 
 def test_stranger_verifies_all_but_the_weights(encrypted: Any, capsys: pytest.CaptureFixture[str]) -> None:
