@@ -61,7 +61,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _decrypt(arguments: argparse.Namespace) -> int:
-    from tensafe_api.clean_text import clean
     from tensorguard.checkpoint.encryption import DecryptionFailed
     from tensorguard.checkpoint.store import CheckpointAbsent, CheckpointCorrupt, CheckpointError
     from tensorguard.signing.keys import KeyUnusable
@@ -80,23 +79,28 @@ def _decrypt(arguments: argparse.Namespace) -> int:
         with StopOnSignal().installed():  # SIGTERM must leave no weights in clear in a hidden folder
             write_for_owner(output, files)
     except CheckpointAbsent as error:
-        raise CommandError(
-            clean(
-                f"tensafe decrypt: {arguments.place} is no complete checkpoint: it has no {error.file}: pass the "
-                "folder of a checkpoint, such as runs/first/checkpoints/final"
-            ),
+        raise _failure(
+            f"{arguments.place} is no complete checkpoint: it has no {error.file}: pass the folder of a checkpoint, "
+            "such as runs/first/checkpoints/final",
             INVALID,
         ) from error
     except CheckpointCorrupt as error:
-        raise CommandError(clean(f"tensafe decrypt: {str(error).partition('; ')[0]}"), FAILED) from error
+        raise _failure(str(error).partition("; ")[0], FAILED) from error
     except DecryptionFailed as error:
-        raise CommandError(clean(f"tensafe decrypt: {error}"), FAILED) from error
+        raise _failure(str(error), FAILED) from error
     except OSError as error:
         raise CommandError(f"tensafe decrypt: {output} cannot be written ({error.strerror})", FAILED) from error
     except (CheckpointError, KeyUnusable, ImportError, ValueError) as error:
-        raise CommandError(clean(f"tensafe decrypt: {without_a_job(error)}"), INVALID) from error
+        raise _failure(without_a_job(error), INVALID) from error
     print(f"decrypted to {output}: {', '.join(sorted(files))}")
     return SUCCEEDED
+
+
+def _failure(problem: str, exit_code: int) -> CommandError:
+    """The error of a checkpoint that cannot be decrypted. A stranger may have written a part of `problem`."""
+    from tensafe_api.clean_text import clean
+
+    return CommandError(clean(f"tensafe decrypt: {problem}"), exit_code)
 
 
 def _decrypted(place: str, identity: Path) -> dict[str, bytes]:

@@ -19,7 +19,7 @@ from tensorguard.audit_log.line_objects import LineObjects
 from tensorguard.audit_log.places import AUDIT_LOG
 from tensorguard.storage import filesystem_options
 from tensorguard.verification.checkpoint import Report
-from tensorguard.verification.errors import NotVerified
+from tensorguard.verification.errors import NotVerified, job_text
 from tensorguard.verification.ledgers import LedgerHistory
 
 NOT_ANCHORED = (
@@ -169,7 +169,7 @@ def _check_ledger(entries: Sequence[Entry], position: Position, report: AuditRep
     """Check that each write of the ledger is in the log, in order, and no other."""
     last = ledger.last
     if last.spec.job_uid != report.job_uid:
-        own, other = f"{last.spec.job_name} (UID {last.spec.job_uid})", f"{report.job} (UID {report.job_uid})"
+        own, other = job_text(last.spec.job_name, last.spec.job_uid), job_text(report.job, report.job_uid)
         raise NotVerified("ledger", f"is that of the job {own}, and the log is of {other}")
     if ledger.states[0].length > 1:
         _check_last_state(entries, position, ledger)
@@ -235,7 +235,7 @@ def _check_checkpoint(entries: Sequence[Entry], report: AuditReport, checkpoint:
     """Check that the log has the line that a checkpoint names, and its publication after that."""
     job, hashes = checkpoint.statement["job"], checkpoint.statement["hashes"]
     if job["uid"] != report.job_uid:
-        own, other = f"{report.job} (UID {report.job_uid})", f"{job['name']} (UID {job['uid']})"
+        own, other = job_text(report.job, report.job_uid), job_text(job["name"], job["uid"])
         raise NotVerified(report.name, f"is of the job {own}, and the checkpoint is of {other}")
     length, head = hashes.get("auditLogLength"), hashes.get("auditLogHead")
     if length is None or head is None:

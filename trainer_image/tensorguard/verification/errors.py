@@ -9,3 +9,8 @@ class NotVerified(Exception):
     def __init__(self, file: str, problem: str) -> None:
         super().__init__(f"{file}: {problem}")
         self.file, self.problem = file, problem
+
+
+def job_text(name: object, uid: object) -> str:
+    """A job as messages name it. Jobs may have the same name, and never the same UID."""
+    return f"{name} (UID {uid})"

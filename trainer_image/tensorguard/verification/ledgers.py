@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tensafe_api.statement import STATEMENT_FILE
 from tensorguard.ledger.contract import LedgerError, LedgerMissing, LedgerState, PublishedCheckpoint
 from tensorguard.ledger.file import NAME, FileLedger
-from tensorguard.verification.errors import NotVerified
+from tensorguard.verification.errors import NotVerified, job_text
 
 if TYPE_CHECKING:
     from kubernetes import client
@@ -93,7 +93,7 @@ def check_against_ledger(
     """
     last, job, hashes = ledger.last, document["job"], document["hashes"]
     if last.spec.job_uid != job["uid"]:
-        own, other = f"{last.spec.job_name} (UID {last.spec.job_uid})", f"{job['name']} (UID {job['uid']})"
+        own, other = job_text(last.spec.job_name, last.spec.job_uid), job_text(job["name"], job["uid"])
         raise NotVerified(LEDGER, f"is that of the job {own}, and the statement is of {other}")
     recorded = next((each for each in reversed(last.checkpoints) if each.digest == digest), None)
     if recorded is None:
