@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.platform.trainer.command import call
+from e2e.platform.trainer.cli import call
 from tensafe_api.accounting import format_epsilon
 from tensafe_api.resources.numeric import MAX_WORKERS
 from tensafe_api.statement import canonical_json
