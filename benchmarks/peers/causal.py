@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from benchmarks.peers.opacus_step import NOISE_MULTIPLIER, token_criterion
+from benchmarks.peers.steps import NOISE_MULTIPLIER, token_criterion
 
 
 class NextToken(nn.Module):

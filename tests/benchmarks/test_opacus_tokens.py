@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.peers import opacus_step
+from benchmarks.peers import steps
 from benchmarks.peers.causal import NextToken, next_token_rows
 
 WORDS, RECORDS, LENGTH = 7, 6, 5
@@ -48,12 +48,12 @@ def clipped_mean(ids: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 @pytest.mark.parametrize("micro_batch", [6, 4, 1])
 def test_step_is_the_clipped_mean_over_records(mode: str, micro_batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opacus_step, "NOISE_MULTIPLIER", 0.0)
+    monkeypatch.setattr(steps, "NOISE_MULTIPLIER", 0.0)
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr: torch.optim.SGD(parameters, lr=1.0))
     ids = torch.randint(WORDS, (RECORDS, LENGTH), generator=torch.Generator().manual_seed(4))
     model = Tiny()
     before = factors(model)
-    opacus_step.opacus_step(NextToken(model), next_token_rows(ids), micro_batch, mode, by_token=True)()
+    steps.opacus_step(NextToken(model), next_token_rows(ids), micro_batch, mode, by_token=True)()
     torch.testing.assert_close(before - factors(model), clipped_mean(ids), rtol=1e-3, atol=1e-5)
 
 
@@ -64,7 +64,7 @@ def test_plain_step_is_the_mean_over_records_for_every_micro_batch(monkeypatch: 
     for micro_batch in (6, 4, 1):
         model = Tiny()
         before = factors(model)
-        opacus_step.plain_step(NextToken(model), next_token_rows(ids), micro_batch, by_token=True)()
+        steps.plain_step(NextToken(model), next_token_rows(ids), micro_batch, by_token=True)()
         moved.append(before - factors(model))
     torch.testing.assert_close(moved[0], moved[1])
     torch.testing.assert_close(moved[0], moved[2])
