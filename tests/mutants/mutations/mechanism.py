@@ -135,8 +135,8 @@ MECHANISM: tuple[Mutation, ...] = (
         (
             Edit(
                 _CLIPPING,
-                "norms = torch.stack([_squared_norm(row) for row in rows]).sqrt()",
-                "norms = _squared_norm(rows).sqrt().expand(len(rows))",
+                "norms = torch.stack([_norm(row) for row in rows])",
+                "norms = _norm(rows).expand(len(rows))",
             ),
         ),
         _NEIGHBOURS,
@@ -376,6 +376,22 @@ MECHANISM: tuple[Mutation, ...] = (
         "the self-test compares gradients and not the integers that are added up",
         (Edit(TRAINER + "models/self_test.py", "if worst == 0.0 and not", "if False and not"),),
         (MODEL_TESTS + "test_self_test.py::test_finds_integers_that_depend_on_the_slot_although_gradients_do_not",),
+    ),
+    Mutation(
+        "the rows of a linear layer may be other things than records",
+        (Edit(TRAINER + "privacy/gradients.py", "self._check_rows(name, (inputs, outputs))", "pass"),),
+        (PRIVACY_TESTS + "test_gradients.py::test_layer_with_some_rows_that_are_not_records_is_refused",),
+    ),
+    Mutation(
+        "the gradients of a linear layer mix records",
+        (
+            Edit(
+                TRAINER + "privacy/record_linear.py",
+                "return torch.bmm(outputs.transpose(1, 2), inputs)",
+                "return torch.bmm(outputs.transpose(1, 2), inputs.roll(1, 0))",
+            ),
+        ),
+        (PRIVACY_TESTS + "test_record_linear.py::test_gradients_are_those_of_each_record_alone",),
     ),
     Mutation(
         "a gradient that is left from a failed pass is added to the next one",

@@ -88,7 +88,7 @@ def test_gpu_is_counted_with_what_cuda_takes(
     shown = capsys.readouterr()
     assert not shown.err
     assert "Memory of a GPU (bf16, 8 records at once)" in shown.out
-    assert re.search(r"\nCUDA context +600 MiB +assumed\n", shown.out)
+    assert re.search(r"\nCUDA context +1.24 GiB +as on an H200\n", shown.out)
     assert shown.out.rstrip().endswith("Fits on GPUs of 24 GB, 40 GB, 48 GB, 80 GB.")
 
 
@@ -105,7 +105,7 @@ def test_gpu_that_is_too_small_is_a_failure(
 def test_proposed_changes_make_a_worker_fit(write_manifest: Write, llama: dict[str, Any], tmp_path: Path) -> None:
     def memory(*changes: str) -> WorkerMemory:
         job = load_job(write_manifest(**llama), [f"spec.training.{change}" for change in changes]).job
-        return worker_memory(job, tmp_path, gpu_memory=900 << 20)
+        return worker_memory(job, tmp_path, gpu_memory=1584 << 20)
 
     too_large = memory()
     assert too_large.fits is False

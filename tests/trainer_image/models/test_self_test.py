@@ -37,11 +37,28 @@ def test_finds_and_names_a_remaining_dropout(trained):
         model.self_test()
 
 
+WRONG = "base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default"
+
+
+def test_finds_and_names_a_wrong_gradient_of_a_linear_layer(trained, monkeypatch):
+    take = PerExampleGradients._take_linear
+
+    def doubled(gradients, name, layer, inputs, outputs):
+        take(gradients, name, layer, inputs, outputs * 2 if name == WRONG else outputs)
+
+    monkeypatch.setattr(PerExampleGradients, "_take_linear", doubled)
+    with pytest.raises(SelfTestError, match=rf"{WRONG}\.weight' add up"):
+        trained("bert").self_test()
+
+
 def test_finds_and_names_a_wrong_gradient_of_opacus(trained):
+    """Opacus' hooks are used for a layer whose forward pass another library has changed."""
     model = trained("bert")
-    part = model.model.get_submodule("base_model.model.bert.encoder.layer.1.attention.self.value.lora_B.default")
+    model.gradients.close()
+    part = model.model.get_submodule(WRONG)
     part.forward = lambda x: nn.functional.linear(2 * x, part.weight)
-    with pytest.raises(SelfTestError, match=r"layer\.1\.attention\.self\.value\.lora_B\.default\.weight' add up"):
+    model.gradients = PerExampleGradients(model.model, trainable_parameters(model.model), record_loss(model.task))
+    with pytest.raises(SelfTestError, match=rf"{WRONG}\.weight' add up"):
         model.self_test()
 
 

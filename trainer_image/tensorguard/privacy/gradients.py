@@ -3,20 +3,23 @@
 In: a model whose trainable parameters are fp32, a loss for each record, a micro-batch of fixed shape. Out: fp32
 [rows, d], one row for each record, in a fixed order of parameters. `privacy.clipping` then bounds each unit.
 
-Opacus' hooks compute the gradients during one backward pass: for a linear layer, the gradient of record n is the
-product of its own activations and its own output gradients. They are correct only if the first dimension of every
-captured tensor is the record. Otherwise they fail silently: a layer that a model applies to a shared position table
-adds the gradients of all records to the first row. So the hooks here check that dimension in every layer and in every
-pass. They also move each parameter's gradients into the result immediately, so that no second copy of [m, d] exists.
+The gradients are computed during one backward pass: for a linear layer, the gradient of record n is the product of its
+own activations and its own output gradients. `record_linear` gives these for linear layers, such as LoRA's factors, and
+Opacus' hooks do for all others. This is correct only if the first dimension of both is the record. Otherwise it would
+fail silently: a layer that a model applies to a shared position table adds the gradients of all records to the first
+row. So that dimension is checked in every layer and in every pass. Each layer's gradients go into the result
+immediately, so that no second copy of [m, d] exists.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleHooks
 from torch import nn
+
+from tensorguard.privacy.record_linear import RecordLinear, weight_gradients
 
 # The input of the lowest LoRA layer comes from frozen layers and needs no gradient. The hook works without it.
 warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients are computed with respect to")
@@ -26,24 +29,31 @@ Batch = Mapping[str, torch.Tensor]
 
 
 class _CheckedHooks(GradSampleHooks):  # type: ignore[misc]  # Opacus has no types
-    """Opacus' hooks, which also check that dimension 0 is the record and pass each gradient on immediately."""
+    """Opacus' hooks, which also have the rows of each layer checked and pass each gradient on immediately."""
 
-    def __init__(self, model: nn.Module, take: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
-        super().__init__(model, loss_reduction="sum", strict=True)
+    def __init__(
+        self,
+        model: nn.Module,
+        without: Iterable[nn.Module],
+        check_rows: Callable[[str, Iterable[torch.Tensor]], None],
+        take: Callable[[nn.Parameter, torch.Tensor], None],
+    ) -> None:
+        """Add hooks to each trainable layer of `model` that is not in `without`."""
+        self._without = set(without)
+        self._check_rows = check_rows
         self._take = take
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self.records = 0
+        self._names = {module: name for name, module in model.named_modules()}
+        super().__init__(model, loss_reduction="sum", strict=True)
+        self.modules = list(self.iterate_submodules(model))
+
+    def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:
+        return (each for each in super().iterate_submodules(module) if each not in self._without)
 
     def rearrange_grad_samples(
         self, *, module: nn.Module, backprops: torch.Tensor, **kwargs: Any
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         activations, backprops = super().rearrange_grad_samples(module=module, backprops=backprops, **kwargs)
-        sizes = {tensor.shape[0] for tensor in (*activations, backprops)}
-        if sizes != {self.records}:
-            raise ValueError(
-                f"'{self._names[id(module)]}' sees {sorted(sizes)} rows in a batch of {self.records} records: "
-                "its gradient cannot be separated by record, so do not train it."
-            )
+        self._check_rows(self._names[module], (*activations, backprops))
         return activations, backprops
 
     def capture_backprops_hook(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -95,9 +105,10 @@ class PerExampleGradients:
             self.dimension += parameter.numel()
         self._device = parameters[0][1].device
         self._buffer = torch.empty(0, self.dimension, device=self._device)
-        self._rows = 0
+        self._records = 0
         self._seen: set[int] = set()
-        self._hooks = _CheckedHooks(model, self._take)
+        self._linear = RecordLinear(model, self._take_linear)
+        self._hooks = _CheckedHooks(model, self._linear.layers.values(), self._check_rows, self._take)
 
     def compute(self, batch: Batch, rows: int, losses_into: list[float] | None = None) -> torch.Tensor:
         """Gradients of the first `rows` records of `batch`. Later rows are dummies and are left out.
@@ -115,17 +126,16 @@ class PerExampleGradients:
         if not self._model.training:
             raise RuntimeError("the model is in evaluation mode: call model.train() before computing gradients.")
         self._clear()
-        self._reserve(rows)
         losses = self.losses(batch)
         if losses.ndim != 1 or losses.shape[0] < rows:
             raise ValueError(f"the loss has shape {tuple(losses.shape)}; it must be one number for each record.")
         if losses_into is not None:
             losses_into += losses[:rows].tolist()
-        self._hooks.records = losses.shape[0]
+        self._reserve(losses.shape[0])
         try:
             (losses * self._loss_scale).sum().backward()
         finally:
-            self._model.zero_grad(set_to_none=True)
+            self._zero_grad()
         self._check_complete()
         result = self._buffer[:rows]
         return result if self._loss_scale == 1.0 else result.div_(self._loss_scale)
@@ -141,30 +151,53 @@ class PerExampleGradients:
         in the loss has gradient 0. `p.grad` is None afterwards.
         """
         self._hooks.disable_hooks()
+        self._linear.enabled = False
         try:
             (self.losses(batch) * self._loss_scale).sum().backward()
             parts = [torch.zeros_like(p) if p.grad is None else p.grad for _, p in self.parameters]
             return torch.cat([part.flatten() for part in parts]).div_(self._loss_scale)
         finally:
             self._hooks.enable_hooks()
-            self._model.zero_grad(set_to_none=True)
+            self._linear.enabled = True
+            self._zero_grad()
 
     def close(self) -> None:
         """Remove the hooks, and the attributes that Opacus added to the parameters."""
         self._clear()
         self._hooks.cleanup()
+        self._linear.close()
 
-    def _reserve(self, rows: int) -> None:
-        self._rows = rows
-        if self._buffer.shape[0] < rows:
-            self._buffer = torch.empty(rows, self.dimension, device=self._device)
+    def _reserve(self, records: int) -> None:
+        self._records = records
+        if self._buffer.shape[0] < records:
+            self._buffer = torch.empty(records, self.dimension, device=self._device)
 
-    def _take(self, parameter: nn.Parameter, gradients: torch.Tensor) -> None:
+    def _check_rows(self, layer: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise ValueError unless dimension 0 of each of `tensors` is the record."""
+        sizes = {tensor.shape[0] for tensor in tensors}
+        if sizes != {self._records}:
+            raise ValueError(
+                f"'{layer}' sees {sorted(sizes)} rows in a batch of {self._records} records: "
+                "its gradient cannot be separated by record, so do not train it."
+            )
+
+    def _take_linear(self, name: str, layer: nn.Linear, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Store the gradients of a linear layer. All records of the batch are computed, whatever `rows` is, so that
+        the shape of the product and with it the bits of a record's gradient are the same in every pass.
+        """
+        self._check_rows(name, (inputs, outputs))
+        inputs, outputs = (each.reshape(self._records, -1, each.shape[-1]) for each in (inputs, outputs))
+        if layer.weight.requires_grad:
+            self._take(layer.weight, weight_gradients(inputs, outputs))
+        if layer.bias is not None and layer.bias.requires_grad:
+            self._take(layer.bias, outputs.sum(dim=1))
+
+    def _take(self, parameter: torch.Tensor, gradients: torch.Tensor) -> None:
         """Store one layer's gradients [m, *shape]. The gradients of a layer that is used twice in a pass are added."""
         if gradients.dtype != torch.float32:
             raise RuntimeError(f"a gradient came out as {gradients.dtype}: run the model without autocast.")
-        columns = self._buffer[: self._rows, self._slices[id(parameter)]]
-        rows = gradients[: self._rows].flatten(start_dim=1)
+        columns = self._buffer[: self._records, self._slices[id(parameter)]]
+        rows = gradients.flatten(start_dim=1)
         if id(parameter) in self._seen:
             columns.add_(rows)
             return
@@ -179,17 +212,22 @@ class PerExampleGradients:
                     "or gradient checkpointing is not re-entrant."
                 )
 
+    def _zero_grad(self) -> None:
+        for _, parameter in self.parameters:
+            parameter.grad = None
+
     def _clear(self) -> None:
         """Remove what an incomplete pass left, after an exception or a forward pass without a backward pass."""
         self._seen.clear()
-        for module in self._model.modules():
+        self._zero_grad()
+        for module in self._hooks.modules:
             attributes = vars(module)  # `hasattr` of a peft wrapper also finds attributes of the module inside it
             attributes.pop("max_batch_len", None)
             if "activations" in attributes:
                 attributes["activations"] = []
-        parameters: Iterable[Any] = (parameter for _, parameter in self.parameters)
-        for parameter in parameters:
-            parameter.grad = parameter.grad_sample = None
-            parameter._forward_counter = 0
-            if hasattr(parameter, "_current_grad_sample"):
-                del parameter._current_grad_sample
+            parameters: Iterable[Any] = module.parameters()
+            for parameter in parameters:
+                parameter.grad_sample = None
+                parameter._forward_counter = 0
+                if hasattr(parameter, "_current_grad_sample"):
+                    del parameter._current_grad_sample
