@@ -61,7 +61,17 @@ class ProcessGroupChannel:
         # So torch receives a copy. On a GPU, the transfer is this copy.
         carrier = torch.from_numpy(vector.view(np.int32)).to(self._device, copy=True)
         dist.all_reduce(carrier)
-        return carrier.cpu().numpy().view(np.uint32)
+        return to_host(carrier).numpy().view(np.uint32)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in the host's memory: itself if it is there, or a copy in page-locked memory.
+
+    A GPU writes there many times as fast as to other memory, and PyTorch keeps the memory for the next copy.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
 
 
 def check_all_reduce_wraps(channel: Channel) -> None:

@@ -15,8 +15,9 @@ CARRIER_MAX = 2**31 - 1
 
 
 def saturate(local_sum: np.ndarray) -> np.ndarray:
-    """An int64 [d] sum of clipped units, clipped to ±(2^31−1)."""
-    saturated: np.ndarray = np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX)
+    """An int64 [d] sum of clipped units, clipped to ±(2^31−1): int32 [d]."""
+    saturated = np.empty(local_sum.shape, dtype=np.int32)
+    np.clip(local_sum, -CARRIER_MAX, CARRIER_MAX, out=saturated, casting="unsafe")  # clipped first, then cast
     return saturated
 
 
@@ -24,7 +25,9 @@ def add_noise_and_mask(local_sum: np.ndarray, noise: np.ndarray, mask: np.ndarra
     """The vector that a worker sends: (sum + noise + mask) mod 2^32, uint32 [d]. `noise` is this worker's share, int64
     [d].
     """
-    masked: np.ndarray = (saturate(local_sum) + noise).astype(np.uint32) + mask
+    masked: np.ndarray = noise.astype(np.uint32)  # modulo 2^32, as all that follows
+    masked += saturate(local_sum).view(np.uint32)
+    masked += mask
     return masked
 
 

@@ -95,7 +95,7 @@ class GridClipper:
             seeds: one rounding seed for each row. It belongs to the unit, and no other unit has it.
         """
         for block in self.blocks(rows, seeds):
-            self._sum += block.sum(dim=0)
+            self._sum += block[0] if len(block) == 1 else block.sum(dim=0)
             del block  # before the next one is made
 
     def blocks(self, rows: torch.Tensor | Sequence[torch.Tensor], seeds: list[int]) -> Iterator[torch.Tensor]:
@@ -118,7 +118,7 @@ class GridClipper:
 
     def to_grid(self, rows: torch.Tensor, seeds: list[int]) -> torch.Tensor:
         """`rows` on the grid: int64 [units, d], each row k with Σk² ≤ S² exactly. `rows` is overwritten."""
-        norms = torch.stack([_squared_norm(row) for row in rows]).sqrt()
+        norms = torch.stack([_norm(row) for row in rows])
         if self._norms is not None:
             self._norms += norms.tolist()
         finite = torch.isfinite(norms)
@@ -149,15 +149,14 @@ class GridClipper:
         return whole, bounded & (pieces.sum(dim=0) <= self.grid**2)
 
 
-def _squared_norm(row: torch.Tensor) -> torch.Tensor:
-    """Σ row² in float64, in an order that depends on the length of the row alone.
+def _norm(row: torch.Tensor) -> torch.Tensor:
+    """√(Σ row²) in float64, in an order that depends on the length of the row alone.
 
     A reduction over a batch may add in another order when the number of rows changes, and on a GPU a reduction over a
     row adds in another order when its address is aligned differently. A copy of its own is always aligned.
     """
-    squares = row.to(torch.float64, copy=True)
-    squares *= squares
-    return squares.sum()
+    norm: torch.Tensor = torch.linalg.vector_norm(row.clone(), dtype=torch.float64)
+    return norm
 
 
 def uniforms(seeds: list[int], dimension: int, device: torch.device) -> torch.Tensor:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from tensorguard.aggregation.channel import to_host
 from tensorguard.aggregation.protocol import SecureAggregator
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.noise import DiscreteGaussian
@@ -78,7 +79,7 @@ class PrivateStep:
         prepared = self._prepared(step)
         units = self.sampler.draw()  # 1
         complete = self.gradients.add_to(self.clipper, units.tolist(), self.stop)  # 2, 3
-        local_sum = self.clipper.take().cpu().numpy()
+        local_sum = to_host(self.clipper.take()).numpy()
         allowed = self.budget_gate.ensure_charged(step, bool(self.stop))  # 5
         if allowed.verdict is not Verdict.CONTINUE:
             return allowed.verdict
@@ -120,11 +121,12 @@ class PrivateStep:
 
     def _apply(self, total: np.ndarray, rate: float) -> None:
         """Run the optimiser on the decoded mean gradient, which is bit for bit the same on every worker."""
-        mean = torch.from_numpy(total.astype(np.float64) * self.gradient_per_grid_step).to(torch.float32)
+        grid_steps = torch.from_numpy(total).to(self.parameters[0].device).to(torch.float64)
+        mean = grid_steps.mul_(self.gradient_per_grid_step).to(torch.float32)
+        del grid_steps  # before the optimiser needs memory
         start = 0
         for parameter in self.parameters:
-            gradient = mean[start : start + parameter.numel()].view_as(parameter)
-            parameter.grad = gradient.to(parameter.device)
+            parameter.grad = mean[start : start + parameter.numel()].view_as(parameter)
             start += parameter.numel()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
