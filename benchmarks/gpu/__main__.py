@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from benchmarks.gpu import correctness, measure
+from benchmarks.gpu import correctness, fit, measure
 from benchmarks.gpu.measure import Ahead, Rounds, spread
-from benchmarks.gpu.setting import FULL, MIB, PRECISION, TINY, Setting
+from benchmarks.gpu.setting import FULL, GIB, MIB, PRECISION, TINY, Setting
 from benchmarks.gpu.variants import OWN, PEERS, trained
 from benchmarks.group import worker_group
 from benchmarks.peers.causal import has_fastdp
@@ -39,6 +39,7 @@ from tensorguard.models.self_test import SelfTestError
 
 TIME_GOAL, MEMORY_MARGIN, AHEAD_GOAL = 1.05, 0.10, 1.05
 AT_ONCE = [1, 2, 4, 8, 16, 32]
+PARTS = ("exactness", "steps", "noise", "memory")
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,30 @@ def report_ahead(setting: Setting, channel: Channel, goals: list[Goal]) -> dict[
     return asdict(found)
 
 
+def report_fits(setting: Setting, channel: Channel, goals: list[Goal]) -> list[dict[str, Any]]:
+    """Print the memory of each model beside the estimate of `tensafe plan`."""
+    cases = fit.CASES if setting.full else (fit.Case("tiny", TINY, 2),)
+    print("\nMemory in GiB, in the self-test and two steps:")
+    print(
+        "| model | at once | estimate | allocated | estimate / allocated | reserved | taken from the GPU | bit-equal |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    found = []
+    for each in fit.fits(cases, setting, channel):
+        found.append(asdict(each))
+        sizes = [f"{size / GIB:.2f}" for size in (each.estimate, each.allocated, each.reserved, each.taken)]
+        columns = [each.name, str(each.micro_batch), *sizes[:2], f"{each.ratio:.3f}", *sizes[2:]]
+        print(f"| {' | '.join(columns)} | {'yes' if each.exact else 'no'} |", flush=True)
+        goals.append(Goal(f"memory of {each.name}, estimate off by", abs(each.ratio - 1), MEMORY_MARGIN))
+    return found
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What a private step costs on a GPU.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a tiny model, to try the code")
     parser.add_argument("--short", action="store_true", help="a tiny model and one round: the figures mean nothing")
-    parser.add_argument("--micro-batch", type=int, nargs="+", default=[8], help="records at once (default 8)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    parser.add_argument("--micro-batch", type=int, nargs="+", default=[32], help="records at once (default 32)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a variant in each round (default 3)")
     parser.add_argument("--json", type=Path, default=Path("out/gpu.json"), help="file of all figures")
@@ -178,11 +198,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     goals: list[Goal] = []
     found["wrapping"] = correctness.check_wrapping(device)
     print(found["wrapping"])
-    found["exactness"] = report_exactness(setting)
+    if "exactness" in options.parts:
+        found["exactness"] = report_exactness(setting)
     try:
         with tempfile.TemporaryDirectory() as scratch, worker_group(0, 1, Path(scratch) / "meet", device) as channel:
-            found["steps"] = [report_steps(setting.at(each), channel, goals) for each in sizes]
-            found["ahead"] = report_ahead(setting, channel, goals)
+            if "steps" in options.parts:
+                found["steps"] = [report_steps(setting.at(each), channel, goals) for each in sizes]
+            if "noise" in options.parts:
+                found["ahead"] = report_ahead(setting, channel, goals)
+            if "memory" in options.parts:
+                found["fits"] = report_fits(setting, channel, goals)
     except SelfTestError as error:
         print(f"\nA run would be refused on this device: {error}")
         return 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import masks
 from benchmarks.gpu.setting import Setting, Timed, peak_memory, synchronize
-from benchmarks.gpu.variants import Step, Variant, private
+from benchmarks.gpu.variants import Step, Variant, private, trained
 from tensorguard.aggregation.channel import Channel
 from tensorguard.aggregation.masks import pairwise_mask
 from tensorguard.aggregation.neighbours import MIN_DEGREE
@@ -114,7 +114,7 @@ class _NoiseAndMasks:
 
 def measure_ahead(setting: Setting, channel: Channel) -> Ahead:
     """Take steps with and without noise and masks, in turns, on factors of the high rank."""
-    with private(setting, channel, setting.size.high_rank) as step:
+    with private(setting, channel, trained(setting, setting.size.high_rank)) as step:
         dimension = sum(parameter.numel() for parameter in step.parameters)
         both = _NoiseAndMasks(step.noise, dimension)
         noise = masks.milliseconds(lambda: step.noise.draw(dimension, step.noise_stream), 1) / 1000

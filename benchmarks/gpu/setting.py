@@ -15,9 +15,10 @@ from transformers import LlamaForCausalLM
 
 from benchmarks import memory
 from benchmarks.llama import llama
+from tensafe_api.resources.model import Quantization
 from tensorguard.models.load import PRECISIONS
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 PRECISION = "bf16"
 
 
@@ -30,6 +31,8 @@ class Size:
         batch: records of a step.
         rank: of the LoRA factors on all linear layers.
         high_rank: with it, the factors have about 40 million numbers in the full model.
+        quantization: of the frozen weights.
+        checkpointing: whether each layer is computed again in the backward pass.
     """
 
     words: int
@@ -42,6 +45,8 @@ class Size:
     batch: int
     rank: int
     high_rank: int
+    quantization: Quantization | None = None
+    checkpointing: bool = False
 
     def model(self, device: torch.device) -> LlamaForCausalLM:
         """The base model on `device`, as transformers makes it."""
@@ -66,11 +71,24 @@ FULL = Size(
     heads=32,
     key_value_heads=4,
     length=512,
-    batch=64,
+    batch=256,
     rank=16,
     high_rank=51,
 )
 """1.1 billion weights. Rank 16 has 12.6 million numbers, rank 51 has 40.2 million."""
+LARGE = Size(
+    words=152_064,
+    width=3584,
+    inner_width=18_944,
+    layers=28,
+    heads=28,
+    key_value_heads=4,
+    length=1024,
+    batch=8,
+    rank=16,
+    high_rank=16,
+)
+"""7.6 billion weights in the shape of Qwen2.5-7B. Rank 16 has 40.4 million numbers."""
 TINY = Size(
     words=100,
     width=32,

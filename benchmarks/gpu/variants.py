@@ -20,7 +20,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from benchmarks.gpu.setting import Setting, default_kernels
 from benchmarks.peers.causal import NextToken, fastdp_step, next_token_rows
-from benchmarks.peers.opacus_step import NOISE_MULTIPLIER, opacus_step, plain_step
+from benchmarks.peers.steps import NOISE_MULTIPLIER, opacus_step, plain_step
 from benchmarks.plain import plain_step as plain_tensafe_step
 from e2e.platform.trainer.private_steps import JOB_KEY, CountingGate, example_mechanism
 from tensorguard.aggregation.channel import Channel
@@ -29,11 +29,11 @@ from tensorguard.aggregation.registry import create_aggregator
 from tensorguard.aggregation.session import Session
 from tensorguard.data.rows import TokenRows
 from tensorguard.data.shard import Shard, Target, records_table, units_table
-from tensorguard.models.load import prepare_base
+from tensorguard.models.load import checkpoint_activations, prepare_base
 from tensorguard.models.lora import attach_lora, trainable_parameters
 from tensorguard.models.losses import LossFunction, record_loss
 from tensorguard.models.output_head import find_output_head
-from tensorguard.models.self_test import dummy_batches
+from tensorguard.models.self_test import dummy_batches, self_test
 from tensorguard.models.tasks import task_named
 from tensorguard.privacy.clipping import GridClipper
 from tensorguard.privacy.gradients import PerExampleGradients
@@ -68,7 +68,9 @@ class Trained:
 def trained(setting: Setting, rank: int) -> Trained:
     """The model of a run with LoRA factors of `rank`."""
     size, device = setting.size, setting.device
-    base = prepare_base(size.model(device), TASK, pad_token_id=0, device=device)
+    base = prepare_base(size.model(device), TASK, pad_token_id=0, device=device, quantization=size.quantization)
+    if size.checkpointing:
+        checkpoint_activations(base.model)
     model = attach_lora(base, rank=rank, alpha=2 * rank, dropout=0.0, init_seed=0, target_modules=["all-linear"])
     form = TokenRows(size.length, 0, size.words)
     head = find_output_head(TASK, model, dummy_batches(TASK, form, rows=1, length=min(form.lengths), device=device)(0))
@@ -89,14 +91,38 @@ def shard(setting: Setting) -> Shard:
 
 
 @contextmanager
-def private(setting: Setting, channel: Channel, rank: int | None = None) -> Iterator[PrivateStep]:
-    """The private step of a job with one worker, in which every record joins every step (q = 1)."""
-    made, device, batch = trained(setting, rank or setting.size.rank), setting.device, setting.size.batch
+def private(
+    setting: Setting, channel: Channel, made: Trained | None = None, *, tested: bool = False
+) -> Iterator[PrivateStep]:
+    """The private step of a job with one worker, in which every record joins every step (q = 1).
+
+    Args:
+        made: the model; by default a new one of the setting's rank.
+        tested: whether the self-test comes first, as in a run. It may raise SelfTestError.
+    """
+    made = made or trained(setting, setting.size.rank)
     gradients = PerExampleGradients(made.model, made.parameters, made.loss)
+    try:
+        step = _private_step(setting, channel, made, gradients)
+        if tested:
+            shape = {"rows": setting.micro_batch, "length": setting.size.length}
+            self_test(
+                made.model, gradients, step.clipper, dummy_batches(TASK, made.form, **shape, device=setting.device)
+            )
+        try:
+            yield step
+        finally:
+            step.close()
+    finally:
+        gradients.close()
+
+
+def _private_step(setting: Setting, channel: Channel, made: Trained, gradients: PerExampleGradients) -> PrivateStep:
+    device, batch = setting.device, setting.size.batch
     mechanism, stream = example_mechanism(1, sigma=str(NOISE_MULTIPLIER), batch=batch), SecretStream()
     session = Session(job="benchmark", attempt=1, incarnation=1, workers=1, colluders=0)
     units = shard(setting)
-    step = PrivateStep(
+    return PrivateStep(
         aggregator=create_aggregator(AggregationConfig(channel, session, JOB_KEY, mechanism.grid_bits, "Standard")),
         budget_gate=CountingGate([]),  # type: ignore[arg-type]
         sampler=PoissonSampler(len(units), mechanism.sample_rate, stream.derive("sampling")),
@@ -118,11 +144,6 @@ def private(setting: Setting, channel: Channel, rank: int | None = None) -> Iter
         gradient_per_grid_step=float(mechanism.clip) / (mechanism.grid * batch),
         stop=StopSignal(),
     )
-    try:
-        yield step
-    finally:
-        step.close()
-        gradients.close()
 
 
 @contextmanager
