@@ -108,12 +108,17 @@ def test_overflow_stays_in_its_own_row(model, batch):
     assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
 
 
+EACH_KIND = pytest.mark.parametrize(
+    "layer", [lambda: nn.Linear(6, 6), lambda: nn.LayerNorm(6)], ids=["linear", "other"]
+)
+
+
 class Shared(nn.Module):
     """One layer, applied twice, recomputed each time. Opacus without our hooks leaves a list of gradients."""
 
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.layer = nn.Linear(6, 6)
+        self.layer = layer
 
     def forward(self, x):
         x = x.requires_grad_()
@@ -122,8 +127,10 @@ class Shared(nn.Module):
         return x[..., :2]
 
 
-def test_gradients_of_a_layer_used_twice_are_added_even_with_recomputation(batch):
-    model = Shared().train()
+@EACH_KIND
+def test_gradients_of_a_layer_used_twice_are_added_even_with_recomputation(batch, layer):
+    torch.manual_seed(0)
+    model = Shared(layer()).train()
     expected = one_by_one(model, batch)
     gradients = PerExampleGradients(model, parameters(model), squares)
     torch.testing.assert_close(gradients.compute(batch, 4), expected, rtol=1e-5, atol=1e-6)
@@ -154,17 +161,20 @@ def test_incomplete_pass_leaves_no_activations_in_the_next(model, batch):
 class Failing(nn.Module):
     """One layer that is applied twice. With `fails`, its second use has other rows than records and is refused."""
 
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.layer = nn.Linear(6, 2)
+        self.layer = layer
         self.fails = False
 
     def forward(self, x):
-        return self.layer(torch.ones(1, 3, 6)) + self.layer(x) if self.fails else self.layer(x)
+        result = self.layer(torch.ones(1, 3, 6)) + self.layer(x) if self.fails else self.layer(x)
+        return result[..., :2]
 
 
-def test_gradient_of_a_failed_pass_is_not_added_to_the_next(batch):
-    model = Failing().train()
+@EACH_KIND
+def test_gradient_of_a_failed_pass_is_not_added_to_the_next(batch, layer):
+    torch.manual_seed(0)
+    model = Failing(layer()).train()
     gradients = PerExampleGradients(model, parameters(model), squares)
     expected = gradients.compute(batch, 4).clone()
     for records in (4, 2):
@@ -222,16 +232,17 @@ def test_layer_whose_rows_are_not_records_is_refused(batch):
 class Mixed(nn.Module):
     """One layer for the records and for a shared input. Opacus without our hooks adds the shared part to record 0."""
 
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.layer = nn.Linear(6, 2)
+        self.layer = layer
 
     def forward(self, x):
-        return self.layer(x) + self.layer(torch.ones(1, 3, 6))
+        return (self.layer(x) + self.layer(torch.ones(1, 3, 6)))[..., :2]
 
 
-def test_layer_with_some_rows_that_are_not_records_is_refused(batch):
-    model = Mixed().train()
+@EACH_KIND
+def test_layer_with_some_rows_that_are_not_records_is_refused(batch, layer):
+    model = Mixed(layer()).train()
     gradients = PerExampleGradients(model, parameters(model), squares)
     with pytest.raises(ValueError, match="cannot be separated by record"):
         gradients.compute(batch, 4)
