@@ -10,11 +10,14 @@ FOREIGN_CODE_VARIABLES = (
     *("SHELLOPTS", "BASHOPTS", "PS4"),
     *("OPENSSL_CONF", "OPENSSL_ENGINES", "OPENSSL_MODULES", "PERFTOOLS_PATH"),
     "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES",
+    *("INTEL_LIBITTNOTIFY64", "INTEL_JIT_PROFILER64"),  # libraries that oneDNN loads before a product of matrices
+    "TORCH_ADDR2LINE_BINARY",  # with TORCH_SHOW_CPP_STACKTRACES, torch runs it for each error
+    *("NCCL_ENV_PLUGIN", "NCCL_PROFILER_PLUGIN"),
     "KUBECONFIG",  # runs a command for credentials, and can name a server that invents the job's ledger
 )
 """Variables with which the processes of an image run other code than its own: for the linker, Python, shells, OpenSSL,
-Ray's profiler, and clients of Google and of the API server. Where a Secret or ConfigMap gives a worker variables,
-these are empty.
+Ray's profiler, oneDNN, torch, NCCL, and clients of Google and of the API server. Where a Secret or ConfigMap gives a
+worker variables, these are empty.
 """
 FOREIGN_SERVER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 """Variables that name the API server, which holds the job's ledger. Kubernetes sets them, so they cannot be empty."""

@@ -24,6 +24,7 @@ _DIRECTORIES = (
     *("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/etc/alternatives", "/etc/profile.d"),
     *("/etc/ssl/openssl.cnf", "/etc/pki/tls/openssl.cnf", "/etc/crypto-policies"),  # OpenSSL loads libraries from it
+    "/opt/pyca",  # the same, for the OpenSSL in the package cryptography
     *("/opt/tensafe", "/home/tensafe"),  # the packages, and the working directory, from which Python imports too
 )
 _CACHES = "/home/tensafe/.cache"

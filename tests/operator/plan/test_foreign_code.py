@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +28,7 @@ REFUSED_PATHS = (
     "/lib64",
     "/opt",
     "/opt/tensafe/bin",
+    "/opt/pyca/cryptography/openssl",
     "/home",
     "/home/tensafe",
     "/home/tensafe/.local",
@@ -118,10 +122,36 @@ def test_trainer_uses_no_kubeconfig_if_the_variable_is_empty(tmp_path: Path) -> 
     assert "ConfigException" in output(program, KUBECONFIG="", HOME=str(tmp_path))  # this test runs in no pod
 
 
+MULTIPLIED = """
+import torch
+torch.nn.Conv2d(3, 8, 3)(torch.ones(2, 3, 32, 32))
+try:
+    torch.ones(2) @ torch.ones(3)
+except RuntimeError as error:
+    print("sizes differ:", "expect" in str(error))
+print(open("/proc/self/maps").read())
+"""
+"""Torch computes with oneDNN, and reports an error."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch has these profilers on this architecture only")
+@pytest.mark.parametrize("name", ["INTEL_LIBITTNOTIFY64", "INTEL_JIT_PROFILER64"])
+def test_torch_loads_the_library_of_a_profiler(tmp_path: Path, name: str) -> None:
+    assert name in FOREIGN_CODE_VARIABLES
+    library = str(shutil.copy(_ctypes.__file__, tmp_path / "chosen.so"))
+    assert library in output(MULTIPLIED, **{name: library})
+
+
+EMPTY = dict.fromkeys((each for each in FOREIGN_CODE_VARIABLES if not each.startswith("PYTHON")), "")
+
+
+def test_torch_computes_with_empty_variables() -> None:
+    assert "sizes differ: True" in output(MULTIPLIED, **EMPTY)
+
+
 def test_empty_variables_break_no_tls() -> None:
-    empty = dict.fromkeys((each for each in FOREIGN_CODE_VARIABLES if not each.startswith("PYTHON")), "")
     program = "import ssl, hashlib; hashlib.sha256(); print(len(ssl.create_default_context().get_ciphers()))"
-    assert int(output(program, **empty)) > 5
+    assert int(output(program, **EMPTY)) > 5
 
 
 PYTHONPATH = {"name": "PYTHONPATH", "value": "/mnt/x"}
