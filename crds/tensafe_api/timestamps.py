@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 
 
 def parse_time(text: str | None) -> float | None:
-    """Seconds since the epoch; None where `text` is absent, empty or not a time."""
+    """Seconds since the epoch; None where `text` is absent, empty, not a time, or not in the years 1 to 9999 of UTC,
+    which `format_time` can write.
+    """
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
-    except ValueError:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC).timestamp() if text else None
+    except (ValueError, OverflowError):
         return None
 
 

@@ -193,6 +193,13 @@ def test_times_are_written_and_read_as_kubernetes_does() -> None:
     assert parse_time(None) is parse_time("") is parse_time("yesterday") is None
 
 
+def test_time_that_can_be_read_can_be_written() -> None:
+    """The API server accepts such times, and a writer of the ledger could keep its charges from being counted."""
+    last = parse_time("9999-12-31T23:59:59Z")
+    assert last is not None and format_time(last) == "9999-12-31T23:59:59Z"
+    assert parse_time("9999-12-31T23:59:59-23:59") is parse_time("0001-01-01T00:00:00+23:59") is None
+
+
 def test_condition_keeps_its_transition_time_while_its_status_stays() -> None:
     before = condition_of(ConditionType.READY, False, "Training", "", 1e9)
     unchanged = condition_of(ConditionType.READY, False, "Retrying", "why", 2e9, before=before, generation=2)

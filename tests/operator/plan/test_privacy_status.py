@@ -30,6 +30,17 @@ def test_epsilon_does_not_fall_when_an_older_ledger_is_observed() -> None:
     assert cluster.status["progress"] == before["progress"]
 
 
+def test_charges_count_whatever_the_time_of_the_last_step_is() -> None:
+    cluster, operator = running_job()
+    assert cluster.ledger is not None
+    cluster.charge(5)
+    publish_checkpoint(cluster)
+    cluster.ledger["status"]["progress"]["lastUpdateTime"] = "9999-12-31T23:59:59-23:59"
+    operator.settle()
+    assert cluster.status["privacy"]["stepsCharged"] == 10
+    assert checkpoint_times(cluster) == [None]
+
+
 def publish_checkpoint(cluster: FakeCluster) -> None:
     """Record a checkpoint of the last step, as rank 0 does."""
     assert cluster.ledger is not None
