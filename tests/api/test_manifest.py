@@ -391,6 +391,13 @@ def test_string_in_place_of_a_mapping_is_shown_in_a_mapping() -> None:
         parse_job(changed(MINIMAL, {"spec.model": "Qwen/Qwen3-0.6B"}))
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), "\ud800"], ids=["large", "small", "half-character"])
+def test_value_that_no_float_or_encoding_can_hold_is_refused_with_its_field(value: object) -> None:
+    """The API server accepts them in the annotation of a client-side apply, which the operator reads."""
+    with pytest.raises(ManifestError, match=r"spec\.privacy\.targetEpsilon: .*a decimal number"):
+        parse_job(changed(MINIMAL, {"spec.privacy.targetEpsilon": value}))
+
+
 def test_size_without_a_unit_is_refused_with_an_example() -> None:
     with pytest.raises(ManifestError, match="is a number without quotes: write a size such as"):
         parse_job(changed(MINIMAL, {"spec.cluster.worker": {"memory": 64}}))

@@ -80,7 +80,7 @@ class StringForm:
     def _quoting(self, value: Any) -> str:
         if isinstance(value, bool):
             return f"is read as a boolean: write {self.form}, in quotes"
-        if isinstance(value, (int, float)) and math.isfinite(value):
+        if isinstance(value, (int, float)) and abs(value) < math.inf:  # also a whole number that no float can hold
             fits = re.fullmatch(self.pattern, str(value), re.ASCII) and all(
                 rule.holds(str(value)) for rule in self.rules
             )
@@ -89,4 +89,5 @@ class StringForm:
 
 
 def _error(message: str) -> PydanticCustomError:
-    return PydanticCustomError(STRING_ERROR, "{message}", {"message": message})
+    writable = message.encode(errors="backslashreplace").decode()  # a value may have half of a surrogate pair
+    return PydanticCustomError(STRING_ERROR, "{message}", {"message": writable})
