@@ -23,8 +23,16 @@ from tensafe_operator.children import Manifest, matches
 from tensafe_operator.event_recorder import record_events
 from tensafe_operator.kinds import CORRECTED_KINDS
 from tensafe_operator.plan.observed import Action, ClusterWarning, Create, Delete, Observed
-from tensafe_operator.plan.transitions import transitions_between
-from tensafe_operator.runtime.api_client import CONFLICT, AlreadyExists, ApiClient, ApiError, ApiUnavailable
+from tensafe_operator.plan.short_status import TOO_LARGE, short_status
+from tensafe_operator.plan.transitions import Transition, transitions_between
+from tensafe_operator.runtime.api_client import (
+    CONFLICT,
+    AlreadyExists,
+    ApiClient,
+    ApiError,
+    ApiUnavailable,
+    ObjectTooLarge,
+)
 
 log = logging.getLogger(__name__)
 _CREATED_LAST = (LEDGER_KIND, "RayJob")
@@ -67,27 +75,47 @@ async def apply(api: ApiClient, observed: Observed, actions: Iterable[Action]) -
 
 
 async def write_status(api: ApiClient, job: Mapping[str, Any], status: Status, now: float) -> Manifest | None:
-    """Write the status if it differs from the job's, and record Events for what has changed in it.
+    """Write the status if it differs from the job's, and record Events for what has changed in it. A status that the
+    API server cannot store is shortened (`plan.short_status`).
 
     Returns:
         The job with the new status, or None if nothing was written.
 
     Raises:
         RetryLater: if the job has changed since it was read.
+        ObjectTooLarge: if not even the short status can be stored. An Event reports it.
         ApiUnavailable, ApiError: if the API server does not answer or refuses the status.
     """
-    before, after = job.get("status") or {}, status.model_dump(by_alias=True, mode="json", exclude_none=True)
-    if before == after:
+    before = job.get("status") or {}
+    try:
+        stored = await _store(api, job, status)
+    except ObjectTooLarge:
+        status = short_status(before, status, now)
+        try:
+            stored = await _store(api, job, status, without_managers=True)
+        except ObjectTooLarge:
+            await record_events(api, job, status, [Transition(Reason.FORBIDDEN, TOO_LARGE, warning=True)], now)
+            raise
+    if stored is None:
+        return None
+    transitions = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
+    await record_events(api, job, status, transitions, now)
+    return stored
+
+
+async def _store(
+    api: ApiClient, job: Mapping[str, Any], status: Status, *, without_managers: bool = False
+) -> Manifest | None:
+    """Write the status; None if the job has it."""
+    after = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if after == (job.get("status") or {}):
         return None
     try:
-        stored = await api.apply_status(job, after)
+        return await api.replace_status(job, after, without_managers=without_managers)
     except ApiError as error:
         if error.status == CONFLICT:
             raise RetryLater("the job has changed since it was read") from error
         raise
-    transitions = transitions_between(Status.model_validate(before, by_alias=True, by_name=False), status)
-    await record_events(api, job, status, transitions, now)
-    return stored
 
 
 async def _take(api: ApiClient, observed: Observed, action: Action) -> Manifest | None:

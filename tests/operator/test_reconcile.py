@@ -258,3 +258,15 @@ def test_failure_that_cannot_be_reported_is_raised(
 
 def without_stalled(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "conditions": [each for each in status["conditions"] if each["type"] != "Stalled"]}
+
+
+def test_status_is_replaced_as_a_whole_after_a_user_has_reset_its_managers(cluster: JobHarness) -> None:
+    """With server-side apply, each entry would stay. So many checkpoints would be too many, and charges not counted."""
+    pod = cluster.start_training()
+    cluster.charge(pod, 6, evaluations=[{"step": 6, "loss": "0.5"}])
+    cluster.reconcile()
+    reset = json.dumps([{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}])
+    cluster.plane.kubectl("-n", cluster.namespace, "patch", "tsj", cluster.name, "--type=json", "-p", reset)
+    cluster.charge(pod, 7, evaluations=[{"step": 7, "loss": "0.4"}])
+    cluster.reconcile()
+    assert [each["step"] for each in cluster.status()["evaluations"]] == [7]

@@ -11,8 +11,9 @@ import pytest
 from e2e.platform.controlplane import ControlPlane, free_ports
 from e2e.platform.fakes import statuses
 from e2e.platform.fixtures.job_harness import JobHarness
+from e2e.platform.fixtures.manifests import MINIMAL, changed
 from e2e.platform.fixtures.polling import wait_until
-from tensafe_operator.runtime.api_client import ApiUnavailable
+from tensafe_operator.runtime.api_client import ApiUnavailable, ObjectTooLarge
 
 pytestmark = pytest.mark.cluster
 
@@ -206,3 +207,71 @@ def test_misspelt_field_that_kuberay_would_drop_stops_the_start(cluster: JobHarn
     cluster.reconcile()
     assert cluster.get("rayjob", "claims-triage-a1") is not None
     assert cluster.condition("Stalled")["status"] == "False"
+
+
+def label(cluster: JobHarness, labels: dict[str, str]) -> bool:
+    """Give the job these labels; return whether the API server accepts them."""
+    command = ("patch", "tsj", cluster.name, "--type=merge", "--patch-file=/dev/stdin")
+    text = json.dumps({"metadata": {"labels": labels}})
+    return not cluster.plane.kubectl("-n", cluster.namespace, *command, text=text, check=False).returncode
+
+
+def fill(cluster: JobHarness) -> None:
+    """Give the job labels until there are ten bytes left for its status, or fewer."""
+    labels, step = 0, 2000
+    while step:
+        numbers = range(labels, labels + step)
+        if label(cluster, {f"{number:05d}{'a' * 50}": "b" * 63 for number in numbers}):
+            labels += step
+        else:
+            step //= 4
+    for length in (60, 30, 15, 7, 3, 1, 0):
+        label(cluster, {f"z{length}": "b" * length})
+
+
+def test_charges_count_in_the_status_of_a_job_that_a_user_has_filled_with_labels(cluster: JobHarness) -> None:
+    pod = cluster.start_training()
+    made = {"uri": "s3://m/5", "step": 5, "attempt": 1, "digest": "d", "statementDigest": "s", "final": False}
+    releases = [{**made, "stepsCharged": 5}]
+    cluster.charge(pod, 5, releases=releases)
+    cluster.reconcile()
+    assert len(cluster.status()["checkpoints"]) == 1
+    fill(cluster)
+    cluster.charge(pod, 1000, releases=releases)
+    cluster.reconcile(passes=2)
+    assert cluster.status()["privacy"]["stepsCharged"] == 1000
+    assert cluster.condition("Stalled")["reason"] == "Forbidden"
+    assert cluster.condition("Stalled")["message"].startswith("The job is too large for the API server")
+    version = (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"]
+    cluster.reconcile()
+    assert (cluster.get("tsj", cluster.name) or {})["metadata"]["resourceVersion"] == version
+
+    fewer = (f"{number:05d}{'a' * 50}-" for number in range(50))
+    cluster.plane.kubectl("-n", cluster.namespace, "label", "tsj", cluster.name, *fewer)
+    cluster.reconcile()
+    assert cluster.condition("Stalled")["status"] == "False" and len(cluster.status()["checkpoints"]) == 1
+
+
+def test_status_that_cannot_be_stored_at_all_is_reported_in_an_event(cluster: JobHarness) -> None:
+    cluster.apply()
+    fill(cluster)
+    with pytest.raises(ObjectTooLarge):
+        cluster.reconcile(passes=1)
+    about = ("get", "events", "--field-selector=involvedObject.kind=TenSafeTrainingJob,type=Warning", "-o", "json")
+    (event,) = json.loads(cluster.plane.kubectl("-n", cluster.namespace, *about).stdout)["items"]
+    assert event["reason"] == "Forbidden" and event["message"].startswith("The job is too large for the API server")
+    assert cluster.get("rayjob", "claims-triage-a1") is None
+
+
+def test_ray_job_that_the_api_server_cannot_store_stalls_its_job(cluster: JobHarness) -> None:
+    """One with a signer has the affinity twice."""
+    values = [f"{number:06d}{'v' * 244}" for number in range(3_600)]
+    terms = [{"matchExpressions": [{"key": "a", "operator": "NotIn", "values": values}]}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    own = {"spec.cluster.affinity": affinity, "spec.checkpoint.signing": {"secretName": "signing-key"}}
+    manifest = changed(MINIMAL, {"metadata.namespace": cluster.namespace, **own})
+    cluster.plane.kubectl("create", "-f", "-", text=json.dumps(manifest))
+    cluster.reconcile()
+    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.condition("Stalled")["reason"] == "Forbidden"
+    assert cluster.condition("Stalled")["message"].startswith("RayJob claims-triage-a1: etcdserver: ")

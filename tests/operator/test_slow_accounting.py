@@ -23,7 +23,9 @@ class AcceptingApi:
     def __init__(self) -> None:
         self.statuses: list[dict[str, Any]] = []
 
-    async def apply_status(self, job: dict[str, Any], status: dict[str, Any]) -> dict[str, Any]:
+    async def replace_status(
+        self, job: dict[str, Any], status: dict[str, Any], *, without_managers: bool
+    ) -> dict[str, Any]:
         self.statuses.append(status)
         return {**job, "status": status}
 

@@ -28,7 +28,7 @@ CONNECTIONS = 8
 KIND_CACHE_SECONDS = 10.0
 """For how long a kind that existed is assumed to exist. If it was removed meanwhile, creating an object fails."""
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
-_TOO_MANY = 429
+_CONTENT_TOO_LARGE, _TOO_MANY = 413, 429
 PAGE_SIZE, SMALL_PAGE = 256, 10
 """Objects in one answer to a list, and how many if so many have more than LARGEST_ANSWER bytes. Users may create many
 objects of 1.5 MB, and each takes 8 MB of memory.
@@ -39,6 +39,8 @@ MAX_EVENTS = 1000
 _LONGEST_MESSAGE = 512
 _FAILED_WEBHOOK = "failed calling webhook"
 """How the API server reports, with HTTP status 500, an admission webhook that fails."""
+_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
+"""How it reports, with the same status, an object that is too large for etcd."""
 T = TypeVar("T")
 """What a caller keeps of an Event."""
 
@@ -53,6 +55,10 @@ class ApiError(Exception):
 
 class AlreadyExists(ApiError):
     """An object of this name exists. A conflict without that is for instance of a quota that others use, too."""
+
+
+class ObjectTooLarge(ApiError):
+    """The object would have more bytes than the API server, or its database, can store."""
 
 
 class ApiUnavailable(Exception):
@@ -250,21 +256,23 @@ class ApiClient:
             if error.status != NOT_FOUND and not (uid and error.status == CONFLICT):
                 raise
 
-    async def apply_status(self, document: Mapping[str, Any], status: Mapping[str, Any]) -> Manifest:
-        """Replace the status of an object by server-side apply, unless it has changed since `document` was read."""
+    async def replace_status(
+        self, document: Mapping[str, Any], status: Mapping[str, Any], *, without_managers: bool = False
+    ) -> Manifest:
+        """Replace the status of an object as a whole, unless the object has changed since `document` was read.
+
+        By server-side apply, an entry of the status would stay after a user has reset `managedFields`.
+
+        Args:
+            without_managers: whether to remove `managedFields`, which take as many bytes as the status.
+        """
         metadata = document["metadata"]
-        body = {
-            "apiVersion": document["apiVersion"],
-            "kind": document["kind"],
-            "metadata": {
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "resourceVersion": metadata["resourceVersion"],
-            },
-            "status": status,
-        }
+        operations = [("/metadata/resourceVersion", metadata["resourceVersion"]), ("/status", status)]
+        operations += [("/metadata/managedFields", [{}])] if without_managers else []
+        body = [{"op": "add", "path": path, "value": value} for path, value in operations]
         path = self._resources[str(document["kind"])].path(metadata["namespace"], metadata["name"], "status")
-        return await self._apply(path, body)
+        query = urlencode({"fieldManager": self._field_manager})
+        return await self._request("PATCH", f"{path}?{query}", body, "application/json-patch+json")
 
     async def _apply(self, path: str, body: Manifest) -> Manifest:
         query = urlencode({"fieldManager": self._field_manager, "force": "true"})
@@ -305,6 +313,9 @@ class ApiClient:
         self._on_response(method, answer.status)
         document = _parse(text)
         message = str(document.get("message") or answer.reason)
+        for_etcd = answer.status >= 500 and any(each in message for each in _TOO_LARGE)
+        if answer.status == _CONTENT_TOO_LARGE or for_etcd:
+            raise ObjectTooLarge(answer.status, message)
         if answer.status == _TOO_MANY or answer.status >= 500:
             answered = f"the API server answers with HTTP status {answer.status} ({message})"
             raise ApiUnavailable(answered, webhook=_FAILED_WEBHOOK in message)

@@ -48,4 +48,19 @@ JOBS = (
         (Edit(_OPERATOR + "children/rayjob.py", "if cluster.env_from or job", "if False and job"),),
         (_FOREIGN + "test_secret_in_the_environment_sets_none_of_these_variables",),
     ),
+    Mutation(
+        "a volume replaces the file that names libraries of another OpenSSL",
+        (Edit(_OPERATOR + "plan/foreign_code.py", '    "/opt/pyca",', '    "/opt/own",'),),
+        (_FOREIGN + "test_volume_over_code_is_found",),
+    ),
+    Mutation(
+        "a user who fills a job keeps its charges out of the status",
+        (Edit(_OPERATOR + "apply.py", "status = short_status(before, status, now)", "raise"),),
+        (_TESTS + "plan/test_short_status.py::test_every_privacy_figure_is_stored_although_there_is_no_room_for_more",),
+    ),
+    Mutation(
+        "a time in the ledger keeps its charges out of the status",
+        (Edit("crds/tensafe_api/timestamps.py", ".astimezone(UTC).timestamp() if", ".timestamp() if"),),
+        (_TESTS + "plan/test_privacy_status.py::test_charges_count_whatever_the_time_of_the_last_step_is",),
+    ),
 )

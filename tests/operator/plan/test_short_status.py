@@ -1,0 +1,74 @@
+"""What is written of a status for which the job has no room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from e2e.platform.fixtures.fake_cluster import FakeCluster, running_job
+from tensafe_api.resources.status import Status
+from tensafe_operator.apply import write_status
+from tensafe_operator.runtime.api_client import ObjectTooLarge
+
+
+class FullApi:
+    """Stores statuses of at most `room` characters, and Events."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.events: list[dict[str, Any]] = []
+
+    async def replace_status(
+        self, job: dict[str, Any], status: dict[str, Any], *, without_managers: bool
+    ) -> dict[str, Any]:
+        if len(json.dumps(status)) > self.room:
+            raise ObjectTooLarge(500, "etcdserver: request is too large")
+        return {**job, "status": status}
+
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        self.events.append(manifest)
+        return manifest
+
+
+def charged_job() -> tuple[FakeCluster, Status]:
+    """A job with a stored status of 5 charged steps, and its status after 10."""
+    cluster, operator = running_job()
+    cluster.job["metadata"]["resourceVersion"] = "1"
+    stored = cluster.status
+    cluster.charge(5)
+    operator.settle()
+    after = Status.model_validate(cluster.status, by_alias=True, by_name=False)
+    cluster.job["status"] = stored
+    return cluster, after
+
+
+def write(api: FullApi, cluster: FakeCluster, status: Status) -> dict[str, Any] | None:
+    return asyncio.run(write_status(api, cluster.job, status, cluster.now))  # type: ignore[arg-type]
+
+
+def test_every_privacy_figure_is_stored_although_there_is_no_room_for_more() -> None:
+    cluster, after = charged_job()
+    api = FullApi(len(json.dumps(cluster.job["status"])))
+    conditions = tuple(each.model_copy(update={"message": "x" * 100}) for each in after.conditions)
+    longer = after.model_copy(update={"conditions": conditions})
+    stored = write(api, cluster, longer)
+    assert stored is not None
+    expected = after.model_dump(by_alias=True, mode="json", exclude_none=True)
+    assert stored["status"]["privacy"] == expected["privacy"] and expected["privacy"]["stepsCharged"] == 10
+    assert stored["status"]["attempts"] == expected["attempts"]
+    stalled = next(each for each in stored["status"]["conditions"] if each["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "Forbidden")
+    assert "remove labels" in stalled["message"]
+    assert [each["reason"] for each in api.events] == ["Forbidden"]
+    assert write(api, FakeCluster(stored), longer) is None, "it is not written again"
+
+
+def test_event_reports_a_job_without_room_for_a_short_status() -> None:
+    cluster, after = charged_job()
+    api = FullApi(0)
+    with pytest.raises(ObjectTooLarge):
+        write(api, cluster, after)
+    assert [(each["type"], each["reason"]) for each in api.events] == [("Warning", "Forbidden")]
