@@ -26,7 +26,7 @@ _LONGEST = 1024
 
 
 def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
-    """A job and its children as the cache has them, or None if the job is unknown or being deleted.
+    """A job and its children as the cache has them, or None if the job is unknown.
 
     Whether KubeRay is installed is not in the cache and is assumed; `observe` checks it, and reads the job's profile.
     """
@@ -41,7 +41,7 @@ def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
 
 
 async def observe(api: ApiClient, namespace: str, name: str, known: Observed | None = None) -> Observed | None:
-    """A job and its children at one moment, read from the API server; None if the job is deleted or being deleted.
+    """A job and its children at one moment, read from the API server; None if the job is deleted.
 
     The job is read again after its children and must be unchanged. Otherwise, if another process writes it (a second
     operator by mistake), its status could record a RayJob that was created after the RayJobs were listed. That RayJob
@@ -56,7 +56,7 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Observed | N
     job = known.job if known else await api.get(KIND, namespace, name)
     corrected: tuple[Object, ...] | None = known.corrected if known else None
     for _ in range(_TRIES):
-        if job is None or job["metadata"].get("deletionTimestamp"):
+        if job is None:
             return None
         if corrected is None:
             corrected = await _corrected(api, namespace, job)

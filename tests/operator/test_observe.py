@@ -102,9 +102,12 @@ def test_deletion_of_an_older_job_of_the_same_name_does_not_drop_the_new_job() -
     assert cache.put("Pod", child("Pod", "late")) is None
 
 
-def test_job_that_is_being_deleted_is_not_observed() -> None:
+def test_job_that_is_being_deleted_is_observed_until_it_is_gone() -> None:
     cache = Cache[ClusterWarning](KINDS)
-    cache.put("TenSafeTrainingJob", FakeCluster.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job)
+    job = FakeCluster.with_job(metadata__deletionTimestamp="2026-11-21T00:00:00Z").job
+    cache.put("TenSafeTrainingJob", job)
+    assert observe_cached(cache, KEY) is not None
+    cache.drop("TenSafeTrainingJob", job)
     assert observe_cached(cache, KEY) is None
 
 

@@ -270,3 +270,18 @@ def test_status_is_replaced_as_a_whole_after_a_user_has_reset_its_managers(clust
     cluster.charge(pod, 7, evaluations=[{"step": 7, "loss": "0.4"}])
     cluster.reconcile()
     assert [each["step"] for each in cluster.status()["evaluations"]] == [7]
+
+
+def test_job_that_a_finalizer_keeps_ends_its_training_when_it_is_deleted(cluster: JobHarness) -> None:
+    pod = cluster.start_training()
+    where = ("-n", cluster.namespace)
+    kept = json.dumps({"metadata": {"finalizers": ["team.example/audit"]}})
+    cluster.plane.kubectl(*where, "patch", "tsj", cluster.name, "--type=merge", "-p", kept)
+    cluster.plane.kubectl(*where, "delete", "tsj", cluster.name, "--wait=false")
+    cluster.charge(pod, 9)
+    cluster.reconcile()
+    assert cluster.get("rayjob", "claims-triage-a1") is None
+    assert cluster.status()["privacy"]["stepsCharged"] == 9
+    released = json.dumps({"metadata": {"finalizers": None}})
+    cluster.plane.kubectl(*where, "patch", "tsj", cluster.name, "--type=merge", "-p", released)
+    wait_until(lambda: cluster.get("tsj", cluster.name) is None)

@@ -3,7 +3,7 @@
 The package is pure: no I/O, and the time is an argument. This file is the decision list. Each step either returns, with
 a comment that names who acts next, or leaves the job to the step after it:
 
-    ended? ─► ledger lost? ─► rejected? ─► no ledger? ─► ledger in conflict? ─► attempt open? ─► next attempt
+    ended? ─► deleted? ─► ledger lost? ─► rejected? ─► no ledger? ─► in conflict? ─► attempt open? ─► next attempt
 
 Each policy has a file, and a test file of the same name. What cannot be undone is marked `irreversible`: `reconcile`
 does it only on the API server's own answer. These invariants hold whatever is observed, in whatever order:
@@ -25,6 +25,7 @@ from tensafe_operator.plan.blockers import POLL_SECONDS, are_workers_blocked, is
 from tensafe_operator.plan.cleanup import delete_job, delete_job_key, delete_old_ray_jobs, delete_rights
 from tensafe_operator.plan.conditions import JobState
 from tensafe_operator.plan.deadline import check_deadline
+from tensafe_operator.plan.deletion import end_training, is_being_deleted
 from tensafe_operator.plan.draft import Draft
 from tensafe_operator.plan.ignored import unless_ignored
 from tensafe_operator.plan.ledger import (
@@ -74,6 +75,10 @@ def _decide(draft: Draft) -> None:
         delete_rights(draft)
         delete_job(draft)
         return  # the job has ended
+    if is_being_deleted(draft.observed.job):
+        count_charges(draft)
+        end_training(draft)
+        return  # the API server removes the job once it has no finalizer
     if not draft.observed.guarded:
         draft.wake_at(draft.now + POLL_SECONDS)
     if is_lost(status.ledger_uid, found):

@@ -140,14 +140,11 @@ class Cache(Generic[W]):
         return list(self._parents)
 
     def parent(self, key: Key) -> Manifest | None:
-        """A parent without its children, or None if it is unknown or is being deleted."""
-        if key not in self._parents:
-            return None
-        parent: Manifest = json.loads(self._parents[key][1])
-        return None if parent["metadata"].get("deletionTimestamp") else parent
+        """A parent without its children, or None if it is unknown."""
+        return json.loads(self._parents[key][1]) if key in self._parents else None
 
     def snapshot(self, key: Key) -> Snapshot[W] | None:
-        """A parent with its children, or None if it is unknown or is being deleted."""
+        """A parent with its children, or None if it is unknown."""
         parent = self.parent(key)
         if parent is None:
             return None

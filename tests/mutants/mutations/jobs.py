@@ -63,4 +63,15 @@ JOBS = (
         (Edit("crds/tensafe_api/timestamps.py", ".astimezone(UTC).timestamp() if", ".timestamp() if"),),
         (_TESTS + "plan/test_privacy_status.py::test_charges_count_whatever_the_time_of_the_last_step_is",),
     ),
+    Mutation(
+        "a deleted job that a finalizer keeps trains, and its status shows too few charges",
+        (
+            Edit(
+                _OPERATOR + "plan/__init__.py",
+                "    if is_being_deleted(draft.observed.job):\n        count_charges(draft)\n",
+                "    if is_being_deleted(draft.observed.job):\n",
+            ),
+        ),
+        (_TESTS + "plan/test_deletion.py::test_training_ends_and_its_last_charges_are_counted",),
+    ),
 )
