@@ -41,6 +41,7 @@ from tensafe_operator.plan.ledger import (
 )
 from tensafe_operator.plan.observed import Decision, Object, Observed
 from tensafe_operator.plan.parsing import has_final_outcome, is_partial, parse_ledger_spec, parse_ledger_status
+from tensafe_operator.plan.pending import unless_pending
 from tensafe_operator.plan.resolved import has_resolved_image, resolve_image, with_digest, with_resolved
 from tensafe_operator.plan.retry import backoff_end, end_attempt
 from tensafe_operator.plan.starting import correct_children, start_attempt, with_profile
@@ -141,7 +142,7 @@ def _decide_open_attempt(draft: Draft, admitted: Admitted, record: LedgerStatus 
     blocked = are_workers_blocked(draft.observed, draft.status.workers)
     if assessment.state is AttemptState.STARTING or (assessment.state is AttemptState.RUNNING and blocked):
         state = starting_state(draft.observed, Phase.STARTING)
-        draft.set_state(state if state.stalled else unless_ignored(draft, state))
+        draft.set_state(unless_pending(draft, state if state.stalled else unless_ignored(draft, state)))
         return  # KubeRay starts the pods, or a user removes the blocker
     phase = _PHASES[assessment.state]
     if not draft.observed.guarded or is_correction_refused(draft.observed):

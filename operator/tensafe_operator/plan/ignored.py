@@ -25,17 +25,23 @@ def unless_ignored(draft: Draft, state: JobState) -> JobState:
     The times of a RayJob are those of the API server's clock. A change of the job's conditions, by the operator's own
     clock, starts the wait again, so that clocks that differ stall no job that starts.
     """
-    status = draft.status.model_copy()
-    set_conditions(status, state, draft.now)
     for ray_job in draft.observed.ray_jobs:
         since = _waits_since(ray_job)
-        if since is None:
-            continue
-        end = max(since, _last_change(status)) + IGNORED_SECONDS
-        if draft.now >= end:
+        if since is not None and has_waited(draft, state, since, IGNORED_SECONDS):
             return blocked_state(_ignored(ray_job), state.phase)
-        draft.wake_at(end)
     return state
+
+
+def has_waited(draft: Draft, state: JobState, since: float, seconds: float) -> bool:
+    """Return whether so many seconds have passed since `since` and since the last change of the conditions of a job in
+    this state. If not, it is reconciled again when they have.
+    """
+    status = draft.status.model_copy()
+    set_conditions(status, state, draft.now)
+    end = max(since, _last_change(status)) + seconds
+    if draft.now < end:
+        draft.wake_at(end)
+    return draft.now >= end
 
 
 def _ignored(ray_job: Object) -> Blocker:

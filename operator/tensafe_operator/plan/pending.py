@@ -1,0 +1,58 @@
+"""Pending: find the pod that waits although no error of it is known.
+
+A volume that another pod holds, a network of pods that is not ready, and a scheduler that does not exist leave a pod
+Pending for ever. Pulling a large image takes long, too. It begins when the volumes and the network are ready, and is
+not waited for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensafe_api.reasons import Reason
+from tensafe_api.timestamps import parse_time
+from tensafe_operator.plan.blockers import Blocker, blocked_state
+from tensafe_operator.plan.conditions import JobState
+from tensafe_operator.plan.draft import Draft
+from tensafe_operator.plan.ignored import has_waited
+from tensafe_operator.plan.observed import Object
+
+PENDING_SECONDS = 300
+"""For how long a pod may wait for a node, and then for its volumes and its network."""
+_LONGEST = 400
+
+
+def unless_pending(draft: Draft, state: JobState) -> JobState:
+    """Return `state`, or that of a job one of whose pods waits without a known error."""
+    if state.stalled:
+        return state
+    for pod in draft.observed.pods:
+        since, blocker = _wait_of(draft, pod)
+        if since is not None and has_waited(draft, state, since, PENDING_SECONDS):
+            return blocked_state(blocker, state.phase)
+    return state
+
+
+def _wait_of(draft: Draft, pod: Object) -> tuple[float | None, Blocker]:
+    """Since when a pod waits, in seconds since the epoch (None where it does not), and for what."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    conditions = {str(each.get("type")): each for each in status.get("conditions") or ()}
+    placed = conditions.get("PodScheduled") or {}
+    if status.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+        return None, Blocker(Reason.STARTING, "")
+    if placed.get("status") != "True":
+        text = f"pod {name}: no scheduler has looked for a node in {PENDING_SECONDS} s{_because(placed)}"
+        fix = "Check cluster.schedulerName, and whether this scheduler runs."
+        return parse_time(pod["metadata"].get("creationTimestamp")), Blocker(Reason.UNSCHEDULABLE, text, fix)
+    if (conditions.get("PodReadyToStartContainers") or {}).get("status") != "False":
+        return None, Blocker(Reason.STARTING, "")
+    about = (each for each in reversed(draft.observed.warnings) if (each.kind, each.name) == ("Pod", name))
+    warning = next((f": {each.reason}: {each.message[:_LONGEST]}" for each in about), "")
+    text = f"pod {name}: its volumes and network are not ready after {PENDING_SECONDS} s{warning}"
+    return parse_time(placed.get("lastTransitionTime")), Blocker(Reason.CONTAINER_REFUSED, text)
+
+
+def _because(condition: Mapping[str, Any]) -> str:
+    reason = condition.get("reason")
+    return f" ({reason})" if reason else ""
