@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
+from typing import Any
 
 from tensafe_api.resources.job import KIND
 from tensafe_api.resources.ledger import LEDGER_KIND
@@ -43,9 +44,10 @@ def observe_cached(cache: Cache[ClusterWarning], key: Key) -> Observed | None:
 async def observe(api: ApiClient, namespace: str, name: str, known: Observed | None = None) -> Observed | None:
     """A job and its children at one moment, read from the API server; None if the job is deleted.
 
-    The job is read again after its children and must be unchanged. Otherwise, if another process writes it (a second
-    operator by mistake), its status could record a RayJob that was created after the RayJobs were listed. That RayJob
-    would look like a deleted one.
+    The job is read again after its children, with the same spec and status. Otherwise, if another process writes it (a
+    second operator by mistake), its status could record a RayJob that was created after the RayJobs were listed. That
+    RayJob would look like a deleted one. The job's labels may change: a user who changes them all the time would
+    otherwise keep it from starting and ending.
 
     Args:
         known: the job as it was read before, and its corrected objects, which are not read again.
@@ -62,9 +64,18 @@ async def observe(api: ApiClient, namespace: str, name: str, known: Observed | N
             corrected = await _corrected(api, namespace, job)
         children = await _observe_children(api, namespace, name, job)
         before, job = job, await api.get(KIND, namespace, name)
-        if job is not None and job["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]:
+        if job is not None and _is_same(before, job):
             return replace(children, job=job, corrected=corrected)
     raise ApiUnavailable(f"{namespace}/{name} has changed {_TRIES} times while it was read")
+
+
+def _is_same(before: Object, after: Object) -> bool:
+    """Whether a job still has its spec, its status and no other deletion, which raises the generation too."""
+
+    def compared(job: Object) -> tuple[Any, ...]:
+        return job["metadata"]["uid"], job["metadata"].get("generation"), job.get("status")
+
+    return compared(before) == compared(after)
 
 
 async def observe_profile(api: ApiClient, job: Object) -> Object | None:
