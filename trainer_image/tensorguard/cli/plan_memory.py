@@ -30,8 +30,8 @@ PROCESS = (958 << 20) + BUFFERS
 CUDA_CONTEXT = 1270 << 20
 """Bytes of a GPU that CUDA and its libraries take for a process: measured on an H200. It depends on GPU and driver."""
 ALLOCATOR_SHARE = 0.10
-"""The share by which torch's allocator on a GPU exceeds what tensors hold. `python -m benchmarks.gpu` measured 3 to 14 %,
-and up to 33 % where the GPU had memory left.
+"""The share by which torch's allocator on a GPU exceeds what tensors hold. `python -m benchmarks.gpu` measured 3 to
+14 %, and up to 33 % where the GPU had memory left.
 """
 GPU_SIZES = (24, 40, 48, 80)
 """Common GPUs, in GB of 10^9 bytes: cards of this name have a little more."""
