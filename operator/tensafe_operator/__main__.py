@@ -97,7 +97,9 @@ async def operate(settings: Settings, shutdown: Shutdown) -> int:
             await tasks.wait_for_first()
         shutdown.start_deadline()
         _silence_kopf()
-        restart = not stop.is_set() and any(each.done() and not each.exception() for each in changes)
+        # kopf cancels the tasks that were started after it, where one of its streams fails.
+        ended = [each for each in changes if each.done() and not each.cancelled()]
+        restart = not stop.is_set() and any(not each.exception() for each in ended)
         if restart:
             log.info("the cluster has new kinds of objects or other namespaces: restarting to watch them")
         configuration_error = _log_errors(tasks)

@@ -159,6 +159,20 @@ def test_crds_installed_after_the_operator_are_noticed(unstarted: OperatorHarnes
     assert unstarted.refused() == []
 
 
+def test_jobs_start_again_when_kuberay_was_removed_with_its_crds_and_is_back(plane: OperatorHarness) -> None:
+    operator = plane.operator(**LONG_LEASE)
+    plane.apply("early")
+    plane.wait_until(lambda: plane.started("early"))
+    plane.plane.kubectl("delete", "crd", "rayjobs.ray.io")
+    assert operator.wait_for_exit() == 1, "kopf's stream of RayJobs has ended; the kubelet restarts the pod"
+    assert plane.lease()[0] == "", "the Lease was given up, so that the next process leads at once"
+    plane.operator()
+    plane.wait_until(lambda: "KubeRayMissing" in json.dumps(plane.get("tsj", "early")))
+    install_kuberay_crds(plane.plane)
+    plane.wait_until(lambda: plane.started("early", attempt=2))
+    assert plane.ray_jobs() == ["early-a2"]
+
+
 def test_job_starts_by_itself_once_its_profile_exists(unstarted: OperatorHarness) -> None:
     unstarted.start(namespaces=["clinic"])
     unstarted.operator()
